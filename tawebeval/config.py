@@ -1,0 +1,107 @@
+"""The configuration: every setting, its default, its range. TOML text in, values out.
+
+`etc/tawebeval.toml` shows the same to operators, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tawebeval.errors import ConfigurationError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+Protocol = Literal["https", "http", "git", "ssh", "file"]
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
+Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file; what it does not know is an error."""
+
+
+class Repositories(Section):
+    """`[repositories]`: from where evaluators are fetched, and what is kept of them."""
+
+    protocols: tuple[Protocol, ...] = ("https",)
+    cache: Bytes = 10 * GIB
+    fetch_timeout: Seconds = 300
+
+
+class Evaluations(Section):
+    """`[evaluations]`: how many at once, and how long for."""
+
+    running: Annotated[int, Meta(ge=0, le=10**6)] = 0
+    queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
+    grace: Seconds = 2
+    abandon_after: Seconds = 900
+    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
+
+
+class Limits(Section):
+    """`[limits]`: what one request, and one evaluation, may take."""
+
+    request_body: Bytes = 64 * MIB
+    fields: Count = 64
+    field: Bytes = 64 * KIB
+    wall_clock: Seconds = 300
+    output: Bytes = 256 * MIB
+    data_value: Bytes = MIB
+    file: Bytes = 2 * MIB
+
+
+class Buffers(Section):
+    """`[buffers]`: what is kept in memory for readers."""
+
+    evaluation: Bytes = 4 * MIB
+    page: Bytes = 256 * KIB
+
+
+class Polls(Section):
+    """`[polls]`: how long a request may wait for events."""
+
+    wait: Annotated[float, Meta(ge=0, le=3600)] = 30
+
+
+class Configuration(Section):
+    """The whole file."""
+
+    listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)
+    repositories: Repositories = Repositories()
+    evaluations: Evaluations = Evaluations()
+    limits: Limits = Limits()
+    buffers: Buffers = Buffers()
+    polls: Polls = Polls()
+
+
+def parse_configuration(text: str) -> Configuration:
+    """Return what a configuration file says, with defaults for what it leaves out.
+
+    Raises ConfigurationError, which names the path of the key at fault.
+    """
+    try:
+        return msgspec.convert(tomllib.loads(text), Configuration)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the configuration is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(_with_path(str(error))) from None
+
+
+def _with_path(message: str) -> str:
+    """Put the key's path, which msgspec gives last and as `$.section`, in front."""
+    message, _, place = message.partition(" - at ")
+    found = re.search(r"\$\.?([^`]*)", place)
+    path = found[1] if found else ""
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
+    if unknown:
+        path = f"{path}.{unknown[1]}" if path else unknown[1]
+        message = "there is no such setting"
+    return f"{path or 'the configuration'}: {message}"

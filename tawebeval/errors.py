@@ -1,0 +1,117 @@
+"""What can go wrong, as values.
+
+Two families, because they reach people in two ways:
+
+- `RequestError`: a request is refused before, or instead of, an evaluation. The
+  web layer turns each class into one HTTP status (`tawebeval.web.problems`).
+- `EvaluationError`: an accepted evaluation could not be brought to a good end. It
+  becomes the final event of its stream.
+
+`ConfigurationError` stops the start of the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+
+class TawebevalError(Exception):
+    """Anything that tawebeval itself reports; `str()` is a sentence for people."""
+
+
+class ConfigurationError(TawebevalError):
+    """A setting is unknown, of a wrong type or out of range; names the key's path."""
+
+
+class RequestError(TawebevalError):
+    """A request that is refused. `members` are added to the problem document."""
+
+    def __init__(self, detail: str, **members: str | int) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.members: Mapping[str, str | int] = members
+
+
+class MalformedRequest(RequestError):
+    """The request does not hold together as HTTP, whatever it asks for."""
+
+
+class InvalidField(RequestError):
+    """A field of the form is missing, repeated or broken."""
+
+    def __init__(self, field: str, detail: str) -> None:
+        super().__init__(f"{field}: {detail}", field=field)
+
+
+class InvalidCursor(RequestError):
+    """`after` is no cursor of this server, or lies beyond the newest event."""
+
+
+class DiscardedCursor(RequestError):
+    """`after` is older than what was already acknowledged and discarded."""
+
+    def __init__(self, oldest: str) -> None:
+        super().__init__(
+            "the events after this cursor were acknowledged by a later request and are discarded; "
+            f"the oldest usable cursor is {oldest}",
+            oldest=oldest,
+        )
+
+
+class UnknownEvaluation(RequestError):
+    """The identifier was never issued by this server."""
+
+    def __init__(self) -> None:
+        super().__init__("no evaluation of this identifier was ever started here")
+
+
+class EvaluationGone(RequestError):
+    """The identifier was issued here, but nothing is kept of its evaluation any more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "nothing is kept of this evaluation any more: it was read to its end, "
+            "cancelled, expired, or lost in a restart"
+        )
+
+
+class TooLarge(RequestError):
+    """The request's body, or a part of it, is over a limit (bytes or number)."""
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not `multipart/form-data`."""
+
+
+class KeyReused(RequestError):
+    """An `Idempotency-Key` came back with another form."""
+
+
+class Busy(RequestError):
+    """There is no place to queue, or the service is about to stop.
+
+    `retry_after` is the number of seconds after which asking again makes sense.
+    """
+
+    def __init__(self, detail: str, retry_after: int) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+@attrs.frozen(auto_exc=True, str=False)
+class EvaluationError(TawebevalError):
+    """Why an evaluation did not come to a good end: its final event.
+
+    `reason` is a word of the contract (`repository`, `commit`, `directory`, `exit`,
+    `timeout`, `output`, `cancelled`, `shutdown`, `lost`); `message` is for people;
+    `members` are the further members of the event.
+    """
+
+    reason: str
+    message: str
+    members: Mapping[str, str | int | float] = attrs.field(factory=dict)
+
+    def __str__(self) -> str:
+        return self.message

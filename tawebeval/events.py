@@ -1,0 +1,109 @@
+"""Events, encoded once as JSON Lines and never again.
+
+An event is `{"type": "text"|"data", "payload": ...}`. From here on it is bytes: a
+batch of lines, each a complete JSON object and each ended by one `\\n`, which occurs
+nowhere else because JSON escapes it. So a page is a join, a JSON Lines stream is the
+bytes as they are, and counting or cutting a batch is `bytes.count` and `bytes.find`.
+
+Encoding text line by line in Python would be the most expensive thing that the daemon
+does. `encode_text` instead encodes a whole block of lines with one call of `orjson`:
+each line terminator is first replaced by a single byte that the block does not
+contain, and afterwards that byte by the text that ends one event, writes the
+terminator's own event and begins the next.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import orjson
+
+TERMINATOR = b"\n"
+"""The only line terminator: `\\r`, U+2028 and the like are ordinary text."""
+
+_STAND_IN = b"\x7f"  # JSON leaves DEL unescaped, and text almost never has it
+_TEXT = b'{"type":"text","payload":'
+_TERMINATOR_EVENT = _TEXT + b'"\\n"}\n'
+_EMPTY_EVENT = _TEXT + b'""}\n'
+_BETWEEN_LINES = b'"}\n' + _TERMINATOR_EVENT + _TEXT + b'"'
+
+
+@attrs.frozen
+class Batch:
+    """A number of consecutive events as JSON Lines.
+
+    `count` is the number of events, which is the number of `\\n` in `lines`.
+    """
+
+    count: int
+    lines: bytes
+
+    def __add__(self, other: Batch) -> Batch:
+        return Batch(self.count + other.count, self.lines + other.lines)
+
+
+NOTHING = Batch(0, b"")
+
+
+def encode_text(block: bytes) -> Batch:
+    """Encode stdout as text events: each line one, each line terminator one.
+
+    Bytes that are not UTF-8 become U+FFFD. The caller sees to it that `block` ends
+    between two characters and that no line of it is over the limit for one event.
+    """
+    if not block:
+        return NOTHING
+    if _STAND_IN in block:
+        return _encode_each_line(block)
+    if block[0] == TERMINATOR[0]:
+        # The usual block begins with the terminator that was held back before it.
+        head, count = _TERMINATOR_EVENT, 1
+        block = block[1:]
+        if not block:
+            return Batch(count, head)
+    else:
+        head, count = b"", 0
+    count += 1 + 2 * block.count(TERMINATOR)
+    text = block.replace(TERMINATOR, _STAND_IN).decode("utf-8", "replace")
+    encoded = orjson.dumps(text).replace(_STAND_IN, _BETWEEN_LINES)
+    lines = b"".join((head, _TEXT, encoded, b"}\n"))
+    if block[0] == TERMINATOR[0] or block[-1] == TERMINATOR[0] or b"\n\n" in block:
+        # Blank lines left text events with nothing in them. No payload can contain
+        # the bytes of such an event, for a payload's quotes are escaped.
+        length = len(lines)
+        lines = lines.replace(_EMPTY_EVENT, b"")
+        count -= (length - len(lines)) // len(_EMPTY_EVENT)
+    return Batch(count, lines)
+
+
+def _encode_each_line(block: bytes) -> Batch:
+    count = 0
+    parts = []
+    for index, line in enumerate(block.split(TERMINATOR)):
+        if index:
+            parts.append(_TERMINATOR_EVENT)
+            count += 1
+        if line:
+            parts += (_TEXT, orjson.dumps(line.decode("utf-8", "replace")), b"}\n")
+            count += 1
+    return Batch(count, b"".join(parts))
+
+
+def encode_data(value: bytes) -> Batch:
+    """Encode a data event whose payload is `value`, one line of valid JSON, as it was written."""
+    return Batch(1, b'{"type":"data","payload":' + value + b"}\n")
+
+
+def encode_file(filename: str, content_type: str, content: bytes) -> Batch:
+    """Encode a file as the data event that the contract gives it (base64, RFC 4648)."""
+    head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
+    return encode_data(head[:-1] + b',"content_base64":"' + b64encode(content) + b'"}')
+
+
+def encode_error(reason: str, message: str, members: Mapping[str, Any] | None = None) -> Batch:
+    """Encode the data event `evaluation_error` (contract, section 5)."""
+    payload = {"type": "evaluation_error", "reason": reason, "message": message}
+    return encode_data(orjson.dumps({**payload, **(members or {})}))

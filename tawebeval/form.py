@@ -1,0 +1,186 @@
+"""The form of `POST /evaluate`: which fields there are, and what each may say.
+
+Rules are those of the contract, section 2. Every error names its field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from tawebeval.errors import InvalidField
+from tawebeval.filenames import base_name
+
+MAX_SEED = 2**31 - 1
+MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
+
+_SUBMISSION = re.compile(r"submission\[([a-z][a-z0-9_]*)\]")
+_OID = re.compile(r"[0-9a-fA-F]{40}")
+_DIGITS = re.compile(r"[0-9]{1,10}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)")
+_SCP_LIKE = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*:(?!:)\S+")
+# git-check-ref-format(1)
+_BAD_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[-/.]|[/.]$|^@$")
+
+TEXT_FIELDS = frozenset(
+    {
+        "repository[url]",
+        "repository[branch]",
+        "repository[depth]",
+        "commit_oid",
+        "directory",
+        "evaluator_cmd",
+        "seed",
+    }
+)
+
+
+@attrs.frozen
+class Repository:
+    """Where the evaluator comes from.
+
+    `branch` is what to fetch where a commit alone cannot be asked for; `depth` the
+    number of commits of history to fetch.
+    """
+
+    url: str
+    branch: str | None = None
+    depth: int | None = None
+
+
+@attrs.frozen
+class SubmissionFile:
+    """One field of the submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
+
+    field: str
+    filename: str
+
+
+@attrs.frozen
+class EvaluationRequest:
+    """What a client asked to have evaluated. `directory` is relative, "" being the root."""
+
+    repository: Repository
+    commit_oid: str
+    directory: str
+    evaluator_cmd: str
+    seed: int | None
+    submission: tuple[SubmissionFile, ...]
+
+
+def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
+    """Return the submission's file that the form's field `name` carries, None for another field.
+
+    `filename` is what the client calls the file, None for a field that is no file. Raises
+    InvalidField when `name` looks like a submission's field and is none, or the file's
+    name is none.
+    """
+    if not name.startswith("submission"):
+        return None
+    match = _SUBMISSION.fullmatch(name)
+    if match is None:
+        raise InvalidField(
+            name[:80], "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]*"
+        )
+    if filename is None:
+        return SubmissionFile(match[1], f"{match[1]}.txt")
+    try:
+        return SubmissionFile(match[1], base_name(filename))
+    except ValueError as error:
+        raise InvalidField(name, str(error)) from None
+
+
+def parse_form(
+    fields: Mapping[str, str], submission: Sequence[SubmissionFile], protocols: Sequence[str]
+) -> EvaluationRequest:
+    """Return what the form asks for. Raises InvalidField.
+
+    `fields` has those of `TEXT_FIELDS` that were sent; `protocols` are the ones over which
+    a repository may be fetched, in git's words.
+    """
+    if not submission:
+        raise InvalidField("submission", "at least one field submission[NAME] is required")
+    commit_oid = _required(fields, "commit_oid")
+    if not _OID.fullmatch(commit_oid):
+        raise InvalidField("commit_oid", "must be the 40 hexadecimal digits of a commit's SHA-1")
+    evaluator_cmd = _required(fields, "evaluator_cmd")
+    if "\0" in evaluator_cmd:
+        raise InvalidField("evaluator_cmd", "cannot contain NUL")
+    return EvaluationRequest(
+        repository=Repository(
+            url=_url(_required(fields, "repository[url]"), protocols),
+            branch=_branch(fields.get("repository[branch]", "")),
+            depth=_number(fields, "repository[depth]", 1, MAX_DEPTH),
+        ),
+        commit_oid=commit_oid.lower(),
+        directory=_directory(fields.get("directory", "")),
+        evaluator_cmd=evaluator_cmd,
+        seed=_number(fields, "seed", 0, MAX_SEED),
+        submission=tuple(submission),
+    )
+
+
+def _required(fields: Mapping[str, str], name: str) -> str:
+    value = fields.get(name)
+    if value is None:
+        raise InvalidField(name, "is required")
+    if not value.strip():
+        raise InvalidField(name, "is empty")
+    return value
+
+
+def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    value = fields.get(name, "")
+    if not value:
+        return None
+    if not _DIGITS.fullmatch(value) or not least <= int(value) <= most:
+        raise InvalidField(name, f"must be a whole number from {least} to {most}")
+    return int(value)
+
+
+def _url(url: str, protocols: Sequence[str]) -> str:
+    name = "repository[url]"
+    if _CONTROL.search(url) or url != url.strip():
+        raise InvalidField(name, "cannot contain control characters or surrounding space")
+    match = _SCHEME.fullmatch(url)
+    if match is not None:
+        protocol, rest = match.groups()
+        userinfo = re.split(r"[/?#]", rest)[0].rpartition("@")[0]
+        if userinfo and (protocol != "ssh" or ":" in userinfo):
+            raise InvalidField(
+                name, "cannot carry credentials: they would end in logs and in process lists"
+            )
+        if userinfo.startswith("-") or rest.startswith("-"):
+            raise InvalidField(name, "has a host that begins with '-'")
+    elif url.startswith("/"):
+        protocol = "file"
+    elif _SCP_LIKE.fullmatch(url):
+        protocol = "ssh"
+    else:
+        raise InvalidField(name, "is no URL of a repository, such as https://host/path.git")
+    if protocol not in protocols:
+        allowed = ", ".join(protocols) or "none"
+        raise InvalidField(
+            name, f"repositories are not fetched over {protocol!r} here; allowed: {allowed}"
+        )
+    return url
+
+
+def _branch(branch: str) -> str | None:
+    if _BAD_BRANCH.search(branch):
+        raise InvalidField("repository[branch]", "is no name of a branch (git-check-ref-format)")
+    return branch or None
+
+
+def _directory(directory: str) -> str:
+    if "\0" in directory:
+        raise InvalidField("directory", "cannot contain NUL")
+    if directory.startswith("/"):
+        raise InvalidField("directory", "must be relative to the repository's root")
+    parts = [part for part in directory.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise InvalidField("directory", "cannot contain '..'")
+    return "/".join(parts)

@@ -1,0 +1,84 @@
+"""Pages and cursors: the ring as the wire shows it (contract, section 3).
+
+On the wire a cursor is a string of decimal digits, or `DUMMY_END`, or null. `null` as the
+beginning is the very beginning, `null` as the end is the very end. Between the last event
+and the very end stands the dummy end: whoever asks after it has received every event, so
+that then, and not before, nothing needs to be kept.
+"""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from tawebeval.errors import DiscardedCursor, InvalidCursor
+from tawebeval.events import Batch
+from tawebeval.ring import Ring
+
+DUMMY_END = "end"
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
+@attrs.frozen
+class Page:
+    """A run of consecutive events and the cursors that it lies between.
+
+    `final` tells that no page after this one will have events.
+    """
+
+    begin: str | None
+    end: str | None
+    events: Batch
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing follows: asking again gives no new event."""
+        return self.end in (DUMMY_END, None)
+
+    def encode(self) -> bytes:
+        """Return the page as JSON."""
+        return b'{"begin":%s,"end":%s,"data":[%s]}' % (
+            _encode_cursor(self.begin),
+            _encode_cursor(self.end),
+            self.events.lines[:-1].replace(b"\n", b","),
+        )
+
+
+def _encode_cursor(cursor: str | None) -> bytes:
+    return b"null" if cursor is None else b'"%s"' % cursor.encode()
+
+
+def after_the_end() -> Page:
+    """Return the answer to the dummy end, the same for ever: empty, and with nothing after it."""
+    return Page(DUMMY_END, None, Batch(0, b""))
+
+
+def parse_cursor(after: str | None) -> str | None:
+    """Return `after` with an empty one taken as absent. Raises InvalidCursor."""
+    if not after:
+        return None
+    if after != DUMMY_END and not _NUMBER.fullmatch(after):
+        raise InvalidCursor(
+            f"after: {after[:80]!r} is no cursor of this server; "
+            "use the `end` of the page that was read last"
+        )
+    return after
+
+
+def read_page(ring: Ring, after: str | None, limit: int) -> Page:
+    """Return the page that begins at the cursor `after`, discarding what lies before it.
+
+    `limit` bounds its events in bytes. Raises DiscardedCursor, and InvalidCursor for a
+    cursor beyond the newest event, in which case nothing is discarded.
+    """
+    begin = 0 if after is None else ring.newest + 1 if after == DUMMY_END else int(after)
+    if begin > ring.newest:
+        raise InvalidCursor(f"after: {after!r} lies beyond the newest event, {ring.newest}")
+    if begin < ring.oldest:
+        raise DiscardedCursor(str(ring.oldest))
+    ring.acknowledge(begin)
+    events = ring.read(begin, limit)
+    end = begin + events.count
+    return Page(after, DUMMY_END if ring.closed and end == ring.newest else str(end), events)

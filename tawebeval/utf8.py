@@ -1,0 +1,37 @@
+"""Where UTF-8 may be cut, so that the parts decode to what the whole does."""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Iterator
+
+
+def boundary(data: bytes, at: int) -> int:
+    """Return the last place not after `at` that lies between two characters of `data`.
+
+    Where the bytes are no UTF-8 every place is as good as any other; the result is at
+    most 3 less than `at`.
+    """
+    for place in range(at, max(at - 4, 0), -1):
+        if place >= len(data) or data[place] & 0xC0 != 0x80:
+            return place
+    return at
+
+
+def complete(data: bytes) -> int:
+    """Return the number of bytes of `data` before a character that has begun but not ended."""
+    return utf_8_decode(data, "replace", False)[1]
+
+
+def pieces(block: bytes, limit: int) -> Iterator[bytes]:
+    r"""Cut `block` so that no line in any piece is over `limit` bytes; mostly into one piece."""
+    start = line = 0  # where the next piece, and the line looked at, begin
+    while len(block) - line > limit:
+        end = block.rfind(b"\n", line, line + limit + 1)
+        if end >= 0:
+            line = end + 1
+            continue
+        cut = boundary(block, line + limit)
+        yield block[start:cut]
+        start = line = cut
+    yield block[start:]

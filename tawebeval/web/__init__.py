@@ -1,0 +1,1 @@
+"""The HTTP surface: routes, uploads and the one table from exception to answer."""
