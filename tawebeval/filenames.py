@@ -24,5 +24,7 @@ def base_name(name: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("a file name must be UTF-8") from None
     if length > MAX_BYTES:
-        raise ValueError(f"a file name cannot be over {MAX_BYTES} bytes long; this one has {length}")
+        raise ValueError(
+            f"a file name cannot be over {MAX_BYTES} bytes long; this one has {length}"
+        )
     return base

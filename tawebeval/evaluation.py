@@ -1,0 +1,237 @@
+"""One evaluation: its life from being queued to its end, and what can be known of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+
+from tawebeval.config import Configuration
+from tawebeval.errors import EvaluationError
+from tawebeval.events import encode_error
+from tawebeval.fileblock import WantedFile
+from tawebeval.form import EvaluationRequest
+from tawebeval.intake import Intake
+from tawebeval.orphans import Orphans
+from tawebeval.process import Spawner
+from tawebeval.repositories import Commit, Repositories
+from tawebeval.ring import Ring
+from tawebeval.run import Run
+from tawebeval.sandbox import NoSandbox
+from tawebeval.segi import Markers, Parser
+from tawebeval.signals import Latch, Signal, Threads, completed
+from tawebeval.workspace import Workspace
+
+log = Logger()
+
+
+class State(Enum):
+    """Where an evaluation is in its life (contract, section 7)."""
+
+    QUEUED = "queued"
+    FETCHING = "fetching"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """Whether no event will follow."""
+        return self in (State.FINISHED, State.FAILED, State.CANCELLED)
+
+
+@attrs.frozen
+class Surroundings:
+    """What evaluations need from the world, handed in."""
+
+    configuration: Configuration
+    clock: Any
+    random: Callable[[int], bytes]
+    threads: Threads
+    spawn: Spawner
+    orphans: Orphans
+    repositories: Repositories
+    sandbox: NoSandbox
+    time: Callable[[], float] = time.time
+
+
+@attrs.define(eq=False)
+class Evaluation:
+    """One run of an evaluator on one submission.
+
+    `slot` is awaited before anything is done, and `release` called when the slot is free
+    again. `seed` is the one given or drawn. Times are in seconds since the epoch.
+    """
+
+    identifier: str
+    request: EvaluationRequest
+    seed: int
+    upload: Path
+    workspace: Workspace
+    _surroundings: Surroundings
+    ring: Ring = attrs.field(factory=Ring)
+    state: State = State.QUEUED
+    failure: EvaluationError | None = None
+    commit: Commit | None = None
+    run: Run | None = None
+    times: dict[str, float] = attrs.field(factory=dict)
+    changed: Signal[None] = attrs.field(factory=Signal)
+    over: Latch[None] = attrs.field(factory=Latch)
+    _intake: Intake | None = None
+    _stopped: EvaluationError | None = None
+    _life: Deferred[None] | None = None
+
+    def begin(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
+        """Come to life. `over` is set when nothing is left of it but its events."""
+        self.times["created"] = self._surroundings.time()
+        self._life = Deferred.fromCoroutine(self._live(slot, release)).addErrback(
+            lambda failure: log.failure("{id}: a defect", failure, id=self.identifier)
+        )
+
+    def stop(self, reason: EvaluationError) -> None:
+        """End it for that reason, which becomes its final event. One that has ended stays so."""
+        if self._stopped is None and not self.state.ended:
+            self._stopped = reason
+            assert self._life is not None
+            self._life.cancel()
+
+    def acknowledged(self) -> None:
+        """Events were discarded from the ring: more may be read from stdout."""
+        if self._intake is not None:
+            self._intake.acknowledged()
+
+    async def _live(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
+        try:
+            await slot()
+        except CancelledError:
+            self._end(self._stopped)
+        else:
+            try:
+                self._end(await self._evaluate())
+            finally:
+                release()
+        finally:
+            await self._clean_up()
+            self.over.set(None)
+
+    async def _evaluate(self) -> EvaluationError | None:
+        """Fetch and run; return why that came to no good end."""
+        try:
+            self._enter(State.FETCHING)
+            await self._surroundings.threads.run(self.workspace.create, self.upload)
+            self.commit = await self._surroundings.repositories.check_out(
+                self.request.repository, self.request.commit_oid, self.workspace
+            )
+            directory = await self._surroundings.threads.run(
+                self.workspace.working_directory, self.request.directory
+            )
+            self._enter(State.RUNNING)
+            return await self._run(directory)
+        except EvaluationError as error:
+            return error
+        except CancelledError:
+            return self._stopped
+        except Exception as error:
+            log.failure("{id}: could not be evaluated", id=self.identifier)
+            return EvaluationError("lost", f"the daemon could not run the evaluator: {error}")
+
+    async def _run(self, directory: Path) -> EvaluationError | None:
+        configuration, surroundings = self._surroundings.configuration, self._surroundings
+        limits = configuration.limits
+        markers = Markers.fresh(surroundings.random)
+
+        async def read_file(wanted: WantedFile) -> bytes:
+            return await surroundings.threads.run(
+                self.workspace.read_file, wanted.path, directory, limits.file
+            )
+
+        async def end_orphans() -> None:
+            if not surroundings.sandbox.contains:
+                await surroundings.orphans.end(markers.data_begin, str(self.workspace.root))
+
+        self._intake = Intake(
+            surroundings.clock,
+            Parser(markers, max_value=limits.data_value, max_file=limits.file),
+            self.ring,
+            configuration.buffers.evaluation,
+            changed=lambda: self.changed.fire(None),
+            held=lambda held: run.hold(held),
+            read_file=read_file,
+        )
+        run = self.run = Run(
+            surroundings.clock, self._intake, limits, configuration.evaluations.grace, end_orphans
+        )
+        surroundings.spawn(
+            run,
+            surroundings.sandbox.argv(self.request.evaluator_cmd, self.workspace),
+            self._environment(markers, configuration.evaluations.environment),
+            str(directory),
+        )
+        try:
+            await completed(run.ended, lambda: run.stop(self._reason()))
+        except CancelledError:
+            pass
+        return run.failure
+
+    def _reason(self) -> EvaluationError:
+        assert self._stopped is not None, "only `stop` cancels"
+        return self._stopped
+
+    def _environment(self, markers: Markers, configured: Mapping[str, str]) -> dict[str, str]:
+        """Return the evaluator's environment (contract, section 4), nothing of the daemon's own."""
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",
+            **configured,
+            "HOME": str(self.workspace.home),
+            "TEMPORARY_DIRECTORY": str(self.workspace.temporary),
+            "TURINGARENA_SEED": str(self.seed),
+            **{
+                f"SUBMISSION_FILE_{file.field.upper()}": str(self.workspace.submission_path(file))
+                for file in self.request.submission
+            },
+            **markers.environment(),
+        }
+
+    def _enter(self, state: State) -> None:
+        self.state = state
+        self.times[state.value] = self._surroundings.time()
+        log.info("{id}: {state}", id=self.identifier, state=state.value)
+
+    def _end(self, failure: EvaluationError | None) -> None:
+        """Close the stream of events, with the final one of a bad end."""
+        self.failure = failure
+        if failure is None:
+            self._enter(State.FINISHED)
+        else:
+            self.ring.append(encode_error(failure.reason, failure.message, failure.members))
+            cancelled = failure.reason == "cancelled"
+            self._enter(State.CANCELLED if cancelled else State.FAILED)
+            log.info(
+                "{id}: {reason}: {failure}",
+                id=self.identifier,
+                reason=failure.reason,
+                failure=failure,
+            )
+        self.times["ended"] = self._surroundings.time()
+        self.ring.close()
+        self.changed.fire(None)
+
+    async def _clean_up(self) -> None:
+        def remove() -> None:
+            self.workspace.remove()
+            Workspace(self.upload).remove()
+
+        try:
+            await self._surroundings.threads.run(remove)
+        except Exception:
+            log.failure("{id}: its directories could not be removed", id=self.identifier)

@@ -1,0 +1,147 @@
+"""The inward road: stdout, read, parsed and put into the ring, as fast as readers allow.
+
+Bytes come in at `received`, events go out into the ring. Against the stream runs the
+back-pressure: when the ring is full, or a file must be read first, the producer is paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.logger import Logger
+
+from tawebeval.events import Batch
+from tawebeval.fileblock import WantedFile
+from tawebeval.ring import Ring
+from tawebeval.segi import Parser
+from tawebeval.signals import Latch
+from tawebeval.workspace import FileRefused
+
+PARTIAL_LINE = 0.02
+"""Seconds that a partial line waits for its rest (contract, section 4)."""
+
+log = Logger()
+
+
+class Producer(Protocol):
+    """What can be paused: the transport of the evaluator's process."""
+
+    def pauseProducing(self) -> None:
+        """Stop reading stdout."""
+
+    def resumeProducing(self) -> None:
+        """Read stdout again."""
+
+
+class Intake:
+    """Feeds one ring from one stdout.
+
+    `capacity` is the size of the ring, in bytes, from which the producer is paused.
+    `changed()` is called when there are new events, `held(bool)` when the ring becomes
+    full, and when there is room again. `read_file` gives a wanted file's content or raises
+    FileRefused. `done` is set when all has been put into the ring.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        parser: Parser,
+        ring: Ring,
+        capacity: float,
+        *,
+        changed: Callable[[], object],
+        held: Callable[[bool], object],
+        read_file: Callable[[WantedFile], Awaitable[bytes]],
+    ) -> None:
+        self.done: Latch[None] = Latch()
+        self._clock = clock
+        self._parser = parser
+        self._ring = ring
+        self._capacity = capacity
+        self._changed = changed
+        self._held = held
+        self._read_file = read_file
+        self._producer: Producer | None = None
+        self._full = False
+        self._paused = False
+        self._reading = False
+        self._ended = False
+        self._flush: IDelayedCall | None = None
+
+    def start(self, producer: Producer) -> None:
+        """Take what `producer` reads, and pause it when that is too much."""
+        self._producer = producer
+
+    def received(self, chunk: bytes) -> None:
+        """Take a chunk of stdout."""
+        self._take(self._parser.feed(chunk))
+
+    def ended(self) -> None:
+        """Take the end of stdout."""
+        self._ended = True
+        self._finish()
+
+    def acknowledged(self) -> None:
+        """Events were discarded: there may be room again."""
+        self._balance()
+
+    def release(self) -> None:
+        """Take whatever still comes, however full the ring is: the end is near."""
+        self._capacity = float("inf")
+        self._balance()
+
+    def _take(self, batch: Batch) -> None:
+        self._ring.append(batch)
+        if self._parser.wanted is not None and not self._reading:
+            self._reading = True
+            Deferred.fromCoroutine(self._supply(self._parser.wanted))
+        if self._parser.partial and self._flush is None:
+            self._flush = self._clock.callLater(PARTIAL_LINE, self._deliver_partial)
+        self._balance()
+        if batch.count:
+            self._changed()
+
+    def _deliver_partial(self) -> None:
+        self._flush = None
+        self._take(self._parser.flush())
+
+    async def _supply(self, wanted: WantedFile) -> None:
+        try:
+            content = await self._read_file(wanted)
+        except FileRefused as error:
+            batch = self._parser.refuse(str(error))
+        except Exception:
+            log.failure("cannot read the file of a file block")
+            batch = self._parser.refuse("the file cannot be read")
+        else:
+            batch = self._parser.supply(content)
+        self._reading = False
+        self._take(batch)
+        if self._ended:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._reading or self.done.is_set:
+            return
+        if self._flush is not None:
+            self._flush.cancel()
+            self._flush = None
+        self._take(self._parser.finish())
+        if not self._reading:
+            self.done.set(None)
+
+    def _balance(self) -> None:
+        full = self._ring.size >= self._capacity
+        if full is not self._full:
+            self._full = full
+            self._held(full)
+        paused = full or self._reading
+        if paused is not self._paused and self._producer is not None:
+            self._paused = paused
+            if paused:
+                self._producer.pauseProducing()
+            else:
+                self._producer.resumeProducing()

@@ -1,0 +1,101 @@
+"""Ending a whole process tree, also those of it who ran away.
+
+Without a sandbox a process may leave its process group, its session and its parent. It
+then becomes a child of the nearest *subreaper*, which the daemon makes itself. There it
+is found, and recognised by what it inherited: the run's secret markers in its
+environment, or a working directory below the run's own.
+
+One that has hidden from all of that stays. Only a sandbox that is a process namespace can
+promise more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from glob import glob
+from typing import Any
+
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+
+from tawebeval.process import Spawner
+
+_PR_SET_CHILD_SUBREAPER = 36
+_AGAIN = 0.002  # seconds between two looks at what was killed
+_LOOKS = 2500  # the most looks: after 5 s something hangs in the kernel
+
+log = Logger()
+
+
+def become_subreaper() -> None:
+    """Let orphans among the daemon's descendants become its children (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+
+
+def children(pid: int | str) -> Iterator[int]:
+    """Yield the children of a process (proc(5)), none if it is gone."""
+    for path in glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            yield from map(int, file.read().split())
+
+
+def descendants(pid: int | str) -> Iterator[int]:
+    """Yield the children of a process, theirs, and so on."""
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+class Orphans:
+    """Finds and ends the orphans of a run."""
+
+    def __init__(self, reactor: Any, spawner: Spawner) -> None:
+        self._reactor = reactor
+        self._spawner = spawner
+
+    async def end(self, mark: bytes, directory: str) -> None:
+        """Kill all orphans that bear `mark` in their environment or work below `directory`.
+
+        Returns when they are gone.
+        """
+        for _ in range(_LOOKS):
+            found = [pid for pid in self._adopted() if _belongs(pid, mark, directory)]
+            if not found:
+                return
+            for pid in found:
+                for one in (pid, *descendants(pid)):
+                    send(one, signal.SIGKILL)
+            await deferLater(self._reactor, _AGAIN)
+        log.error("processes {pids} survive being killed", pids=found)
+
+    def _adopted(self) -> Iterator[int]:
+        """Yield the living children that nobody here has started, and reap the dead ones."""
+        for pid in list(children("self")):
+            if not self._spawner.is_child(pid):
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                        yield pid
+
+
+def _belongs(pid: int, mark: bytes, directory: str) -> bool:
+    try:
+        if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(f"{directory}/"):
+            return True
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark in file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it is just dying: wait for it
+    except PermissionError:
+        return False

@@ -1,0 +1,96 @@
+"""Waiting in coroutines: for something that happens again and again, once, or in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, succeed
+from twisted.internet.interfaces import IReactorThreads
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
+
+T = TypeVar("T")
+
+
+@attrs.define
+class Signal(Generic[T]):
+    """Wakes all who wait for it, each time that it fires."""
+
+    # A dictionary for its order: who waited first is woken first.
+    _waiting: dict[Deferred[T], None] = attrs.field(factory=dict, repr=len)
+
+    def wait(self) -> Deferred[T]:
+        """Return a Deferred of the next firing; cancelling it leaves no trace."""
+        waiter: Deferred[T] = Deferred(lambda waiter: self._waiting.pop(waiter, None))
+        self._waiting[waiter] = None
+        return waiter
+
+    def fire(self, value: T) -> None:
+        """Wake those who wait now."""
+        waiting, self._waiting = self._waiting, {}
+        for waiter in waiting:
+            waiter.callback(value)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+@attrs.define
+class Latch(Generic[T]):
+    """Something that happens once; whoever waits later is answered at once."""
+
+    _signal: Signal[T] = attrs.field(factory=Signal)
+    _values: list[T] = attrs.field(factory=list)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it has happened."""
+        return bool(self._values)
+
+    def wait(self) -> Deferred[T]:
+        """Return a Deferred of its value, one for each who waits."""
+        return succeed(self._values[0]) if self._values else self._signal.wait()
+
+    def set(self, value: T) -> None:
+        """Let it have happened. The first value stays."""
+        if not self._values:
+            self._values.append(value)
+            self._signal.fire(value)
+
+
+async def completed(latch: Latch[T], cancel: Callable[[], Any] = lambda: None) -> T:
+    """Wait for `latch` come what may; a cancellation is passed on to `cancel`, and raised after."""
+    try:
+        return await latch.wait()
+    except CancelledError:
+        cancel()
+        while True:
+            try:
+                await latch.wait()
+            except CancelledError:
+                continue
+            raise
+
+
+@attrs.frozen
+class Threads:
+    """Where blocking calls run, so that they do not block the reactor."""
+
+    _reactor: IReactorThreads
+    _pool: ThreadPool
+
+    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return `call(*args, **kwargs)`, made in a thread.
+
+        A thread cannot be stopped: a cancellation is raised when the call has returned,
+        so that nobody cleans up below it.
+        """
+        latch: Latch[T | Failure] = Latch()
+        deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs).addBoth(latch.set)
+        result = await completed(latch)
+        if isinstance(result, Failure):
+            result.raiseException()
+        return result  # type: ignore[return-value]  # it is no Failure

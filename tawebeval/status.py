@@ -1,0 +1,68 @@
+"""The status document of an evaluation (contract, section 7)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from tawebeval.evaluation import Evaluation, State
+
+
+def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
+    """Return what can be told about an evaluation, as JSON takes it.
+
+    `place` is how many wait before it, None when it does not wait. What is not known yet
+    is null.
+    """
+    request, commit, run, ring = (
+        evaluation.request,
+        evaluation.commit,
+        evaluation.run,
+        evaluation.ring,
+    )
+    document: dict[str, Any] = {
+        "evaluation_id": evaluation.identifier,
+        "state": evaluation.state.value,
+        "queue_place": place,
+        "repository": request.repository.url,
+        "commit_oid": request.commit_oid,
+        "tree_oid": commit and commit.tree,
+        "directory": request.directory,
+        "evaluator_cmd": request.evaluator_cmd,
+        "seed": evaluation.seed,
+        "created": _time(evaluation, "created"),
+        "fetching": _time(evaluation, State.FETCHING.value),
+        "running": _time(evaluation, State.RUNNING.value),
+        "ended": _time(evaluation, "ended"),
+        "exit": None,
+        "usage": None,
+        "error": None,
+        "stderr": run.stderr if run else "",
+        "events": {"buffered": ring.newest - ring.oldest, "discarded": ring.oldest},
+        "buffered_bytes": ring.size,
+    }
+    if run is not None and run.ended.is_set:
+        document["exit"] = {"status": run.status, "signal": run.signal}
+        usage = run.usage
+        if usage is not None:
+            document["usage"] = {
+                "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 3),
+                "wall_seconds": round(
+                    evaluation.times["ended"] - evaluation.times[State.RUNNING.value], 3
+                )
+                if "ended" in evaluation.times
+                else None,
+            }
+    if evaluation.failure is not None:
+        document["error"] = {
+            "reason": evaluation.failure.reason,
+            "message": evaluation.failure.message,
+        }
+    return document
+
+
+def _time(evaluation: Evaluation, name: str) -> str | None:
+    moment = evaluation.times.get(name)
+    if moment is None:
+        return None
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

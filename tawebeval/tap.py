@@ -1,0 +1,73 @@
+"""`twistd tawebeval`: the command's options, and what it makes of them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from twisted.application.service import IService
+from twisted.python import usage
+
+from tawebeval import __version__
+from tawebeval.config import Configuration, parse_configuration
+from tawebeval.directories import open_directories
+from tawebeval.errors import ConfigurationError
+
+
+class Options(usage.Options):
+    """The options of `twistd tawebeval`; they win over the configuration file."""
+
+    synopsis = "[--config FILE] [--listen ENDPOINT]..."
+    longdesc = "Runs evaluators over the web and streams what they print as events."
+    optParameters = [  # noqa: RUF012  (Twisted's convention)
+        ["config", "c", None, "Configuration file (TOML); without one, defaults hold."],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self["listen"] = ()
+
+    def opt_listen(self, endpoint: str) -> None:
+        """Listen on this endpoint, such as tcp:8080:interface=127.0.0.1. May be repeated."""
+        self["listen"] += (endpoint,)
+
+    opt_l = opt_listen
+
+    def opt_version(self) -> None:
+        """Print the version and exit."""
+        print(f"tawebeval {__version__}")
+        raise SystemExit(0)
+
+
+def makeService(options: Options, reactor: Any = None) -> IService:
+    """Return the daemon as a service. Raises UsageError, which twistd prints before it ends."""
+    if reactor is None:
+        from twisted.internet import reactor
+
+    # Imported late, for it imports the reactor.
+    from tawebeval.service import make_service
+
+    try:
+        configuration = read_configuration(options["config"])
+        if options["listen"]:
+            configuration = msgspec.structs.replace(configuration, listen=options["listen"])
+        directories = open_directories(os.environ, os.urandom)
+        return make_service(configuration, directories, reactor)
+    except ConfigurationError as error:
+        raise usage.UsageError(str(error)) from error
+
+
+def read_configuration(path: str | None) -> Configuration:
+    """Return what the file at `path` says, the defaults without one. Raises ConfigurationError."""
+    if path is None:
+        return Configuration()
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    try:
+        return parse_configuration(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None

@@ -1,0 +1,61 @@
+"""What the web layer knows of the world below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+from twisted.web.http_headers import Headers
+
+from tawebeval.config import Configuration
+from tawebeval.errors import MalformedRequest
+from tawebeval.registry import Registry
+from tawebeval.signals import Threads
+from tawebeval.web.upload import FormReceiver
+from tawebeval.workspace import remove
+
+_MAX_KEY = 255
+
+
+@attrs.frozen
+class Api:
+    """The registry, and where forms are put while they arrive."""
+
+    registry: Registry
+    configuration: Configuration
+    uploads: Path
+    threads: Threads
+    random: Callable[[int], bytes]
+
+    def receive_form(self, headers: Headers, length: int | None) -> FormReceiver:
+        """Return what takes the form of a request with these headers. Raises RequestErrors.
+
+        `length` is that of the body in bytes, None if it is not known beforehand.
+        """
+        key = _header(headers, "Idempotency-Key")
+        if key is not None and not 0 < len(key) <= _MAX_KEY:
+            raise MalformedRequest(f"Idempotency-Key: must have 1 to {_MAX_KEY} characters")
+        form = FormReceiver(
+            _header(headers, "Content-Type") or "",
+            length,
+            self.uploads / self.random(16).hex(),
+            key,
+            self.configuration,
+        )
+        if key is None:
+            # Before the body is sent, for nothing. (A key may be for one that is accepted.)
+            self.registry.check_admission()
+        return form
+
+    async def remove(self, directory: Path) -> None:
+        """Remove what a form has left."""
+        await self.threads.run(remove, directory)
+
+
+def _header(headers: Headers, name: str) -> str | None:
+    """Return a header of which there should be one. Raises MalformedRequest if there are more."""
+    values = headers.getRawHeaders(name, [])
+    if len(values) > 1:
+        raise MalformedRequest(f"{name}: stands in the request more than once")
+    return values[0] if values else None

@@ -1,0 +1,69 @@
+"""The one table from exception to answer: problem documents (RFC 9457).
+
+`message` repeats `detail`, for it is what TuringArena's clients read.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from twisted.web.http import Request
+from werkzeug.exceptions import HTTPException
+
+from tawebeval import errors
+
+CONTENT_TYPE = "application/problem+json"
+
+STATUS: dict[type[errors.RequestError], HTTPStatus] = {
+    errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
+    errors.InvalidField: HTTPStatus.BAD_REQUEST,
+    errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
+    errors.UnknownEvaluation: HTTPStatus.NOT_FOUND,
+    errors.EvaluationGone: HTTPStatus.GONE,
+    errors.DiscardedCursor: HTTPStatus.GONE,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
+    """Return a problem document as JSON."""
+    return orjson.dumps(
+        {
+            "type": "about:blank",
+            "title": status.phrase,
+            "status": status.value,
+            "detail": detail,
+            "message": detail,
+            **members,
+        }
+    )
+
+
+def answer(request: Request, error: BaseException) -> bytes:
+    """Set status and headers of the answer that an exception deserves; return its body.
+
+    What is not in the table is a defect, of which the client learns no more than that.
+    """
+    members: dict[str, Any] = {}
+    if isinstance(error, errors.RequestError):
+        status, detail = STATUS[type(error)], error.detail
+        members.update(error.members)
+        if isinstance(error, errors.Busy):
+            request.setHeader(b"Retry-After", b"%d" % error.retry_after)
+    elif isinstance(error, HTTPException) and error.code is not None:
+        status = HTTPStatus(error.code)
+        detail = error.description or status.description or status.phrase
+        for name, value in error.get_headers():
+            if name == "Allow":
+                request.setHeader(name, value)
+    else:
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        detail = "the server has met a defect of its own; its log tells more"
+    request.setResponseCode(status)
+    request.setHeader(b"Content-Type", CONTENT_TYPE.encode())
+    return document(status, detail, **members)

@@ -1,0 +1,214 @@
+"""HTTP below the routes: requests whose forms are spooled, and errors that Twisted makes.
+
+What a client sends reaches it in full before it is judged only as far as it is needed: a
+form is refused at the first header, field or byte that is wrong. The answer is then
+written at once, while the rest of the body is read for a few seconds and thrown away,
+because a connection that is closed with unread data loses its answer on the way.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any
+
+from klein import Klein
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel, datetimeToString
+from twisted.web.server import Request, Site
+
+from tawebeval import __version__
+from tawebeval.errors import Busy, RequestError, TooLarge
+from tawebeval.web import problems
+from tawebeval.web.api import Api
+from tawebeval.web.upload import FormReceiver
+
+_BODY = 64 * 1024  # bytes that are read where no body is expected
+_LINGER = 5.0  # seconds for which a refused body is read
+_IDLE = 60.0  # seconds without a byte after which a connection is closed
+
+_HEADERS = {
+    b"Server": b"tawebeval/" + __version__.encode(),
+    b"Access-Control-Allow-Origin": b"*",
+    b"Access-Control-Expose-Headers": b"Location, Preference-Applied, Retry-After",
+    b"X-Content-Type-Options": b"nosniff",
+}
+_PREFLIGHT = {
+    b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
+    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key, Prefer",
+    b"Access-Control-Max-Age": b"86400",
+}
+
+log = Logger()
+
+
+class ApiRequest(Request):
+    """A request of which the form, if it has one, is in `form` before it is processed."""
+
+    channel: ApiChannel
+    form: FormReceiver | None = None
+    _refused = False
+    _discarded = 0
+    _linger: IDelayedCall | None = None
+
+    def gotLength(self, length: int | None) -> None:
+        """Judge the headers: Twisted calls this between them and the body."""
+        self.content = BytesIO()
+        for name, value in _HEADERS.items():
+            self.setHeader(name, value)
+        try:
+            if self.channel.asks_for_evaluation():
+                self.form = self.channel.site.api.receive_form(self.requestHeaders, length)
+            elif (length or 0) > _BODY:
+                raise _body_not_expected()
+        except RequestError as error:
+            self._refuse(error)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        """Take a part of the body."""
+        try:
+            if self._refused:
+                return
+            if self.form is not None:
+                self.form.feed(data)
+            else:
+                self._discarded += len(data)
+                if self._discarded > _BODY:
+                    raise _body_not_expected()
+        except RequestError as error:
+            self._refuse(error)
+        except OSError as error:
+            log.failure("a form cannot be stored")
+            self._refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer now, although the body is still coming."""
+        self._refused = True
+        self._drop_form()
+        channel = self.channel
+        self.method, self.uri, self.clientproto = channel.request_line()
+        self.path = self.uri.split(b"?", 1)[0]
+        # A client that waits for leave to send its body does not get it.
+        self.requestHeaders.removeHeader(b"Expect")
+        channel.persistent = False
+        self.setHeader(b"Connection", b"close")
+        self.setHeader(b"Date", datetimeToString())
+        body = problems.answer(self, error)
+        self.setHeader(b"Content-Length", b"%d" % len(body))
+        self.write(body)
+        self._linger = channel.callLater(_LINGER, channel.forceAbortClient)
+
+    def process(self) -> None:
+        """Answer, once the whole body is there."""
+        if self._refused:
+            self.finish()
+        elif self.method == b"OPTIONS":
+            for name, value in _PREFLIGHT.items():
+                self.setHeader(name, value)
+            self.setResponseCode(HTTPStatus.NO_CONTENT)
+            self.finish()
+        else:
+            super().process()  # type: ignore[no-untyped-call]
+
+    def render(self, resource: Any) -> None:
+        """Let the resource answer; `Server` is ours, not Twisted's."""
+        self.setHeader(b"Server", _HEADERS[b"Server"])
+        super().render(resource)  # type: ignore[no-untyped-call]
+
+    def processingFailed(self, reason: Failure) -> Failure:
+        """Answer a defect of ours that no route has caught."""
+        log.failure("a request failed", reason)
+        if not self.startedWriting:
+            body = problems.answer(self, reason.value)
+            self.setHeader(b"Content-Length", b"%d" % len(body))
+            self.write(body)
+        self.finish()
+        return reason
+
+    def finish(self) -> None:
+        """End the answer."""
+        self._drop_form()
+        super().finish()  # type: ignore[no-untyped-call]
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Forget a request whose client has gone."""
+        self._drop_form()
+        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+
+    def _drop_form(self) -> None:
+        """Remove what a form has left on the disk, unless an evaluation has taken it over."""
+        if self._linger is not None and self._linger.active():
+            self._linger.cancel()
+        form, self.form = self.form, None
+        if form is not None:
+            form.abandon()
+            Deferred.fromCoroutine(self.channel.site.api.remove(form.directory)).addErrback(
+                lambda failure: log.failure("an upload could not be removed", failure)
+            )
+
+
+def _body_not_expected() -> TooLarge:
+    return TooLarge(f"no body of over {_BODY} bytes is expected here", limit=_BODY)
+
+
+class ApiChannel(HTTPChannel):
+    """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
+
+    site: ApiSite
+
+    def request_line(self) -> tuple[bytes, bytes, bytes]:
+        """Return method, target and version of the request whose body is arriving."""
+        return self._command, self._path, self._version
+
+    def asks_for_evaluation(self) -> bool:
+        """Tell whether the request whose headers have arrived brings a form."""
+        method, target, _ = self.request_line()
+        return method == b"POST" and target.split(b"?", 1)[0] == b"/evaluate"
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Refuse a request with too long a line, which Twisted would drop without a word."""
+        self._refuse(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "a line of the request is too long"
+        )
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        self._refuse(
+            HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1 that can be understood"
+        )
+
+    def _refuse(self, status: HTTPStatus, detail: str) -> None:
+        body = problems.document(status, detail)
+        headers = {
+            **_HEADERS,
+            b"Connection": b"close",
+            b"Content-Type": problems.CONTENT_TYPE.encode(),
+            b"Content-Length": b"%d" % len(body),
+        }
+        head = b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
+        lines = (b"%s: %s\r\n" % header for header in headers.items())
+        self.transport.write(b"".join((head, *lines, b"\r\n", body)))
+        self.loseConnection()
+
+
+class ApiSite(Site):
+    """Serves the API; its access log is off, for the log tells of each evaluation."""
+
+    # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
+    protocol = ApiChannel  # type: ignore[assignment]
+    displayTracebacks = False
+
+    def __init__(self, app: Klein, api: Api, reactor: Any) -> None:
+        super().__init__(  # type: ignore[no-untyped-call]
+            app.resource(),
+            requestFactory=ApiRequest,
+            timeout=_IDLE,
+            reactor=reactor,
+            parsePOSTFormSubmission=False,
+        )
+        self.api = api
+
+    def log(self, request: Request) -> None:
+        """Write no access log."""

@@ -1,0 +1,126 @@
+"""The directories of one evaluation, from the upload to the removal. Everything here blocks.
+
+<evaluation>/submission/<field>/<filename>   as uploaded
+<evaluation>/tree/                           the commit's tree, writable
+<evaluation>/tmp/                            TEMPORARY_DIRECTORY
+<evaluation>/home/                           HOME
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+
+from tawebeval.errors import EvaluationError
+from tawebeval.form import SubmissionFile
+
+
+class FileRefused(Exception):
+    """A path that an evaluator gave is not one to read; `str()` is a sentence for people."""
+
+
+@attrs.frozen
+class Workspace:
+    """The directories below `root`, an absolute path without symbolic links."""
+
+    root: Path
+
+    @property
+    def tree(self) -> Path:
+        """Where the commit's tree is checked out."""
+        return self.root / "tree"
+
+    @property
+    def temporary(self) -> Path:
+        """What the evaluator knows as TEMPORARY_DIRECTORY."""
+        return self.root / "tmp"
+
+    @property
+    def home(self) -> Path:
+        """What the evaluator knows as HOME."""
+        return self.root / "home"
+
+    @property
+    def index(self) -> Path:
+        """Where git keeps its index while it checks out."""
+        return self.root / "index"
+
+    def submission_path(self, file: SubmissionFile) -> Path:
+        """Return where a file of the submission lies."""
+        return self.root / "submission" / file.field / file.filename
+
+    def create(self, upload: Path) -> None:
+        """Make the directories, taking over those of the upload."""
+        upload.rename(self.root)
+        for directory in (self.tree, self.temporary, self.home):
+            directory.mkdir()
+
+    def working_directory(self, directory: str) -> Path:
+        """Return where the evaluator runs. Raises EvaluationError.
+
+        `directory` is as the form gave it; a symbolic link may not lead out of the tree.
+        """
+        path = (self.tree / directory).resolve()
+        if not path.is_relative_to(self.tree):
+            raise EvaluationError("directory", f"{directory!r} leads out of the repository")
+        if not path.is_dir():
+            raise EvaluationError("directory", f"{directory!r} is no directory of that commit")
+        return path
+
+    def read_file(self, path: str, directory: Path, limit: int) -> bytes:
+        """Return the content of a file that the evaluator, working in `directory`, names.
+
+        It must be a regular file of at most `limit` bytes in the evaluator's own writable
+        directories, reached without a symbolic link. Raises FileRefused.
+        """
+        if "\0" in path:
+            raise FileRefused("a file block's path contains NUL")
+        absolute = Path(os.path.normpath(directory / path))
+        for allowed in (self.tree, self.temporary, self.home):
+            if absolute.is_relative_to(allowed):
+                return _read_beneath(allowed, absolute.relative_to(allowed).parts, limit, path)
+        raise FileRefused(f"{path!r} lies outside of the evaluator's own directories")
+
+    def remove(self) -> None:
+        """Remove everything, whatever modes the evaluator has left behind."""
+        remove(self.root)
+
+
+def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> bytes:
+    """Read a file below `root` component by component: the evaluator may change it meanwhile."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(root, flags | os.O_DIRECTORY)
+    try:
+        for part in parts:
+            parent, descriptor = descriptor, os.open(part, flags, dir_fd=descriptor)
+            os.close(parent)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise FileRefused(f"{path!r} is not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise FileRefused(f"{path!r} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    if len(content) > limit:
+        raise FileRefused(f"{path!r} is over {limit} bytes")
+    return content
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory and all in it; one that is gone already is as good."""
+    if not os.path.lexists(directory):
+        return
+    try:
+        shutil.rmtree(directory)
+    except (OSError, RecursionError):
+        # Directories without permissions, or deeper than Python can go: coreutils can.
+        subprocess.run(["chmod", "-R", "u+rwX", "--", directory], check=False)
+        subprocess.run(["rm", "-rf", "--", directory], check=True)
