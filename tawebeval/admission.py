@@ -24,9 +24,12 @@ class Queue:
         if len(self._inside) < self._running:
             self._inside.add(name)
             return succeed(None)
-        place: Deferred[None] = Deferred(lambda _: self._waiting.pop(name, None))
+        place: Deferred[None] = Deferred(lambda _: self._give_up(name))
         self._waiting[name] = place
         return place
+
+    def _give_up(self, name: str) -> None:
+        del self._waiting[name]
 
     def leave(self, name: str) -> None:
         """Give back the place of `name`, to who has waited longest."""

@@ -28,7 +28,7 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file; what it does not know is an error."""
 
 
-class Repositories(Section):
+class Repositories(Section, frozen=True):
     """`[repositories]`: from where evaluators are fetched, and what is kept of them."""
 
     protocols: tuple[Protocol, ...] = ("https",)
@@ -36,7 +36,7 @@ class Repositories(Section):
     fetch_timeout: Seconds = 300
 
 
-class Evaluations(Section):
+class Evaluations(Section, frozen=True):
     """`[evaluations]`: how many at once, and how long for."""
 
     running: Annotated[int, Meta(ge=0, le=10**6)] = 0
@@ -46,7 +46,7 @@ class Evaluations(Section):
     environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
 
 
-class Limits(Section):
+class Limits(Section, frozen=True):
     """`[limits]`: what one request, and one evaluation, may take."""
 
     request_body: Bytes = 64 * MIB
@@ -58,20 +58,20 @@ class Limits(Section):
     file: Bytes = 2 * MIB
 
 
-class Buffers(Section):
+class Buffers(Section, frozen=True):
     """`[buffers]`: what is kept in memory for readers."""
 
     evaluation: Bytes = 4 * MIB
     page: Bytes = 256 * KIB
 
 
-class Polls(Section):
+class Polls(Section, frozen=True):
     """`[polls]`: how long a request may wait for events."""
 
     wait: Annotated[float, Meta(ge=0, le=3600)] = 30
 
 
-class Configuration(Section):
+class Configuration(Section, frozen=True):
     """The whole file."""
 
     listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ class Evaluation:
             return error
         except CancelledError:
             return self._stopped
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure("{id}: could not be evaluated", id=self.identifier)
             return EvaluationError("lost", f"the daemon could not run the evaluator: {error}")
 
@@ -175,10 +175,8 @@ class Evaluation:
             self._environment(markers, configuration.evaluations.environment),
             str(directory),
         )
-        try:
+        with suppress(CancelledError):  # `run.failure` tells of it
             await completed(run.ended, lambda: run.stop(self._reason()))
-        except CancelledError:
-            pass
         return run.failure
 
     def _reason(self) -> EvaluationError:
@@ -233,5 +231,5 @@ class Evaluation:
 
         try:
             await self._surroundings.threads.run(remove)
-        except Exception:
+        except Exception:  # noqa: BLE001  (the evaluation is over all the same)
             log.failure("{id}: its directories could not be removed", id=self.identifier)

@@ -1,7 +1,7 @@
-"""Events, encoded once as JSON Lines and never again.
+r"""Events, encoded once as JSON Lines and never again.
 
 An event is `{"type": "text"|"data", "payload": ...}`. From here on it is bytes: a
-batch of lines, each a complete JSON object and each ended by one `\\n`, which occurs
+batch of lines, each a complete JSON object and each ended by one `\n`, which occurs
 nowhere else because JSON escapes it. So a page is a join, a JSON Lines stream is the
 bytes as they are, and counting or cutting a batch is `bytes.count` and `bytes.find`.
 
@@ -22,7 +22,7 @@ import attrs
 import orjson
 
 TERMINATOR = b"\n"
-"""The only line terminator: `\\r`, U+2028 and the like are ordinary text."""
+r"""The only line terminator: `\r`, U+2028 and the like are ordinary text."""
 
 _STAND_IN = b"\x7f"  # JSON leaves DEL unescaped, and text almost never has it
 _TEXT = b'{"type":"text","payload":'
@@ -33,9 +33,9 @@ _BETWEEN_LINES = b'"}\n' + _TERMINATOR_EVENT + _TEXT + b'"'
 
 @attrs.frozen
 class Batch:
-    """A number of consecutive events as JSON Lines.
+    r"""A number of consecutive events as JSON Lines.
 
-    `count` is the number of events, which is the number of `\\n` in `lines`.
+    `count` is the number of events, which is the number of `\n` in `lines`.
     """
 
     count: int

@@ -53,7 +53,7 @@ class Repository:
 
 @attrs.frozen
 class SubmissionFile:
-    """One field of the submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
+    """A file of the submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
 
     field: str
     filename: str

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
@@ -72,9 +71,9 @@ class _Command(ProcessProtocol):
         self.ended: Latch[Outcome] = Latch()
         self._printed = {1: b"", 2: b""}
 
-    def makeConnection(self, transport: ChildProcess) -> None:  # type: ignore[override]
+    def makeConnection(self, transport: Any) -> None:
         self.child = transport
-        super().makeConnection(transport)  # type: ignore[no-untyped-call]
+        super().makeConnection(transport)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
         limit = _STDOUT if childFD == 1 else _STDERR

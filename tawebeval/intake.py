@@ -113,7 +113,7 @@ class Intake:
             content = await self._read_file(wanted)
         except FileRefused as error:
             batch = self._parser.refuse(str(error))
-        except Exception:
+        except Exception:  # noqa: BLE001  (the run goes on)
             log.failure("cannot read the file of a file block")
             batch = self._parser.refuse("the file cannot be read")
         else:

@@ -62,7 +62,7 @@ class PipeReader:
         """Return how log lines call this."""
         return type(self).__name__
 
-    def doRead(self) -> Exception | None:
+    def doRead(self) -> Any:
         """Read once; return the reason to close, if there is one."""
         try:
             chunk = os.read(self._descriptor, _READ)
@@ -183,7 +183,7 @@ class ChildProcess:
             name: self._read(reactor, name, end, reader if name == STDOUT else PipeReader)
             for name, (end, _) in ends.items()
         }
-        protocol.makeConnection(self)  # type: ignore[no-untyped-call]
+        protocol.makeConnection(self)
 
     def _read(
         self, reactor: Any, name: int, end: int, reader: Callable[..., PipeReader]

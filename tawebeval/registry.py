@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, TimeoutError, gatherResults
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
 
+from tawebeval.admission import Queue
 from tawebeval.errors import Busy, EvaluationError, EvaluationGone, KeyReused, UnknownEvaluation
 from tawebeval.evaluation import Evaluation, Surroundings
 from tawebeval.form import MAX_SEED, EvaluationRequest
 from tawebeval.identity import Identities
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, read_page
-from tawebeval.admission import Queue
 from tawebeval.status import status
 from tawebeval.workspace import Workspace
 
@@ -154,10 +155,8 @@ class Registry:
         if page.events.count or page.final or wait <= 0:
             return page
         changed = self._records[identifier].evaluation.changed.wait()
-        try:
+        with suppress(WaitedInVain):
             await changed.addTimeout(wait, self._clock)
-        except TimeoutError:
-            pass
         return self.page(identifier, after)
 
     def status(self, identifier: str) -> dict[str, Any]:

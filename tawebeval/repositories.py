@@ -291,8 +291,9 @@ def _failed(message: str, outcome: Outcome) -> EvaluationError:
     return EvaluationError("repository", message, {"stderr": outcome.stderr})
 
 
-def _own_copy(error: BaseException) -> BaseException:
+def _own_copy(error: BaseException | None) -> BaseException:
     """Return what each of those who share a failure may raise with a traceback of its own."""
+    assert error is not None
     return attrs.evolve(error) if isinstance(error, EvaluationError) else error
 
 

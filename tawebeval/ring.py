@@ -54,7 +54,7 @@ class Ring:
         They take at most `limit` bytes, save that one event is always let through.
         """
         assert self.oldest <= after <= self.newest
-        taken = []
+        taken: list[Batch] = []
         index = self._border_at(after)
         while index < len(self._batches):
             batch = self._batches[index]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Awaitable, Callable
 from resource import struct_rusage
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
@@ -66,10 +67,10 @@ class Run(ProcessProtocol):
         """What the run has used (getrusage(2)), known when it has ended."""
         return self._child.usage
 
-    def makeConnection(self, transport: ChildProcess) -> None:  # type: ignore[override]
+    def makeConnection(self, transport: Any) -> None:
         """Begin: the process runs."""
         self._child = transport
-        super().makeConnection(transport)  # type: ignore[no-untyped-call]
+        super().makeConnection(transport)
 
     def connectionMade(self) -> None:
         """Start the clock, and take what the process prints."""

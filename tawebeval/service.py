@@ -6,14 +6,16 @@ import os
 from typing import Any
 
 from twisted.application.internet import TimerService
-from twisted.application.service import IService, MultiService, Service
-from twisted.application.strports import service as listening
+from twisted.application.service import MultiService, Service
+from twisted.application.strports import service as listen
 from twisted.internet.defer import Deferred
+from twisted.internet.error import CannotListenError
 from twisted.logger import Logger
 
 from tawebeval.admission import Queue
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
+from tawebeval.errors import ConfigurationError
 from tawebeval.evaluation import Surroundings
 from tawebeval.git import Git
 from tawebeval.identity import Identities
@@ -53,10 +55,19 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._registry.close())
 
 
-def make_service(
-    configuration: Configuration, directories: Directories, reactor: Any
-) -> MultiService:
-    """Return the whole daemon. Raises ValueError for an endpoint that cannot be understood."""
+class Daemon(MultiService):
+    """All of it, which does not start where it cannot listen."""
+
+    def privilegedStartService(self) -> None:
+        """Begin to listen; exits with a message where that is impossible."""
+        try:
+            super().privilegedStartService()
+        except CannotListenError as error:
+            raise SystemExit(f"tawebeval: {error}") from None
+
+
+def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
+    """Return the whole daemon. Raises ConfigurationError for what is no endpoint."""
     threads = Threads(reactor, reactor.getThreadPool())
     spawn = Spawner(reactor)
     repositories = Repositories(
@@ -85,12 +96,12 @@ def make_service(
     )
     api = Api(registry, configuration, directories.uploads, threads, os.urandom)
     site = ApiSite(make_app(api), api, reactor)
-    service = MultiService()
-    parts: list[IService] = [
-        EvaluationService(registry, repositories),
-        TimerService(_EXPIRE, registry.expire),
-        *(listening(description, site, reactor=reactor) for description in configuration.listen),
-    ]
-    for part in parts:
-        part.setServiceParent(service)
-    return service
+    daemon = Daemon()
+    EvaluationService(registry, repositories).setServiceParent(daemon)
+    TimerService(_EXPIRE, registry.expire).setServiceParent(daemon)
+    for endpoint in configuration.listen:
+        try:
+            listen(endpoint, site, reactor=reactor).setServiceParent(daemon)
+        except (ValueError, TypeError, LookupError) as error:
+            raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
+    return daemon

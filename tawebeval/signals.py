@@ -20,7 +20,7 @@ class Signal(Generic[T]):
     """Wakes all who wait for it, each time that it fires."""
 
     # A dictionary for its order: who waited first is woken first.
-    _waiting: dict[Deferred[T], None] = attrs.field(factory=dict, repr=len)
+    _waiting: dict[Deferred[T], None] = attrs.field(factory=dict, repr=False)
 
     def wait(self) -> Deferred[T]:
         """Return a Deferred of the next firing; cancelling it leaves no trace."""
@@ -93,4 +93,4 @@ class Threads:
         result = await completed(latch)
         if isinstance(result, Failure):
             result.raiseException()
-        return result  # type: ignore[return-value]  # it is no Failure
+        return result

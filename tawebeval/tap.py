@@ -26,7 +26,7 @@ class Options(usage.Options):
     ]
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self["listen"] = ()
 
     def opt_listen(self, endpoint: str) -> None:
@@ -42,7 +42,7 @@ class Options(usage.Options):
 
 
 def makeService(options: Options, reactor: Any = None) -> IService:
-    """Return the daemon as a service. Raises UsageError, which twistd prints before it ends."""
+    """Return the daemon as a service; exits with a message where the settings do not allow one."""
     if reactor is None:
         from twisted.internet import reactor
 
@@ -56,7 +56,8 @@ def makeService(options: Options, reactor: Any = None) -> IService:
         directories = open_directories(os.environ, os.urandom)
         return make_service(configuration, directories, reactor)
     except ConfigurationError as error:
-        raise usage.UsageError(str(error)) from error
+        # twistd would show a UsageError with a traceback at this point.
+        raise SystemExit(f"tawebeval: {error}") from None
 
 
 def read_configuration(path: str | None) -> Configuration:

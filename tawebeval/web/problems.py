@@ -44,7 +44,7 @@ def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
     )
 
 
-def answer(request: Request, error: BaseException) -> bytes:
+def answer(request: Request, error: BaseException | None) -> bytes:
     """Set status and headers of the answer that an exception deserves; return its body.
 
     What is not in the table is a defect, of which the client learns no more than that.

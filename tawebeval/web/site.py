@@ -111,12 +111,12 @@ class ApiRequest(Request):
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
-            super().process()  # type: ignore[no-untyped-call]
+            super().process()
 
     def render(self, resource: Any) -> None:
         """Let the resource answer; `Server` is ours, not Twisted's."""
         self.setHeader(b"Server", _HEADERS[b"Server"])
-        super().render(resource)  # type: ignore[no-untyped-call]
+        super().render(resource)
 
     def processingFailed(self, reason: Failure) -> Failure:
         """Answer a defect of ours that no route has caught."""
@@ -131,12 +131,12 @@ class ApiRequest(Request):
     def finish(self) -> None:
         """End the answer."""
         self._drop_form()
-        super().finish()  # type: ignore[no-untyped-call]
+        super().finish()
 
     def connectionLost(self, reason: Failure) -> None:
         """Forget a request whose client has gone."""
         self._drop_form()
-        super().connectionLost(reason)  # type: ignore[no-untyped-call]
+        super().connectionLost(reason)
 
     def _drop_form(self) -> None:
         """Remove what a form has left on the disk, unless an evaluation has taken it over."""
@@ -189,6 +189,7 @@ class ApiChannel(HTTPChannel):
         }
         head = b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
         lines = (b"%s: %s\r\n" % header for header in headers.items())
+        assert self.transport is not None
         self.transport.write(b"".join((head, *lines, b"\r\n", body)))
         self.loseConnection()
 
@@ -201,7 +202,7 @@ class ApiSite(Site):
     displayTracebacks = False
 
     def __init__(self, app: Klein, api: Api, reactor: Any) -> None:
-        super().__init__(  # type: ignore[no-untyped-call]
+        super().__init__(
             app.resource(),
             requestFactory=ApiRequest,
             timeout=_IDLE,
@@ -210,5 +211,5 @@ class ApiSite(Site):
         )
         self.api = api
 
-    def log(self, request: Request) -> None:
+    def log(self, request: object) -> None:
         """Write no access log."""
