@@ -13,6 +13,7 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
+from tawebeval.bare import Commit
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
 from tawebeval.events import encode_error
@@ -21,7 +22,7 @@ from tawebeval.form import EvaluationRequest
 from tawebeval.intake import Intake
 from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
-from tawebeval.repositories import Commit, Repositories
+from tawebeval.repositories import Repositories
 from tawebeval.ring import Ring
 from tawebeval.run import Run
 from tawebeval.sandbox import NoSandbox
