@@ -143,19 +143,20 @@ class Repositories:
     async def _evict(self) -> None:
         """Remove what was used longest ago until the rest fits."""
         excess = sum(entry.size for entry in self._entries.values()) - self._capacity
+        doomed = []
         for name, entry in list(self._entries.items()):
-            if excess <= 0:
-                break
-            if entry.users:
-                continue
-            excess -= entry.size
-            del self._entries[name]
-            self._evicted += 1
-            doomed = entry.bare.path.with_suffix(f".old{self._evicted}")
-            with suppress(FileNotFoundError):
-                entry.bare.path.rename(doomed)
-            log.info("evicting {path} from the cache, {size} bytes", path=name, size=entry.size)
-            await self._threads.run(remove, doomed)
+            if excess > 0 and not entry.users:
+                excess -= entry.size
+                del self._entries[name]
+                self._evicted += 1
+                doomed.append(entry.bare.path.with_suffix(f".old{self._evicted}"))
+                with suppress(FileNotFoundError):
+                    entry.bare.path.rename(doomed[-1])
+                log.info(
+                    "{path} is evicted from the cache: {size} bytes", path=name, size=entry.size
+                )
+        for path in doomed:
+            await self._threads.run(remove, path)
 
 
 def _own_copy(error: BaseException | None) -> BaseException:

@@ -11,7 +11,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import HTTPException, NotFound
 from werkzeug.http import parse_dict_header
 
 from tawebeval import __version__
@@ -34,7 +34,8 @@ def make_app(api: Api) -> Klein:
     def evaluate(request: IRequest) -> bytes:
         """Begin an evaluation with the form that has arrived."""
         received = cast(ApiRequest, request)
-        assert received.form is not None, "such a request brings a form"
+        if received.form is None:
+            raise NotFound  # another spelling of the path, for which no form was received
         identifier = registry.accept(received.form.finish())
         received.form = None  # from now on its files are the evaluation's
         request.setHeader(b"Location", b"/evaluation/" + identifier.encode())

@@ -11,6 +11,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
+from urllib.parse import unquote
 
 from klein import Klein
 from twisted.internet.defer import Deferred
@@ -166,7 +167,9 @@ class ApiChannel(HTTPChannel):
     def asks_for_evaluation(self) -> bool:
         """Tell whether the request whose headers have arrived brings a form."""
         method, target, _ = self.request_line()
-        return method == b"POST" and target.split(b"?", 1)[0] == b"/evaluate"
+        return (
+            method == b"POST" and unquote(target.split(b"?", 1)[0].decode("latin-1")) == "/evaluate"
+        )
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop without a word."""
