@@ -43,7 +43,7 @@ class Evaluations(Section, frozen=True):
     queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
     grace: Seconds = 2
     abandon_after: Seconds = 900
-    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
+    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], str] = {}
 
 
 class Limits(Section, frozen=True):
@@ -88,18 +88,19 @@ def parse_configuration(text: str) -> Configuration:
     Raises ConfigurationError, which names the path of the key at fault.
     """
     try:
-        return msgspec.convert(tomllib.loads(text), Configuration)
-    except tomllib.TOMLDecodeError as error:
+        settings = tomllib.loads(text)
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigurationError(f"the configuration is not TOML: {error}") from None
+    try:
+        return msgspec.convert(settings, Configuration)
     except msgspec.ValidationError as error:
         raise ConfigurationError(_with_path(str(error))) from None
 
 
 def _with_path(message: str) -> str:
     """Put the key's path, which msgspec gives last and as `$.section`, in front."""
-    message, _, place = message.partition(" - at ")
-    found = re.search(r"\$\.?([^`]*)", place)
-    path = found[1] if found else ""
+    placed = re.fullmatch(r"(.*) - at (?:`key` in )?`\$\.?([^`]*)`", message)
+    message, path = placed.groups() if placed else (message, "")
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
     if unknown:
         path = f"{path}.{unknown[1]}" if path else unknown[1]

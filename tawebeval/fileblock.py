@@ -21,6 +21,8 @@ from tawebeval.filenames import base_name
 MAX_HEADERS = 8 * 1024
 """The most bytes that the headers of a file block may have together."""
 
+_EMPTY_LINE = b"\n\n"
+
 
 class FileBlockError(ValueError):
     """A file block that is not as it should be; `str()` is a sentence for people."""
@@ -66,26 +68,30 @@ class FileBlock:
             rest = bytes(self._gathered[at + len(self._end) :])
             del self._gathered[at:]
             return rest
-        if len(self._gathered) > self._limit + MAX_HEADERS:
+        if len(self._gathered) > self._limit + MAX_HEADERS + len(_EMPTY_LINE + self._end):
             self._overlong = True
             del self._gathered[: 1 - len(self._end)]
         return None
 
     def parse(self) -> File | WantedFile:
         """Return what the block, now ended, says. Raises FileBlockError."""
+        too_large = FileBlockError(
+            f"a file block is over {self._limit} bytes, or its headers over {MAX_HEADERS}"
+        )
         if self._overlong:
-            raise FileBlockError(f"a file block is over {self._limit} bytes")
-        head, empty_line, body = bytes(self._gathered + b"\n").partition(b"\n\n")
+            raise too_large
+        head, empty_line, body = bytes(self._gathered + b"\n").partition(_EMPTY_LINE)
         if not empty_line:
             raise FileBlockError("a file block has no empty line between its headers and its body")
         body = body[:-1]
         if len(head) > MAX_HEADERS or len(body) > self._limit:
-            raise FileBlockError(
-                f"a file block is over {self._limit} bytes, or its headers over {MAX_HEADERS}"
-            )
+            raise too_large
         headers = HeaderParser().parsestr(head[1:].decode("utf-8", "replace"))
         content_type = headers.get("Content-Type", "application/octet-stream")
-        filename = headers.get_filename()
+        try:
+            filename = headers.get_filename()
+        except (ValueError, LookupError):
+            raise FileBlockError("a file block's name is encoded strangely") from None
         match headers.get("X-SEGI-As", "content").strip().lower():
             case "content":
                 return File(_checked(filename or "file"), content_type, body)

@@ -85,10 +85,10 @@ def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
         raise InvalidField(
             name[:80], "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]*"
         )
-    if filename is None:
-        return SubmissionFile(match[1], f"{match[1]}.txt")
     try:
-        return SubmissionFile(match[1], base_name(filename))
+        return SubmissionFile(
+            match[1], base_name(f"{match[1]}.txt" if filename is None else filename)
+        )
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
 
@@ -148,12 +148,12 @@ def _url(url: str, protocols: Sequence[str]) -> str:
     match = _SCHEME.fullmatch(url)
     if match is not None:
         protocol, rest = match.groups()
-        userinfo = re.split(r"[/?#]", rest)[0].rpartition("@")[0]
+        userinfo, _, host = re.split(r"[/?#]", rest)[0].rpartition("@")
         if userinfo and (protocol != "ssh" or ":" in userinfo):
             raise InvalidField(
                 name, "cannot carry credentials: they would end in logs and in process lists"
             )
-        if userinfo.startswith("-") or rest.startswith("-"):
+        if userinfo.startswith("-") or host.startswith("-"):
             raise InvalidField(name, "has a host that begins with '-'")
     elif url.startswith("/"):
         protocol = "file"

@@ -127,7 +127,8 @@ class Parser:
         return self._take()
 
     def finish(self) -> Batch:
-        """Take the end of stdout, which also ends its last line."""
+        """Take the end of stdout, which also ends its last line. No file may be wanted."""
+        assert self.wanted is None, "the wanted file comes before the end"
         if self._state is _State.TEXT and self._input[1:] not in self._begins:
             self._text(self._input)
         else:

@@ -12,7 +12,7 @@ def boundary(data: bytes, at: int) -> int:
     Where the bytes are no UTF-8 every place is as good as any other; the result is at
     most 3 less than `at`.
     """
-    for place in range(at, max(at - 4, 0), -1):
+    for place in range(at, max(at - 4, -1), -1):
         if place >= len(data) or data[place] & 0xC0 != 0x80:
             return place
     return at
