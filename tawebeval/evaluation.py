@@ -178,6 +178,8 @@ class Evaluation:
         )
         with suppress(CancelledError):  # `run.failure` tells of it
             await completed(run.ended, lambda: run.stop(self._reason()))
+        if run.stderr:
+            log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
         return run.failure
 
     def _reason(self) -> EvaluationError:
