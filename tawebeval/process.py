@@ -69,12 +69,16 @@ class ChildProcess:
         argv: Sequence[str],
         environment: Mapping[str, str],
         directory: str,
+        *,
         reader: Callable[..., PipeReader] = PipeReader,
+        reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
         """Start `argv` in `directory` with just that environment and nothing on stdin.
 
-        Raises OSError where that is impossible. `reader` makes what reads stdout.
+        Raises OSError where that is impossible. `reader` makes what reads stdout;
+        `reaped(pid)` is called when the child has ended and `pid` may be another's.
         """
+        self._reaped = reaped
         self._protocol = protocol
         self._ended = False
         with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
@@ -127,6 +131,7 @@ class ChildProcess:
 
     def _exited(self) -> None:
         _, status, self.usage = os.wait4(self.pid, 0)
+        self._reaped(self.pid)
         code = self._popen.returncode = os.waitstatus_to_exitcode(status)
         self._reason = Failure(
             ProcessDone(status)
@@ -222,7 +227,7 @@ class Spawner:
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
-        self._children: dict[int, ChildProcess] = {}
+        self._children: set[int] = set()
 
     def __call__(
         self,
@@ -232,14 +237,12 @@ class Spawner:
         directory: str,
     ) -> ChildProcess:
         """Start a child, as `ChildProcess` says."""
-        child = ChildProcess(self._reactor, protocol, argv, environment, directory)
-        self._children[child.pid] = child
+        child = ChildProcess(
+            self._reactor, protocol, argv, environment, directory, reaped=self._children.discard
+        )
+        self._children.add(child.pid)
         return child
 
     def is_child(self, pid: int) -> bool:
         """Tell whether `pid` is a child that was started here and not waited for yet."""
-        child = self._children.get(pid)
-        if child is not None and not child.running:
-            del self._children[pid]
-            return False
-        return child is not None
+        return pid in self._children

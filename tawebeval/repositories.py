@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from tawebeval.bare import BareRepository, Commit
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git
-from tawebeval.signals import Latch, Threads, completed
+from tawebeval.signals import Latch, Threads, completed, outcome
 from tawebeval.workspace import Workspace, remove
 
 log = Logger()
@@ -31,9 +30,9 @@ log = Logger()
 class _Fetch:
     """A fetch under way, and how many wait for it."""
 
-    latch: Latch[Commit | Failure] = attrs.field(factory=Latch)
+    deferred: Deferred[Commit]
+    outcome: Latch[Callable[[], Commit]]
     waiting: int = 0
-    deferred: Deferred[None] | None = None
 
 
 @attrs.define
@@ -110,28 +109,26 @@ class Repositories:
         key = repository, oid
         fetch = entry.fetches.get(key)
         if fetch is None:
-            fetch = entry.fetches[key] = _Fetch()
-            fetch.deferred = Deferred.fromCoroutine(self._fetch(entry, repository, oid)).addBoth(
-                fetch.latch.set
-            )
+            deferred = Deferred.fromCoroutine(self._fetch(entry, repository, oid))
+            fetch = entry.fetches[key] = _Fetch(deferred, outcome(deferred))
         fetch.waiting += 1
         try:
-            result = await fetch.latch.wait()
+            result = await fetch.outcome.wait()
         except CancelledError:
             if fetch.waiting == 1:
                 # Nobody else wants it: end git, and see to it that later ones begin anew.
                 entry.fetches.pop(key, None)
-                assert fetch.deferred is not None
                 fetch.deferred.cancel()
-                await completed(fetch.latch)
+                await completed(fetch.outcome)
             raise
         finally:
             fetch.waiting -= 1
-            if fetch.latch.is_set and entry.fetches.get(key) is fetch:
+            if fetch.outcome.is_set and entry.fetches.get(key) is fetch:
                 del entry.fetches[key]
-        if isinstance(result, Failure):
-            raise _own_copy(result.value)
-        return result
+        try:
+            return result()
+        except EvaluationError as error:
+            raise attrs.evolve(error) from None  # each who shares it gets a traceback of its own
 
     async def _fetch(self, entry: _Entry, repository: Repository, oid: str) -> Commit:
         try:
@@ -157,9 +154,3 @@ class Repositories:
                 )
         for path in doomed:
             await self._threads.run(remove, path)
-
-
-def _own_copy(error: BaseException | None) -> BaseException:
-    """Return what each of those who share a failure may raise with a traceback of its own."""
-    assert error is not None
-    return attrs.evolve(error) if isinstance(error, EvaluationError) else error

@@ -55,6 +55,7 @@ class Run(ProcessProtocol):
         self._running_since: float | None = None
         self._timeout: IDelayedCall | None = None
         self._kill: IDelayedCall | None = None
+        self._buried: Latch[None] = Latch()
         self._child: ChildProcess
 
     @property
@@ -137,9 +138,9 @@ class Run(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         """End whoever the process has left behind."""
-        for call in (self._timeout, self._kill):
-            if call is not None and call.active():
-                call.cancel()
+        self.hold(True)
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
         Deferred.fromCoroutine(self._bury())
 
     async def _bury(self) -> None:
@@ -147,6 +148,7 @@ class Run(ProcessProtocol):
             self._child.signal_group(signal.SIGKILL)
             await self._end_orphans()
         finally:
+            self._buried.set(None)
             self._child.read_the_rest()
 
     def processEnded(self, reason: Failure) -> None:
@@ -161,6 +163,7 @@ class Run(ProcessProtocol):
         Deferred.fromCoroutine(self._conclude())
 
     async def _conclude(self) -> None:
+        await self._buried.wait()
         await self._intake.done.wait()
         self.ended.set(None)
 

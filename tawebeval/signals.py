@@ -9,7 +9,6 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.interfaces import IReactorThreads
 from twisted.internet.threads import deferToThreadPool
-from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
 T = TypeVar("T")
@@ -61,6 +60,18 @@ class Latch(Generic[T]):
             self._signal.fire(value)
 
 
+def outcome(deferred: Deferred[T]) -> Latch[Callable[[], T]]:
+    """Return a latch of how `deferred` ends: a call that returns its value, or raises its error.
+
+    (A Deferred would take a failure that it is given as its value for one of its own.)
+    """
+    latch: Latch[Callable[[], T]] = Latch()
+    deferred.addCallbacks(
+        lambda value: latch.set(lambda: value), lambda failure: latch.set(failure.raiseException)
+    )
+    return latch
+
+
 async def completed(latch: Latch[T], cancel: Callable[[], Any] = lambda: None) -> T:
     """Wait for `latch` come what may; a cancellation is passed on to `cancel`, and raised after."""
     try:
@@ -88,9 +99,5 @@ class Threads:
         A thread cannot be stopped: a cancellation is raised when the call has returned,
         so that nobody cleans up below it.
         """
-        latch: Latch[T | Failure] = Latch()
-        deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs).addBoth(latch.set)
-        result = await completed(latch)
-        if isinstance(result, Failure):
-            result.raiseException()
-        return result
+        ended = outcome(deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs))
+        return (await completed(ended))()
