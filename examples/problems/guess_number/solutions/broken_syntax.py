@@ -1,0 +1,2 @@
+low, high = 1, int(input()
+print((low + high) // 2)

@@ -1,0 +1,3 @@
+read -r count
+echo "Is it 1?"
+read -r answer

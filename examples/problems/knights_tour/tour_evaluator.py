@@ -1,0 +1,104 @@
+"""Judge a knight's tour that is written down square by square, and draw it.
+
+Reads ``SUBMISSION_FILE_TOUR``, sends the goals ``legal``, ``complete`` and
+``closed``, and two files: a drawing, as it is, and a table, by its path.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from pathlib import Path
+
+from drawing import SIDE, Square, draw
+
+MOST_BYTES = 100_000
+
+
+def send(value: object) -> None:
+    """Send a value as a data event."""
+    begin, end = os.environ["EVALUATION_DATA_BEGIN"], os.environ["EVALUATION_DATA_END"]
+    print(f"\n{begin}\n{json.dumps(value)}\n{end}", flush=True)
+
+
+def send_file(name: str, content_type: str, body: str, body_is: str = "content") -> None:
+    """Send a file; the body is its content, or with ``path`` says where it is."""
+    begin, end = os.environ["EVALUATION_FILE_BEGIN"], os.environ["EVALUATION_FILE_END"]
+    header = (
+        f"Content-Type: {content_type}\n"
+        f'Content-Disposition: attachment; filename="{name}"\n'
+        f"X-SEGI-As: {body_is}\n"
+    )
+    print(f"\n{begin}\n{header}\n{body}\n{end}", flush=True)
+
+
+def parse_square(word: str) -> Square | None:
+    """Read a square such as ``e4``; ``None`` when it is not on the board."""
+    if len(word) != 2 or word[0] not in "abcdefgh" or word[1] not in "12345678":
+        return None
+    return "abcdefgh".index(word[0]), "12345678".index(word[1])
+
+
+def is_knights_move(begin: Square, end: Square) -> bool:
+    """Say whether a knight can jump from one square to the other."""
+    return sorted((abs(begin[0] - end[0]), abs(begin[1] - end[1]))) == [1, 2]
+
+
+def follow(words: list[str]) -> tuple[list[Square], Square | None, str | None]:
+    """Follow a tour up to its first fault.
+
+    Gives the squares before the fault, the square where it happens if there is
+    one, and what is wrong (``None`` when nothing is).
+    """
+    tour: list[Square] = []
+    for number, word in enumerate(words, start=1):
+        square = parse_square(word.lower())
+        if square is None:
+            return tour, None, f"word {number} is no square: {word[:20]!r}"
+        if square in tour:
+            return tour, square, f"square {number}, {word}, was visited before"
+        if tour and not is_knights_move(tour[-1], square):
+            return tour, square, f"a knight cannot jump from {words[number - 2]} to {word}"
+        tour.append(square)
+    return tour, None, None if tour else "there are no squares at all"
+
+
+def write_table(tour: list[Square], path: Path) -> None:
+    """Write the squares in the order of the tour as comma-separated values."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["number", "column", "row"])
+        for number, (column, row) in enumerate(tour, start=1):
+            writer.writerow([number, "abcdefgh"[column], row + 1])
+
+
+def main() -> int:
+    """Judge the submission; the result is the exit status."""
+    if "SUBMISSION_FILE_TOUR" not in os.environ:
+        sentence = "Nothing to judge: the field submission[tour] is missing."
+        print(sentence, flush=True)
+        send({"type": "cannot_judge", "missing": "tour", "message": sentence})
+        return 3
+    with open(os.environ["SUBMISSION_FILE_TOUR"], "rb") as file:
+        words = file.read(MOST_BYTES).decode("ascii", errors="replace").split()
+
+    print("following the knight ... ", end="", flush=True)
+    tour, fault, wrong = follow(words)
+    print(wrong or f"ok, {len(tour)} of {SIDE * SIDE} squares", flush=True)
+    legal = wrong is None
+    complete = legal and len(tour) == SIDE * SIDE
+    closed = complete and is_knights_move(tour[-1], tour[0])
+    for goal, reached in {"legal": legal, "complete": complete, "closed": closed}.items():
+        send({"type": "goal_result", "goal": goal, "result": reached})
+
+    send_file("tour.svg", "image/svg+xml", draw(tour, fault, closed))
+    table = Path(os.environ["TEMPORARY_DIRECTORY"]) / "tour.csv"
+    write_table(tour, table)
+    send_file("tour.csv", "text/csv", str(table), body_is="path")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,3 @@
+length = int(input())
+for number in map(int, input().split())
+    print(number)

@@ -1,0 +1,2 @@
+{ for (i = 1; i <= NF; i++ count[$i]++ }
+END { for (word in count) print count[word], word }

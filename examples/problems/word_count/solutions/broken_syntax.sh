@@ -1,0 +1,2 @@
+if tr 'A-Z' 'a-z'; then
+    sort | uniq -c

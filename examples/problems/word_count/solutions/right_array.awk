@@ -1,0 +1,7 @@
+{
+    gsub(/[^A-Za-z]+/, " ")
+    for (i = 1; i <= NF; i++) count[tolower($i)]++
+}
+END {
+    for (word in count) print count[word], word | "sort -k1,1nr -k2,2"
+}
