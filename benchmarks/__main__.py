@@ -1,0 +1,48 @@
+"""`python -m benchmarks [NAME...] [--rounds N] [--write]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from benchmarks import machine, report
+from benchmarks.measure import Row
+from benchmarks.rows import BENCHMARKS
+
+_ROUNDS = 5
+
+
+def main() -> None:
+    """Measure, print, and write if that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure.")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which ones: {', '.join(BENCHMARKS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"default: {_ROUNDS}")
+    parser.add_argument("--write", action="store_true", help=f"write {report.DOCUMENT.name}")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(BENCHMARKS))
+    if unknown:
+        parser.error(f"there is no {', '.join(unknown)}")
+    if options.write and options.names:
+        parser.error("--write takes all benchmarks")
+    if options.rounds < 1 or (options.write and options.rounds < _ROUNDS):
+        parser.error(f"too few rounds; --write takes {_ROUNDS}")
+    described = machine.describe()
+    print(*described, sep="\n", end="\n\n")
+    before = machine.load()
+    rows: list[Row] = []
+    for name in options.names or BENCHMARKS:
+        begin = time.monotonic()
+        rows += BENCHMARKS[name](options.rounds)
+        print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    described.append(f"load average {before:.1f} before, {machine.load():.1f} after")
+    print(report.text(report.table(rows)))
+    print(f"\n{described[-1]}")
+    if options.write:
+        report.write(rows, described, options.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Baseline: a forwarder in Twisted, from the stdout of a process to a socket, as it comes.
+
+`forwarder COMMAND` runs the shell command once for each connection.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
+from twisted.python.failure import Failure
+
+reactor: Any = installed
+
+
+class Forward(ProcessProtocol):
+    """Writes stdout to the socket, which is closed at its end."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+
+    def outReceived(self, data: bytes) -> None:
+        """Forward."""
+        self._socket.write(data)
+
+    def processEnded(self, reason: Failure) -> None:
+        """End the connection."""
+        self._socket.loseConnection()
+
+
+class Connection(Protocol):
+    """A client, for whom the command is run."""
+
+    transport: Any
+
+    def connectionMade(self) -> None:
+        """Run the command."""
+        self.transport.setTcpNoDelay(True)
+        argv = ["/bin/sh", "-c", sys.argv[1]]
+        reactor.spawnProcess(Forward(self.transport), argv[0], argv, {})
+
+
+def main() -> None:
+    """Serve on a port of its own, which is printed."""
+    port = reactor.listenTCP(0, Factory.forProtocol(Connection), interface="127.0.0.1")
+    print(port.getHost().port, flush=True)
+    reactor.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""What 1,000,000 events of 10-byte lines take in a ring: `ring_memory CHUNK`, bytes per read.
+
+Prints the growth of the process's resident memory, and the bytes of the events' JSON Lines.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+
+from tawebeval.ring import Ring
+from tawebeval.segi import Markers, Parser
+
+_EVENTS = 1_000_000
+_LINE = b"123456789\n"
+
+
+def resident() -> int:
+    """Return the resident memory of this process, in bytes."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def main() -> None:
+    """Fill a ring, and report."""
+    chunk = int(sys.argv[1])
+    text = _LINE * (chunk // len(_LINE) + 1)
+    parser, ring = Parser(Markers.fresh(os.urandom)), Ring()
+    position = 0
+    before = resident()
+    while ring.newest < _EVENTS:
+        ring.append(parser.feed(text[position : position + chunk]))
+        position = (position + chunk) % len(_LINE)
+    print(json.dumps({"memory": resident() - before, "payload": ring.size}))
+
+
+if __name__ == "__main__":
+    main()

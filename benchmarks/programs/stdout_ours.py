@@ -1,0 +1,73 @@
+"""From stdout to stored events by the daemon's own parts, with a reader who keeps up."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from twisted.internet import reactor as installed
+from twisted.internet.defer import succeed
+
+from benchmarks.programs.stopwatch import Stopwatch, arguments
+from tawebeval.config import Limits
+from tawebeval.fileblock import WantedFile
+from tawebeval.intake import Intake
+from tawebeval.process import Spawner
+from tawebeval.ring import Ring
+from tawebeval.run import Run
+from tawebeval.segi import Markers, Parser
+
+_CAPACITY = 4 * 1024 * 1024
+
+reactor: Any = installed
+
+
+class MeasuredRun(Run):
+    """A run that counts what it prints."""
+
+    def __init__(self, stopwatch: Stopwatch, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._stopwatch = stopwatch
+
+    def outReceived(self, data: bytes) -> None:
+        """Count, and do what is done otherwise."""
+        self._stopwatch.count(len(data))
+        super().outReceived(data)
+
+
+def main() -> None:
+    """Run the writer, store its events, and report."""
+    argv, total = arguments()
+    stopwatch = Stopwatch()
+    ring = Ring()
+
+    def acknowledge() -> None:
+        if ring.size >= _CAPACITY / 2:
+            ring.acknowledge(ring.newest)
+            intake.acknowledged()
+
+    async def no_file(wanted: WantedFile) -> bytes:
+        raise AssertionError("the writer prints no file blocks")
+
+    async def no_orphans() -> None:
+        await succeed(None)
+
+    intake = Intake(
+        reactor,
+        Parser(Markers.fresh(os.urandom)),
+        ring,
+        _CAPACITY,
+        changed=acknowledge,
+        held=lambda held: run.hold(held),
+        read_file=no_file,
+    )
+    run = MeasuredRun(stopwatch, reactor, intake, Limits(output=2**40), 2, no_orphans)
+    Spawner(reactor)(run, argv, {}, "/")
+    run.ended.wait().addCallback(lambda _: reactor.stop())
+    reactor.run()
+    assert run.failure is None
+    stopwatch.report(total)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The programs that benchmarks start: each is ended by its own process identifier."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import glob
+from pathlib import Path
+from typing import IO, Any
+
+_ROOT = Path(__file__).resolve().parent.parent
+_RUN = 60.0  # seconds for a program that measures
+_START = 20.0  # ... and until a server is ready
+
+
+def argv(program: str, *arguments: object) -> list[str]:
+    """Return the command line of one of `benchmarks.programs`."""
+    return [sys.executable, "-m", f"benchmarks.programs.{program}", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    """Return an environment in which this package is found from anywhere."""
+    return {**os.environ, "PYTHONPATH": str(_ROOT)}
+
+
+def figures(program: str, *arguments: object) -> dict[str, float]:
+    """Run a program to its end and return the JSON object that it prints."""
+    done = subprocess.run(
+        argv(program, *arguments),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=_RUN,
+        check=True,
+    )
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+@contextmanager
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program for as long as the context lasts, and end it gently, or else by force."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextmanager
+def server(program: str, *arguments: object) -> Iterator[Server]:
+    """Run one of `benchmarks.programs` that prints the port on which it listens."""
+    command = argv(program, *arguments)
+    with running(command, env=environment(), stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield Server(process.pid, int(_first_line(process.stdout)))
+
+
+def _first_line(stream: IO[bytes]) -> bytes:
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        if not selector.select(_START):
+            raise TimeoutError("a server does not say where it listens")
+    return stream.readline()
+
+
+class Server:
+    """A server that runs, on the loopback interface."""
+
+    def __init__(self, pid: int, port: int) -> None:
+        self.pid = pid
+        self.port = port
+
+    def processor_time(self) -> float:
+        """Return the seconds of processor time that it has used, all threads together."""
+        return sum(
+            int(Path(path).read_text().split()[0]) / 1e9
+            for path in glob(f"/proc/{self.pid}/task/*/schedstat")
+        )
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody uses just now."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
