@@ -89,7 +89,7 @@ def parse_configuration(text: str) -> Configuration:
     """
     try:
         settings = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise ConfigurationError(f"the configuration is not TOML: {error}") from None
     try:
         return msgspec.convert(settings, Configuration)

@@ -208,7 +208,7 @@ class Parser:
 
     def _flushable(self) -> int:
         """Return how many bytes of the input are text, whatever may come next."""
-        if self._state is not _State.TEXT or self.wanted is not None:
+        if self.wanted is not None:
             return 0
         if self._input.startswith(TERMINATOR):
             line = self._input[1:]
@@ -220,13 +220,11 @@ class Parser:
 
     def _begin_values(self, rest: bytes) -> bool:
         self._state = _State.VALUES
-        self._imagined = False
         self._input = rest
         return True
 
     def _begin_file(self, rest: bytes) -> bool:
         self._state = _State.FILE
-        self._imagined = False
         self._file = FileBlock(self._markers.file_end, self._max_file)
         self._input = rest
         return True

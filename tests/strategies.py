@@ -1,0 +1,365 @@
+r"""What evaluators print, as hypothesis strategies, and the model that it is checked against.
+
+The model knows nothing of the parser: it builds stdout from parts of which it knows what
+each one means. Events are written down as short as tables want them:
+
+    str     a text event, or several of them joined
+    bytes   a data event: its payload exactly as it stands on the line
+    File    the data event that carries a file
+    Broken  the data event `evaluation_error`, of which only the reason is told
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
+from typing import NoReturn, TypeAlias
+
+import attrs
+from hypothesis import strategies as st
+
+from tawebeval.events import Batch
+from tawebeval.fileblock import File
+from tawebeval.segi import Markers, Parser
+
+MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses are frequent
+MAX_VALUE = 40
+MAX_FILE = 60
+MAX_PAYLOAD = 64 * 1024
+
+
+@attrs.frozen
+class Broken:
+    """The data event `evaluation_error`."""
+
+    reason: str = "protocol"
+
+
+Event: TypeAlias = "str | bytes | File | Broken"
+
+
+# Reading what the parser says
+
+
+_DATA = b'{"type":"data","payload":'
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def read(batch: Batch) -> list[str | bytes]:
+    """Decode a batch, asserting all that is promised of every single event.
+
+    Data events come back as their payload verbatim, files and errors among them.
+    """
+    assert batch.lines[-1:] in (b"", b"\n"), batch.lines
+    lines = batch.lines.split(b"\n")[:-1]
+    assert len(lines) == batch.count == batch.lines.count(b"\n")
+    events: list[str | bytes] = []
+    for line in lines:
+        value = json.loads(line.decode("utf-8", "strict"), parse_constant=_refuse)
+        assert list(value) == ["type", "payload"], line
+        if value["type"] == "text":
+            payload = value["payload"]
+            assert payload, "a text event says something"
+            assert payload == "\n" or "\n" not in payload, payload
+            assert len(payload.encode()) <= MAX_PAYLOAD
+            events.append(payload)
+        else:
+            assert value["type"] == "data", line
+            assert line.startswith(_DATA)
+            events.append(line[len(_DATA) : -1])
+    return events
+
+
+def seen(events: Iterable[str | bytes]) -> list[Event]:
+    """Return the same events, files and errors told apart from other data."""
+    return [event if isinstance(event, str) else _seen(event) for event in events]
+
+
+def _seen(payload: bytes) -> Event:
+    value = json.loads(payload)
+    match value:
+        case {"type": "evaluation_error", "reason": reason, "message": str(message)} if message:
+            return Broken(reason)
+        case {"type": "file", **rest}:
+            assert set(rest) == {"filename", "content_type", "content_base64"}
+            content = b64decode(rest["content_base64"], validate=True)
+            return File(rest["filename"], rest["content_type"], content)
+    return payload
+
+
+def joined(events: Iterable[Event]) -> list[Event]:
+    """Join text events that stand side by side: how text was cut does not matter."""
+    result: list[Event] = []
+    for event in events:
+        if isinstance(event, str) and result and isinstance(result[-1], str):
+            result[-1] += event
+        else:
+            result.append(event)
+    return result
+
+
+# Feeding it
+
+
+@attrs.frozen
+class Chunk:
+    """Up to `size` bytes of stdout, after which a partial line is delivered or is not."""
+
+    size: int
+    flush: bool = False
+
+
+def chunks_of(stdout: bytes, chunking: Sequence[Chunk]) -> Iterable[tuple[bytes, bool]]:
+    """Cut `stdout` as `chunking` says, again and again until all is used."""
+    while chunking and stdout:
+        for chunk in chunking:
+            yield stdout[: chunk.size], chunk.flush
+            stdout = stdout[chunk.size :]
+    yield stdout, False
+
+
+def answer(parser: Parser) -> Batch:
+    """Supply the file that the parser wants, or refuse it when its path says so."""
+    assert parser.wanted is not None
+    if parser.wanted.path.startswith("refused"):
+        return parser.refuse("there is no such file")
+    return parser.supply(parser.wanted.path.encode())
+
+
+def parse(
+    stdout: bytes,
+    chunking: Sequence[Chunk] = (),
+    *,
+    late: int = 0,
+    markers: Markers = MARKERS,
+    max_value: int = MAX_VALUE,
+    max_file: int = MAX_FILE,
+) -> list[str | bytes]:
+    """Return the events of a whole run's stdout, each checked by `read`.
+
+    A wanted file is answered when `late` more chunks have come.
+    """
+    parser = Parser(markers, max_value=max_value, max_file=max_file)
+    events: list[str | bytes] = []
+    waited = 0
+    for chunk, flush in chunks_of(stdout, chunking):
+        events += read(parser.feed(chunk))
+        if flush:
+            events += read(parser.flush())
+        waited += 1
+        while parser.wanted is not None and waited > late:
+            events += read(answer(parser))
+            waited = 0
+    while parser.wanted is not None:
+        events += read(answer(parser))
+    events += read(parser.finish())
+    while parser.wanted is not None:
+        events += read(answer(parser))
+    return events
+
+
+chunkings = st.lists(st.builds(Chunk, st.integers(1, 12), st.booleans()), max_size=8)
+
+# The parts of stdout
+
+_BEGINS = (MARKERS.data_begin, MARKERS.file_begin)
+_MARKERS = (*_BEGINS, MARKERS.data_end, MARKERS.file_end)
+
+_characters = st.sampled_from(
+    [b"a", b" ", b"\t", b"\r", b'"', b"\\", b"\0", b"\x1b", b"\x7f", b"~", b"~D", b"D", b"B"]
+    + [c.encode() for c in ("é", "€", "😀", "\x85", "\u2028", "\ufeff", "\ufffd")]
+)
+_bad_bytes = st.sampled_from(
+    [b"\xff", b"\x80", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xc0\xaf"]
+)
+_near_markers = st.sampled_from(
+    [
+        line
+        for marker in _MARKERS
+        for line in (
+            marker[:1],
+            marker[:-1],
+            marker[1:],
+            marker + b"x",
+            marker + b"\r",
+            marker + b" ",
+            b" " + marker,
+            b"x" + marker,
+            marker + marker,
+        )
+    ]
+    + [MARKERS.data_end, MARKERS.file_end]  # which mean nothing outside a block
+)
+_line = st.one_of(
+    st.just(b""),
+    _near_markers,
+    st.lists(st.one_of(_characters, _bad_bytes), max_size=6).map(b"".join),
+)
+
+texts = (
+    st.lists(_line, max_size=5)
+    .map(b"\n".join)
+    .filter(lambda text: not any(line in _BEGINS for line in text.split(b"\n")))
+)
+"""Bytes that are nothing but text wherever they stand: no line of them is a begin marker."""
+
+any_bytes = st.one_of(
+    st.binary(max_size=60),
+    st.lists(
+        st.one_of(
+            st.sampled_from([m + b"\n" for m in _MARKERS]),
+            st.sampled_from([b"\n", *_MARKERS]),
+            st.sampled_from([b"X-SEGI-As: path\n", b'Content-Disposition: a; filename="b"\n']),
+            st.sampled_from([b"1\n", b"{}\n", b"[\n", b"\n\n"]),
+            _characters,
+            _bad_bytes,
+        ),
+        max_size=14,
+    ).map(b"".join),
+)
+"""Anything an evaluator may print, marker pieces in any order among it."""
+
+_json = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=4),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=2), inner, max_size=2)
+    ),
+    max_leaves=3,
+)
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+_values = st.one_of(
+    _json.map(_dump).filter(lambda value: len(value) <= MAX_VALUE - 2),
+    st.sampled_from([b"1e400", b"1.0", b"-0", b"12345678901234567890123", b'{"a" : [ ] }', b'""']),
+)
+_padding = st.sampled_from([b"", b" ", b"\t", b"\r"])
+_no_values = st.sampled_from(
+    [
+        *(b"", b" ", b"NaN", b"-Infinity", b"{", b"01", b"[1,]", b"1 2", b"'a'", b"\xff", b"~"),
+        *(b"~DEx", MARKERS.file_end, b'"' + b"x" * MAX_VALUE + b'"', b"[" * (MAX_VALUE + 1)),
+    ]
+)
+
+
+@attrs.frozen
+class Block:
+    """A block as printed, its begin marker first; `ended` when the end marker is there too."""
+
+    printed: bytes
+    events: tuple[Event, ...]
+    ended: bool = True
+
+
+@st.composite
+def data_blocks(draw: st.DrawFn, *, ended: bool = True) -> Block:
+    """Draw a data block; a line of it that is no JSON is one error and spoils no other."""
+    lines = [MARKERS.data_begin]
+    events: list[Event] = []
+    for good in draw(st.lists(st.booleans(), max_size=4)):
+        if good:
+            value = draw(_values)
+            lines.append(draw(_padding) + value + draw(_padding))
+            events.append(value)
+        else:
+            lines.append(draw(_no_values))
+            events.append(Broken())
+    if ended:
+        lines.append(MARKERS.data_end)
+    else:
+        events.append(Broken())
+    return Block(b"\n".join(lines) + b"\n", tuple(events), ended)
+
+
+_bodies = (
+    st.one_of(
+        st.lists(
+            st.one_of(_characters, _bad_bytes, st.just(b"\n"), st.sampled_from(_MARKERS)),
+            max_size=8,
+        ).map(b"".join),
+        st.just(b"x" * MAX_FILE),
+    )
+    .filter(lambda body: MARKERS.file_end not in body.split(b"\n"))
+    .filter(lambda body: len(body) <= MAX_FILE)
+)
+_names = st.sampled_from(["report.svg", "a b", "ö.txt", "😀"])
+
+
+@st.composite
+def file_blocks(draw: st.DrawFn) -> Block:
+    """Draw a file block of any kind: content, path, refused path, broken."""
+    name = draw(_names)
+    headers = [f'Content-Disposition: attachment; filename="{name}"']
+    content_type = "application/octet-stream"
+    if draw(st.booleans()):
+        content_type = "image/svg+xml"
+        headers.append(f"Content-Type: {content_type}")
+    kind = draw(st.sampled_from(["content", "path", "refused", "overlong", "headless", "unknown"]))
+    body = draw(_bodies)
+    event: Event = Broken()
+    match kind:
+        case "content":
+            event = File(name, content_type, body)
+        case "path":
+            headers.append("X-SEGI-As: path")
+            body = b"out/file.txt"
+            event = File(name, content_type, body)
+        case "refused":
+            headers.append("X-SEGI-As: PATH ")
+            body = b"refused"
+        case "overlong":
+            body += b"x" * (MAX_FILE + 1)
+        case "unknown":
+            headers.append("X-SEGI-As: shell")
+    printed = "\n".join(headers).encode() + b"\n"
+    if kind != "headless":
+        printed += b"\n" + body + b"\n"
+    return Block(MARKERS.file_begin + b"\n" + printed + MARKERS.file_end + b"\n", (event,))
+
+
+@attrs.frozen
+class Stream:
+    """A whole run's stdout, and the events (text joined) that it means."""
+
+    stdout: bytes
+    events: list[Event]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Stream:
+    """Draw text and blocks by turns, and put them together as SEGI has it."""
+    stdout = b""
+    events: list[Event] = []
+    broken_off = False
+    for kind in draw(st.lists(st.sampled_from(["data", "data", "file", "broken off"]), max_size=4)):
+        # Where a block broke off, only another one's begin marker brings back ordinary text.
+        text = b"" if broken_off else draw(texts)
+        if text:
+            events.append(text.decode("utf-8", "replace"))
+        # The terminator before a block is the block's, even where none is needed.
+        if text or (not broken_off and draw(st.booleans())):
+            text += b"\n"
+        block = draw(file_blocks() if kind == "file" else data_blocks(ended=kind == "data"))
+        stdout += text + block.printed
+        events += block.events
+        broken_off = not block.ended
+    text = b"" if broken_off else draw(texts)
+    if text:
+        events.append(text.decode("utf-8", "replace"))
+    elif stdout.endswith(b"\n") and not (broken_off and stdout.endswith(b"\n\n")):
+        # The end of stdout ends its last line too, unless that has nothing on it.
+        stdout = stdout[: -draw(st.integers(0, 1)) or None]
+    return Stream(stdout + text, joined(events))

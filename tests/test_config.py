@@ -1,0 +1,210 @@
+"""`tawebeval.config`, and `etc/tawebeval.toml` that shows it to operators."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, Section, parse_configuration
+from tawebeval.errors import ConfigurationError
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "etc" / "tawebeval.toml"
+
+
+def settings_of(section: type[Section], prefix: str = "") -> Iterator[str]:
+    """Yield the path of every setting, those of a table after the table's own name."""
+    for field in msgspec.structs.fields(section):
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            yield from settings_of(field.type, f"{field.name}.")
+        else:
+            yield prefix + field.name
+
+
+class DefaultTests(SynchronousTestCase):
+    """What holds where nothing is said."""
+
+    def test_empty(self) -> None:
+        """Without any configuration at all there is one that works."""
+        self.assertEqual(parse_configuration(""), Configuration())
+        self.assertEqual(parse_configuration("[limits]\n[polls]"), Configuration())
+
+    def test_safe(self) -> None:
+        """The defaults are reachable from this machine only, and fetch over https only."""
+        configuration = Configuration()
+        self.assertEqual(configuration.listen, ("tcp:8080:interface=127.0.0.1",))
+        self.assertEqual(configuration.repositories.protocols, ("https",))
+        self.assertEqual(configuration.evaluations.environment, {})
+
+    def test_contract(self) -> None:
+        """The contract names one default: nobody asks for 15 minutes."""
+        self.assertEqual(Configuration().evaluations.abandon_after, 15 * 60)
+
+    def test_defaults_are_in_range(self) -> None:
+        """Written out and read back, each default passes."""
+        written = msgspec.to_builtins(Configuration())
+        self.assertEqual(msgspec.convert(written, Configuration), Configuration())
+
+
+class ParseTests(SynchronousTestCase):
+    """What a file may say."""
+
+    def test_settings(self) -> None:
+        """Each kind of setting comes through, and leaves the others as they are."""
+        configuration = parse_configuration(
+            """
+            listen = ["tcp:1", "unix:/run/x"]
+            [repositories]
+            protocols = ["file", "https", "http", "git", "ssh"]
+            [evaluations]
+            running = 3
+            grace = 0.5
+            environment = { PATH = "/bin", _x9 = "" }
+            [limits]
+            wall_clock = 10
+            """
+        )
+        self.assertEqual(configuration.listen, ("tcp:1", "unix:/run/x"))
+        self.assertEqual(
+            configuration.repositories.protocols, ("file", "https", "http", "git", "ssh")
+        )
+        self.assertEqual(configuration.evaluations.running, 3)
+        self.assertEqual(configuration.evaluations.grace, 0.5)
+        self.assertEqual(configuration.evaluations.environment, {"PATH": "/bin", "_x9": ""})
+        self.assertEqual(configuration.limits.wall_clock, 10)
+        self.assertEqual(configuration.evaluations.queued, 1000)
+        self.assertEqual(configuration.buffers, Configuration().buffers)
+
+    def test_bounds(self) -> None:
+        """The ends of each range belong to it."""
+        for text in (
+            "evaluations = { running = 0, queued = 0 }",
+            "evaluations = { running = 1_000_000, queued = 1_000_000 }",
+            "limits = { file = 1024, fields = 1, wall_clock = 0.001 }",
+            f"limits = {{ file = {2**50}, fields = 1_000_000_000, wall_clock = 1e9 }}",
+            "polls = { wait = 0 }",
+            "polls = { wait = 3600 }",
+        ):
+            parse_configuration(text)
+
+
+class ErrorTests(SynchronousTestCase):
+    """What stops the start, and what it says."""
+
+    def check(self, text: str, start: str) -> None:
+        """Hold that `text` is refused by a one-line message that begins with `start`."""
+        error = self.assertRaises(ConfigurationError, parse_configuration, text)
+        self.assertTrue(str(error).startswith(start), str(error))
+        self.assertTrue(str(error).isprintable(), str(error))
+
+    def test_unknown_key(self) -> None:
+        """A key that there is not is named with its path."""
+        self.check("listne = ['tcp:1']", "listne: there is no such setting")
+        self.check("[limits]\nfiel = 1", "limits.fiel: there is no such setting")
+        self.check("[limit]\nfile = 2048", "limit: there is no such setting")
+        self.check("[limits.file]\nsize = 1", "limits.file: Expected `int`")
+
+    def test_strange_key(self) -> None:
+        """So is one that nobody would write."""
+        self.check("[limits]\n'a`b' = 1", "limits.a`b: there is no such setting")
+        self.check("'a - at b' = 1", "a - at b: there is no such setting")
+
+    def test_wrong_type(self) -> None:
+        """A value of a wrong type names the key's path and both types."""
+        for text, start in (
+            ("limits = 1", "limits: Expected `object`, got `int`"),
+            ("[limits]\nfile = '2 MB'", "limits.file: Expected `int`, got `str`"),
+            ("[limits]\nfile = true", "limits.file: Expected `int`, got `bool`"),
+            ("[limits]\nfile = 2048.0", "limits.file: Expected `int`, got `float`"),
+            ("[limits]\nfile = 1979-05-27", "limits.file: Expected `int`, got `date`"),
+            ("[limits]\nwall_clock = '5'", "limits.wall_clock: Expected `float`, got `str`"),
+            ("listen = 'tcp:1'", "listen: Expected `array`, got `str`"),
+            ("listen = [8080]", "listen[0]: Expected `str`, got `int`"),
+            ("[evaluations.environment]\nA = 1", "evaluations.environment"),
+        ):
+            self.check(text, start)
+
+    def test_out_of_range(self) -> None:
+        """A value out of range names the key's path and the range; so do nan and inf."""
+        for text, start in (
+            ("listen = []", "listen: Expected `array` of length >= 1"),
+            ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
+            ("[repositories]\ncache = 1023", "repositories.cache: Expected `int` >= 1024"),
+            ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
+            ("[evaluations]\nrunning = -1", "evaluations.running: Expected `int` >= 0"),
+            ("[evaluations]\nrunning = 1_000_001", "evaluations.running: "),
+            ("[evaluations]\nqueued = -1", "evaluations.queued: "),
+            ("[evaluations]\nqueued = 1_000_001", "evaluations.queued: "),
+            ("[evaluations]\ngrace = 0.0", "evaluations.grace: "),
+            ("[evaluations]\nabandon_after = -1", "evaluations.abandon_after: "),
+            ("[evaluations.environment]\n1A = ''", "evaluations.environment: "),
+            ("[evaluations.environment]\n'A=B' = ''", "evaluations.environment: "),
+            ("[limits]\nrequest_body = 0", "limits.request_body: "),
+            ("[limits]\nfields = 0", "limits.fields: Expected `int` >= 1"),
+            ("[limits]\nfields = 1_000_000_001", "limits.fields: "),
+            (f"[limits]\nfile = {2**50 + 1}", "limits.file: Expected `int` <= "),
+            (f"[limits]\nfile = {10**30}", "limits.file: Expected `int` <= "),
+            ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
+            ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
+            ("[limits]\nwall_clock = 1_000_000_001", "limits.wall_clock: "),
+            ("[buffers]\npage = 1", "buffers.page: "),
+            ("[buffers]\nevaluation = 1", "buffers.evaluation: "),
+            ("[polls]\nwait = -1", "polls.wait: Expected `float` >= 0"),
+            ("[polls]\nwait = 3601", "polls.wait: Expected `float` <= 3600"),
+        ):
+            self.check(text, start)
+
+    def test_environment_name_with_a_line_end(self) -> None:
+        """A name of a variable is one whole word, without a line's end after it."""
+        self.check('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: ")
+
+    def test_no_toml(self) -> None:
+        """What is no TOML says where."""
+        self.check("listen", "the configuration is not TOML: ")
+        self.check("x = 1\nx = 2", "the configuration is not TOML: ")
+        error = self.assertRaises(ConfigurationError, parse_configuration, "a = 1\nb = = 2")
+        self.assertIn("line 2", str(error))
+
+    def test_huge_number(self) -> None:
+        """A number that Python refuses to read at all is an error like the others."""
+        self.check("[limits]\nfile = " + "1" * 5000, "the configuration")
+
+
+class ExampleTests(SynchronousTestCase):
+    """`etc/tawebeval.toml` shows what the code has, and explains it."""
+
+    def test_defaults(self) -> None:
+        """As it stands, the file changes nothing."""
+        self.assertEqual(parse_configuration(EXAMPLE.read_text("utf-8")), Configuration())
+
+    def test_complete(self) -> None:
+        """It has every setting, and none that there is not, in the order of the code."""
+        shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
+        paths = [
+            f"{name}.{key}" if key else name
+            for name, value in shown.items()
+            for key in (value if isinstance(value, dict) else [""])
+        ]
+        self.assertEqual(paths, list(settings_of(Configuration)))
+
+    def test_values(self) -> None:
+        """Each value is the default, not one that only passes for it."""
+        shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
+        self.assertEqual(shown, msgspec.json.decode(msgspec.json.encode(Configuration())))
+
+    def test_explained(self) -> None:
+        """Before each setting and each table stands a comment; sizes and times have units."""
+        lines = EXAMPLE.read_text("utf-8").splitlines()
+        for number, line in enumerate(lines):
+            if re.match(r"\[|\w+ = ", line):
+                comment = ""
+                while lines[number - 1].startswith("#"):
+                    number -= 1
+                    comment = lines[number] + comment
+                self.assertTrue(comment, line)
+                if re.search(r"= [\d_]+$", line):
+                    self.assertRegex(comment, r"^# (Bytes|Seconds|Number)\b", line)

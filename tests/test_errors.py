@@ -1,0 +1,78 @@
+"""`tawebeval.errors`: what errors carry to those who show them."""
+
+from __future__ import annotations
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import errors
+
+
+class RequestErrorTests(SynchronousTestCase):
+    """Errors that refuse a request."""
+
+    def test_detail_and_members(self) -> None:
+        """The sentence and the further members of the problem document."""
+        error = errors.TooLarge("too much", limit=5)
+        self.assertEqual(
+            (str(error), error.detail, error.members), ("too much",) * 2 + ({"limit": 5},)
+        )
+        self.assertEqual(errors.UnsupportedMediaType("x").members, {})
+
+    def test_field(self) -> None:
+        """A refused field is named in the sentence and as a member."""
+        error = errors.InvalidField("seed", "is too large")
+        self.assertEqual(error.detail, "seed: is too large")
+        self.assertEqual(error.members, {"field": "seed"})
+
+    def test_oldest(self) -> None:
+        """A discarded cursor tells the oldest usable one."""
+        error = errors.DiscardedCursor("17")
+        self.assertEqual(error.members, {"oldest": "17"})
+        self.assertIn("17", error.detail)
+
+    def test_busy(self) -> None:
+        """A full server tells when to come again, in seconds."""
+        self.assertEqual(errors.Busy("full", 5).retry_after, 5)
+
+    def test_sentences(self) -> None:
+        """Errors that always say the same say something, and apart from each other."""
+        unknown, gone = errors.UnknownEvaluation(), errors.EvaluationGone()
+        self.assertTrue(unknown.detail)
+        self.assertTrue(gone.detail)
+        self.assertNotEqual(unknown.detail, gone.detail)
+
+
+class EvaluationErrorTests(SynchronousTestCase):
+    """Errors that end an evaluation."""
+
+    def test_fields(self) -> None:
+        """Reason, sentence and members; the sentence is what people see."""
+        error = errors.EvaluationError("exit", "status 3", {"status": 3})
+        self.assertEqual(
+            (error.reason, error.message, error.members), ("exit", "status 3", {"status": 3})
+        )
+        self.assertEqual(str(error), "status 3")
+        self.assertEqual(errors.EvaluationError("lost", "x").members, {})
+
+    def test_is_fixed(self) -> None:
+        """It is a value, and yet can be raised, chained and annotated as exceptions are."""
+        error = errors.EvaluationError("lost", "gone")
+        with self.assertRaises(attrs.exceptions.FrozenInstanceError):
+            error.reason = "exit"
+        with self.assertRaises(errors.EvaluationError) as caught:
+            raise error from ValueError()
+        self.assertIs(caught.exception, error)
+        self.assertIsInstance(error.__cause__, ValueError)
+        self.assertIs(error.with_traceback(None), error)
+
+
+class FamilyTests(SynchronousTestCase):
+    """The two families, and the one root."""
+
+    def test_root(self) -> None:
+        """Whatever the project reports can be caught as one."""
+        for value in vars(errors).values():
+            if isinstance(value, type) and issubclass(value, Exception):
+                self.assertTrue(issubclass(value, errors.TawebevalError), value)
+        self.assertFalse(issubclass(errors.EvaluationError, errors.RequestError))

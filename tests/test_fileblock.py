@@ -1,0 +1,244 @@
+"""`tawebeval.fileblock`: what stands between the file markers (contract, section 4)."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.fileblock import MAX_HEADERS, File, FileBlock, FileBlockError, WantedFile
+from tawebeval.filenames import MAX_BYTES
+from tests.strategies import any_bytes
+
+END = b"~FE"
+LIMIT = 100
+
+PARAMETER_PIECES = (
+    *("*", "=", "'", "''", "utf-8", "undefined", "idna", "rot13", "%", "ff", "0", "1", "9999", '"'),
+    *(";", " ", "\n ", "\\", "=?utf-8?q?", "?=", "é", "\0", ",", "(", ")", "<", "filename"),
+)
+
+
+def parse(block: bytes, limit: int = LIMIT) -> File | WantedFile:
+    """Take a block whose end marker is to be added."""
+    gathered = FileBlock(END, limit)
+    assert gathered.feed(block + b"\n" + END + b"\n") == b""
+    return gathered.parse()
+
+
+def parse_bytewise(block: bytes, limit: int = LIMIT) -> File | WantedFile:
+    """Do the same byte by byte."""
+    gathered = FileBlock(END, limit)
+    *most, last = block + b"\n" + END + b"\n"
+    for byte in most:
+        assert gathered.feed(bytes([byte])) is None
+    assert gathered.feed(bytes([last])) == b""
+    return gathered.parse()
+
+
+class FeedTests(SynchronousTestCase):
+    """Finding the end."""
+
+    def test_rest(self) -> None:
+        """What follows the end marker's line is given back, byte for byte."""
+        for rest in (b"", b"x", b"\n", b"\n~FE\n", b"~FE\n"):
+            self.assertEqual(FileBlock(END, LIMIT).feed(b"\nbody\n~FE\n" + rest), rest)
+
+    def test_not_yet(self) -> None:
+        """Before the whole marker with its terminator has come, nothing is over."""
+        block = FileBlock(END, LIMIT)
+        for part in (b"\nbody\n", b"~F", b"E"):
+            self.assertIs(block.feed(part), None)
+        self.assertEqual(block.feed(b"\nrest"), b"rest")
+        self.assertEqual(block.parse(), File("file", "application/octet-stream", b"body"))
+
+    def test_first_line(self) -> None:
+        """The end marker may stand on the first line, before any header."""
+        block = FileBlock(END, LIMIT)
+        self.assertEqual(block.feed(b"~FE\nrest"), b"rest")
+        self.assertRaises(FileBlockError, block.parse)
+
+    def test_whole_lines_only(self) -> None:
+        """With anything before or after it the end marker is part of the body."""
+        body = b" ~FE\n~FE \n~FE\r\nx~FE\n~FEx"
+        self.assertEqual(parse(b"\n" + body), File("file", "application/octet-stream", body))
+
+    def test_empty_line_shared(self) -> None:
+        """The empty line after the headers may be the terminator before the end marker."""
+        block = FileBlock(END, LIMIT)
+        self.assertEqual(block.feed(b"Content-Type: a/b\n\n~FE\n"), b"")
+        self.assertEqual(block.parse(), File("file", "a/b", b""))
+
+    @given(any_bytes, st.lists(st.integers(1, 9)))
+    def test_chunks(self, data: bytes, sizes: list[int]) -> None:
+        """Cut anywhere, the block ends at the same place and says the same."""
+        data += b"\n~FE\nrest"
+        whole, cut = FileBlock(END, 10), FileBlock(END, 10)
+        rest = whole.feed(data)
+        assert rest is not None
+        for size in sizes:
+            if len(data) - size <= len(rest):
+                break
+            assert cut.feed(data[:size]) is None
+            data = data[size:]
+        assert cut.feed(data) == rest
+        assert outcome(cut) == outcome(whole)
+
+
+def outcome(block: FileBlock) -> object:
+    """Return what a block says, be it an error; any other exception goes through."""
+    try:
+        return block.parse()
+    except FileBlockError as error:
+        return str(error)
+
+
+class HeaderTests(SynchronousTestCase):
+    """The headers."""
+
+    def test_all(self) -> None:
+        """Each header is understood, whatever the case of its name."""
+        block = (
+            b"content-TYPE: image/svg+xml\n"
+            b'CONTENT-disposition: attachment; filename="report.svg"\n'
+            b"x-segi-as: Content\n"
+            b"X-Other: ignored\n"
+            b"\n<svg/>"
+        )
+        self.assertEqual(parse(block), File("report.svg", "image/svg+xml", b"<svg/>"))
+
+    def test_none(self) -> None:
+        """Without headers there is still a name and a type."""
+        self.assertEqual(parse(b"\nx"), File("file", "application/octet-stream", b"x"))
+
+    def test_path(self) -> None:
+        """With `X-SEGI-As: path` the body is a path, kept as it was written."""
+        self.assertEqual(
+            parse(b"Content-Type: a/b\nX-SEGI-As: path\n\n../out/a b.txt"),
+            WantedFile("a b.txt", "a/b", "../out/a b.txt"),
+        )
+
+    def test_path_with_a_name(self) -> None:
+        """A name in the headers goes before the path's own."""
+        headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
+        self.assertEqual(
+            parse(headers + b"dir/a"), WantedFile("b", "application/octet-stream", "dir/a")
+        )
+        # Then the path is whatever names a file for the system, UTF-8 or not.
+        wanted = parse(headers + b"dir/\xff\n")
+        self.assertEqual(wanted, WantedFile("b", "application/octet-stream", "dir/\udcff\n"))
+
+    def test_path_that_is_no_name(self) -> None:
+        """Without a name in the headers the path must end in one that can be shown."""
+        for path in (b"", b"/", b"dir/", b"dir/..", b".", b"a\0b", b"a\xff", b"x" * 300):
+            with self.assertRaises(FileBlockError):
+                parse(b"X-SEGI-As: path\n\n" + path, 1000)
+
+    def test_unknown_kind(self) -> None:
+        """Any other `X-SEGI-As` is refused, and shown."""
+        for kind in ("", "shell", "content, path"):
+            with self.assertRaises(FileBlockError) as caught:
+                parse(f"X-SEGI-As: {kind}\n\nx".encode())
+            self.assertIn(repr(kind), str(caught.exception))
+
+    def test_no_empty_line(self) -> None:
+        """Headers that no empty line ends are refused."""
+        for block in (b"Content-Type: a/b", b"Content-Type: a/b\nbody", b"body"):
+            with self.assertRaises(FileBlockError):
+                parse(block)
+
+    def test_names(self) -> None:
+        """A file name is reduced to its base name, and a default where it is empty."""
+        for name, base in (
+            ("a.txt", "a.txt"),
+            ("dir/a.txt", "a.txt"),
+            (r"C:\\dir\\a.txt", "a.txt"),
+            ("../../a", "a"),
+            ("", "file"),
+            ("ö 😀.txt", "ö 😀.txt"),
+        ):
+            header = f'Content-Disposition: attachment; filename="{name}"\n\n'
+            self.assertEqual(parse(header.encode()).filename, base, name)
+
+    def test_bad_names(self) -> None:
+        """What is no name for a file is refused."""
+        for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_BYTES + 1)):
+            header = f'Content-Disposition: attachment; filename="{name}"\n\n'
+            with self.assertRaises(FileBlockError, msg=name):
+                parse(header.encode())
+
+    def test_encoded_name(self) -> None:
+        """A name may be encoded as RFC 2231 has it."""
+        header = b"Content-Disposition: attachment; filename*=utf-8''%C3%B6.txt\n\n"
+        self.assertEqual(parse(header).filename, "ö.txt")
+
+    def test_strangely_encoded_name(self) -> None:
+        """What the standard library cannot decode is an error of the block, and no other."""
+        for parameter in (
+            b"filename*=undefined''x",
+            b"filename*=idna''\xc3\xa9",
+            b"filename*=punycode''%ff",
+            b"filename*=a\0b''x",
+            b"filename*=hex''x",
+            b"filename*=utf-7''+2AA-",
+            b"filename*" + b"1" * 5000 + b"=x",
+        ):
+            block = FileBlock(END, LIMIT)
+            block.feed(b"Content-Disposition: attachment; " + parameter + b"\n\nx\n~FE\n")
+            outcome(block)
+
+    @given(any_bytes)
+    def test_any_bytes(self, data: bytes) -> None:
+        """Whatever the block is, `parse` returns a file or raises FileBlockError."""
+        block = FileBlock(END, 10)
+        if block.feed(data) is None:
+            block.feed(b"\n~FE\n")
+        outcome(block)
+
+    @given(st.lists(st.sampled_from(PARAMETER_PIECES)).map("".join))
+    def test_any_parameter(self, parameter: str) -> None:
+        """However odd the headers, the same holds."""
+        block = FileBlock(END, 10)
+        block.feed(f"Content-Disposition: a; filename{parameter}\n\nx\n~FE\n".encode())
+        outcome(block)
+
+
+class LimitTests(SynchronousTestCase):
+    """Sizes."""
+
+    def test_body(self) -> None:
+        """A body of the limit passes, one byte more does not, whole or byte by byte."""
+        for take in (parse, parse_bytewise):
+            self.assertEqual(len(take(b"\n" + b"x" * LIMIT).content), LIMIT)
+            with self.assertRaises(FileBlockError) as caught:
+                take(b"\n" + b"x" * (LIMIT + 1))
+            self.assertIn("100 bytes", str(caught.exception))
+
+    def test_far_over(self) -> None:
+        """So is a body over every bound, and what it had is not kept."""
+        for take in (parse, parse_bytewise):
+            with self.assertRaises(FileBlockError):
+                take(b"\n" + b"x\n" * 20_000)
+
+    def test_end_after_too_much(self) -> None:
+        """The end of a block that is not kept any more is found where its marker is cut."""
+        for at in range(1, 5):
+            block = FileBlock(END, LIMIT)
+            self.assertIs(block.feed(b"\n" + b"x" * 20_000 + b"\n~FE\n"[:at]), None)
+            self.assertEqual(block.feed(b"\n~FE\n"[at:] + b"rest"), b"rest")
+            self.assertRaises(FileBlockError, block.parse)
+
+    def test_headers(self) -> None:
+        """Headers are bounded as well, apart from the body."""
+        line = b"X-Long: "
+        longest = line + b"x" * (MAX_HEADERS - len(line) - 1)
+        self.assertEqual(parse(longest + b"\n\nx").filename, "file")
+        with self.assertRaises(FileBlockError):
+            parse(longest + b"xx\n\nx")
+
+    def test_both_at_their_limits(self) -> None:
+        """Headers and body may both be at their limits, however the block comes."""
+        line = b"X-Long: "
+        block = line + b"x" * (MAX_HEADERS - len(line) - 1) + b"\n\n" + b"x" * LIMIT
+        self.assertEqual(len(parse(block).content), LIMIT)
+        self.assertEqual(len(parse_bytewise(block).content), LIMIT)

@@ -1,0 +1,122 @@
+"""`tawebeval.identity`: identifiers that prove where they were issued (contract, section 3)."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.identity import KEY_BYTES, Identities
+
+KEY = bytes(range(KEY_BYTES))
+
+
+def repeating(drawn: bytes) -> Callable[[int], bytes]:
+    """Return a source of randomness that has none."""
+    return lambda count: (drawn * count)[:count]
+
+
+draws = st.binary(min_size=1, max_size=13)
+
+
+class IssuedTests(SynchronousTestCase):
+    """What is recognised and what is not."""
+
+    def test_form(self) -> None:
+        """An identifier is 40 characters that stand in a URL as they are."""
+        identifier = Identities(KEY, os.urandom).issue()
+        self.assertTrue(re.fullmatch(r"[a-z2-7]{40}", identifier), identifier)
+
+    def test_fresh(self) -> None:
+        """No two are the same, by at least 80 random bits."""
+        asked: list[int] = []
+
+        def random(count: int) -> bytes:
+            asked.append(count)
+            return os.urandom(count)
+
+        identities = Identities(KEY, random)
+        self.assertEqual(len({identities.issue() for _ in range(100)}), 100)
+        self.assertGreaterEqual(min(asked) * 8, 80)
+
+    @given(draws)
+    def test_own(self, drawn: bytes) -> None:
+        """Its own are recognised, after a restart with the same key too."""
+        identifier = Identities(KEY, repeating(drawn)).issue()
+        assert Identities(KEY, os.urandom).issued(identifier)
+
+    @given(draws, st.binary(min_size=1, max_size=64))
+    def test_other_key(self, drawn: bytes, key: bytes) -> None:
+        """Another key's are not."""
+        if key == KEY:
+            return
+        assert not Identities(KEY, os.urandom).issued(Identities(key, repeating(drawn)).issue())
+
+    @given(
+        draws,
+        st.integers(0, 39),
+        st.one_of(st.text(max_size=2), st.sampled_from("aA=\u0131\u017f7-_")),
+    )
+    def test_mutation(self, drawn: bytes, place: int, other: str) -> None:
+        """With any one character changed, left out or added it is another's."""
+        identities = Identities(KEY, repeating(drawn))
+        identifier = identities.issue()
+        for changed in (
+            identifier[:place] + other + identifier[place + 1 :],
+            identifier[:place] + other + identifier[place:],
+            identifier[:place],
+        ):
+            assert identities.issued(changed) == (changed == identifier), changed
+
+    def test_each_character_counts(self) -> None:
+        """Every character of the identifier matters."""
+        identities = Identities(KEY, os.urandom)
+        identifier = identities.issue()
+        for place, character in enumerate(identifier):
+            other = "a" if character != "a" else "b"
+            changed = identifier[:place] + other + identifier[place + 1 :]
+            self.assertFalse(identities.issued(changed), place)
+
+    def test_case(self) -> None:
+        """There is one way to write an identifier."""
+        identifier = Identities(KEY, repeating(b"x")).issue()
+        self.assertFalse(Identities(KEY, os.urandom).issued(identifier.upper()))
+
+    def test_characters_that_change_case_to_ascii(self) -> None:
+        """No other character passes for one of `a-z`: some become those in upper case."""
+        identities = [Identities(KEY, repeating(b"%d" % number)) for number in range(500)]
+        for own, other in (
+            ("s", "\u017f"),
+            ("i", "\u0131"),
+            ("k", "\u212a"),
+            ("ss", "\xdf"),
+            ("fi", "\ufb01"),
+        ):
+            for issuer in identities:
+                identifier = issuer.issue()
+                changed = identifier.replace(own, other)
+                self.assertEqual(issuer.issued(changed), changed == identifier, changed)
+
+    @given(st.one_of(st.text(), st.from_regex(r"[a-z2-7=]{0,56}"), st.text("a=\0é\ud800\n ")))
+    def test_garbage(self, identifier: str) -> None:
+        """Anything else is not, and raises nothing."""
+        assert not Identities(KEY, os.urandom).issued(identifier)
+
+    def test_secrets_are_not_shown(self) -> None:
+        """The key is in no representation, which may end in a log."""
+        self.assertNotIn(repr(KEY)[2:-1], repr(Identities(KEY, os.urandom)))
+
+    def test_key_size(self) -> None:
+        """The key has 256 bits."""
+        self.assertEqual(KEY_BYTES, 32)
+
+    def test_known(self) -> None:
+        """An identifier that was issued once stays valid in later versions."""
+        self.assertEqual(
+            Identities(KEY, repeating(b"\0")).issue(),
+            "aaaaaaaaaaaaaaaaaaaaashy5uyx6gkm4qzx6j67",
+        )

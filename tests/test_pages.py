@@ -1,0 +1,339 @@
+"""`tawebeval.pages`: cursors and pages as the wire shows them (contract, section 3)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import DiscardedCursor, InvalidCursor
+from tawebeval.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, read_page
+from tawebeval.ring import Ring
+
+PLENTY = 10**9
+
+
+def ring_of(*payloads: bytes, closed: bool = False) -> Ring:
+    """Return a ring of data events, one batch each."""
+    ring = Ring()
+    for payload in payloads:
+        ring.append(encode_data(payload))
+    if closed:
+        ring.close()
+    return ring
+
+
+class PageTests(SynchronousTestCase):
+    """Pages, case by case."""
+
+    def check(self, ring: Ring, after: str | None, end: str | None, data: list[object]) -> Page:
+        """Hold the page after a cursor against what it must say, as JSON."""
+        page = read_page(ring, after, PLENTY)
+        self.assertEqual(
+            json.loads(page.encode()),
+            {"begin": after, "end": end, "data": [{"type": "data", "payload": p} for p in data]},
+        )
+        return page
+
+    def test_first_page(self) -> None:
+        """Without `after` a page begins with null."""
+        self.check(ring_of(b"1", b"2"), None, "2", [1, 2])
+
+    def test_first_page_with_nothing_yet(self) -> None:
+        """The first page's end is never null, where every client would stop."""
+        self.check(ring_of(), None, "0", [])
+
+    def test_first_page_again(self) -> None:
+        """The cursor before the first event gives what null gives, and begins with itself."""
+        self.check(ring_of(b"1"), "0", "1", [1])
+
+    def test_next_page(self) -> None:
+        """`begin` is exactly `after`, and the page goes on there."""
+        ring = ring_of(b"1", b"2", b"3")
+        self.check(ring, "2", "3", [3])
+
+    def test_nothing_new(self) -> None:
+        """Running and nothing new: no events, and end is begin."""
+        page = self.check(ring_of(b"1"), "1", "1", [])
+        self.assertFalse(page.final)
+
+    def test_last_page(self) -> None:
+        """The page that reaches the end of what is finished has the dummy end."""
+        page = self.check(ring_of(b"1", b"2", closed=True), None, DUMMY_END, [1, 2])
+        self.assertTrue(page.final)
+        page = self.check(ring_of(b"1", b"2", closed=True), "1", DUMMY_END, [2])
+        self.assertTrue(page.final)
+
+    def test_finished_with_nothing_more(self) -> None:
+        """So has an empty page, when the end came after the last event was read."""
+        self.assertTrue(self.check(ring_of(b"1", closed=True), "1", DUMMY_END, []).final)
+        self.assertTrue(self.check(ring_of(closed=True), None, DUMMY_END, []).final)
+
+    def test_finished_but_not_read(self) -> None:
+        """A page that stops short of the end has no dummy end."""
+        ring = ring_of(b"1", b"2", closed=True)
+        page = read_page(ring, None, 1)
+        self.assertEqual((page.begin, page.end, page.final), (None, "1", False))
+        self.assertEqual(page.events, encode_data(b"1"))
+
+    def test_after_the_dummy_end(self) -> None:
+        """The dummy end is followed by an empty page with null as its end, for ever."""
+        page = after_the_end()
+        self.assertEqual(json.loads(page.encode()), {"begin": DUMMY_END, "end": None, "data": []})
+        self.assertTrue(page.final)
+        self.assertEqual(page, after_the_end())
+
+    def test_dummy_end_of_what_runs(self) -> None:
+        """While events may come nobody can have got the dummy end: it lies beyond the newest."""
+        ring = ring_of(b"1")
+        self.assertRaises(InvalidCursor, read_page, ring, DUMMY_END, PLENTY)
+        self.assertEqual(ring.oldest, 0)
+
+    def test_acknowledges(self) -> None:
+        """Asking after a cursor discards what lies before it, and that alone."""
+        ring = ring_of(b"1", b"2", b"3")
+        read_page(ring, None, PLENTY)
+        self.assertEqual(ring.oldest, 0)
+        read_page(ring, "2", PLENTY)
+        self.assertEqual(ring.oldest, 2)
+
+    def test_repeatable(self) -> None:
+        """The same `after` gives the same events, and more when there are more."""
+        ring = ring_of(b"1", b"2")
+        self.check(ring, "1", "2", [2])
+        self.check(ring, "1", "2", [2])
+        ring.append(encode_data(b"3"))
+        self.check(ring, "1", "3", [2, 3])
+
+    def test_discarded(self) -> None:
+        """A cursor before what was discarded is refused, with the oldest usable one."""
+        ring = ring_of(b"1", b"2", b"3")
+        read_page(ring, "2", PLENTY)
+        for after in (None, "0", "1"):
+            error = self.assertRaises(DiscardedCursor, read_page, ring, after, PLENTY)
+            self.assertEqual(error.members, {"oldest": "2"})
+        self.check(ring, "2", "3", [3])
+
+    def test_beyond(self) -> None:
+        """A cursor beyond the newest event is refused, and discards nothing."""
+        ring = ring_of(b"1")
+        for after in ("2", "3", "9" * 18):
+            self.assertRaises(InvalidCursor, read_page, ring, after, PLENTY)
+        self.assertEqual((ring.oldest, ring.size), (0, len(encode_data(b"1").lines)))
+
+    def test_bounded(self) -> None:
+        """A page is bounded in bytes; one event is always let through."""
+        ring = Ring()
+        ring.append(encode_text(b"a\nb\nc"))
+        line = len(encode_text(b"a").lines)
+        page = read_page(ring, None, 2 * line + 1)
+        self.assertEqual((page.events.count, page.end), (2, "2"))
+        page = read_page(ring, "2", 0)
+        self.assertEqual((page.events.count, page.end), (1, "3"))
+
+
+class EncodeTests(SynchronousTestCase):
+    """A page as JSON."""
+
+    def test_bytes(self) -> None:
+        """The form on the wire."""
+        page = Page(None, "2", encode_text(b"a\n"))
+        self.assertEqual(
+            page.encode(),
+            b'{"begin":null,"end":"2","data":'
+            b'[{"type":"text","payload":"a"},{"type":"text","payload":"\\n"}]}',
+        )
+
+    def test_empty(self) -> None:
+        """A page without events."""
+        self.assertEqual(Page("7", "7", NOTHING).encode(), b'{"begin":"7","end":"7","data":[]}')
+
+
+class CursorTests(SynchronousTestCase):
+    """`after` as clients send it."""
+
+    def test_absent(self) -> None:
+        """Absent and empty are the same: the very beginning."""
+        self.assertIs(parse_cursor(None), None)
+        self.assertIs(parse_cursor(""), None)
+
+    def test_kept(self) -> None:
+        """A cursor is given back exactly as it came."""
+        for after in ("0", "1", "10", "9" * 18, DUMMY_END):
+            self.assertEqual(parse_cursor(after), after)
+
+    def test_refused(self) -> None:
+        """What this server never wrote is no cursor of it, number or not."""
+        for after in (
+            "00", "01", "-1", "+1", "1.0", "1e3", " 1", "1 ", "1\n", "1_0", "0x1", "x", "END",
+            "end ", "null", "None", "\u0661", "\xb2", "\uff11", "9" * 19, "9" * 5000, "\0",
+            "\ud800",
+        ):  # fmt: skip
+            self.assertRaises(InvalidCursor, parse_cursor, after)
+
+    def test_message(self) -> None:
+        """The error shows the cursor, but not at length and nothing unprintable."""
+        error = self.assertRaises(InvalidCursor, parse_cursor, "\0\ud800" + "x" * 10_000)
+        self.assertTrue(str(error).isprintable())
+        self.assertLess(len(str(error)), 300)
+
+    @given(st.one_of(st.text(), st.from_regex(r"[0-9a-z]{1,20}")))
+    def test_any(self, after: str) -> None:
+        """Whatever passes can be written into a URL without being encoded."""
+        try:
+            cursor = parse_cursor(after)
+        except InvalidCursor:
+            return
+        assert cursor is None or re.fullmatch(r"[A-Za-z0-9_-]+", cursor)
+
+
+SIZES = st.one_of(st.integers(0, 5), st.sampled_from([500, 4000, 9000, 20_000]))
+"""Sizes of payloads, around the one from which the ring does not put batches together."""
+
+
+class PagesMachine(RuleBasedStateMachine):
+    """A ring and its readers against a plain list of all events that there ever were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring = Ring()
+        self.lines: list[bytes] = []
+        self.closed = False
+        self.acknowledged = 0
+        self.cursor: str | None = None  # where one reader, who goes page by page, stands
+        self.got: list[bytes] = []  # ... and what it has
+
+    @initialize(counts=st.lists(st.integers(0, 4), max_size=4))
+    def fill(self, counts: list[int]) -> None:
+        """Begin with some events, in batches."""
+        for count in counts:
+            self.append([0] * count)
+
+    @precondition(lambda self: not self.closed)
+    @rule(sizes=st.lists(SIZES, max_size=5))
+    def append(self, sizes: list[int]) -> None:
+        """Print some events."""
+        batch = NOTHING
+        for size in sizes:
+            event = encode_data(b'"%d %s"' % (len(self.lines), b"x" * size))
+            batch += event
+            self.lines.append(event.lines)
+        self.ring.append(batch)
+
+    @precondition(lambda self: len(self.lines) > 8)
+    @rule()
+    def close(self) -> None:
+        """End the evaluator."""
+        self.ring.close()
+        self.closed = True
+
+    @rule(data=st.data(), limit=st.sampled_from([0, 1, 40, 100, 1000, 9050, PLENTY]))
+    def poll(self, data: st.DataObject, limit: int) -> None:
+        """Somebody asks after any cursor at all, which acknowledges what lies before it."""
+        after = data.draw(st.one_of(st.none(), st.integers(0, len(self.lines) + 1).map(str)))
+        begin = int(after or 0)
+        if begin > len(self.lines):
+            self.refused(InvalidCursor, after)
+        elif begin < self.acknowledged:
+            self.refused(DiscardedCursor, after)
+        else:
+            self.check(read_page(self.ring, after, limit), after, begin, limit)
+
+    @rule(limit=st.sampled_from([0, 100, 5000, PLENTY]), received=st.booleans())
+    def go_on(self, limit: int, received: bool) -> None:
+        """Ask for the reader's next page, whether it is received or has to be asked for again."""
+        if self.cursor == DUMMY_END or int(self.cursor or 0) < self.acknowledged:
+            return
+        page = read_page(self.ring, self.cursor, limit)
+        self.check(page, self.cursor, int(self.cursor or 0), limit)
+        assert page.end is not None
+        if received:
+            self.cursor = page.end
+            self.got += page.events.lines.splitlines(keepends=True)
+            assert self.got == self.lines[: len(self.got)]
+
+    @rule(data=st.data())
+    def acknowledge(self, data: st.DataObject) -> None:
+        """Take events as a stream's reader does; an older cursor changes nothing."""
+        after = data.draw(st.integers(0, len(self.lines)))
+        self.ring.acknowledge(after)
+        self.skip(after)
+
+    @rule()
+    def ask_after_the_end(self) -> None:
+        """Ask after the dummy end, which is no place in the ring."""
+        self.refused(InvalidCursor, DUMMY_END)
+
+    @rule()
+    def read_all(self) -> None:
+        """Nothing is gone that nobody has acknowledged."""
+        batch = self.ring.read(self.acknowledged, PLENTY)
+        assert batch.lines == b"".join(self.lines[self.acknowledged :])
+
+    def refused(self, error: Callable[..., Exception], after: str | None) -> None:
+        """Hold that a cursor is refused; the invariants see that nothing changed."""
+        try:
+            read_page(self.ring, after, PLENTY)
+        except (InvalidCursor, DiscardedCursor) as refusal:
+            assert type(refusal) is error
+            if isinstance(refusal, DiscardedCursor):
+                assert refusal.members["oldest"] == str(self.acknowledged)
+        else:
+            raise AssertionError(f"{after!r} was not refused")
+
+    def skip(self, after: int) -> None:
+        """Note an acknowledgement; the reader who has not come so far begins there."""
+        self.acknowledged = max(self.acknowledged, after)
+
+    def check(self, page: Page, after: str | None, begin: int, limit: int) -> None:
+        """Hold a page against the list."""
+        self.skip(begin)
+        expected: list[bytes] = []
+        for line in self.lines[begin:]:
+            if expected and sum(map(len, expected)) + len(line) > limit:
+                break
+            expected.append(line)
+            if sum(map(len, expected)) > limit:
+                break
+        assert page.events == Batch(len(expected), b"".join(expected))
+        assert page.begin == after
+        end = begin + len(expected)
+        finished = self.closed and end == len(self.lines)
+        assert page.end == (DUMMY_END if finished else str(end))
+        assert page.final == finished
+        assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end)
+        value = json.loads(page.encode())
+        assert list(value) == ["begin", "end", "data"]
+        assert (value["begin"], value["end"]) == (page.begin, page.end)
+        assert value["data"] == [json.loads(line) for line in expected]
+
+    @invariant()
+    def books_are_right(self) -> None:
+        """Cursors and size are those of the list."""
+        assert self.ring.oldest == self.acknowledged
+        assert self.ring.newest == len(self.lines)
+        assert self.ring.size == sum(map(len, self.lines[self.acknowledged :]))
+        assert self.ring.closed == self.closed
+
+
+class InterleavingTests(SynchronousTestCase):
+    """Pages under any interleaving."""
+
+    def test_pages(self) -> None:
+        """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
+        run_state_machine_as_test(
+            PagesMachine, settings=settings(max_examples=120, stateful_step_count=40)
+        )

@@ -1,0 +1,163 @@
+"""`tawebeval.ring`: the buffer by itself; test_pages has the properties of it in use."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.ring import Ring
+
+
+def numbers(first: int, count: int) -> Batch:
+    """Return `count` events, each of 31 bytes, the payload of which is its number."""
+    batch = NOTHING
+    for number in range(first, first + count):
+        batch += encode_data(b"%04d" % number)
+    return batch
+
+
+LINE = len(numbers(0, 1).lines)
+PLENTY = 10**9
+
+
+def filled(*counts: int) -> Ring:
+    """Return a ring to which batches of so many events were appended."""
+    ring = Ring()
+    for count in counts:
+        ring.append(numbers(ring.newest, count))
+    return ring
+
+
+class AppendTests(SynchronousTestCase):
+    """Growing."""
+
+    def test_new(self) -> None:
+        """A new ring is empty, open, and begins at 0."""
+        ring = Ring()
+        self.assertEqual((ring.oldest, ring.newest, ring.size, ring.closed), (0, 0, 0, False))
+        self.assertEqual(ring.read(0, PLENTY), NOTHING)
+
+    def test_append(self) -> None:
+        """Events are numbered in the order in which they come."""
+        ring = filled(1, 2, 3)
+        self.assertEqual((ring.oldest, ring.newest, ring.size), (0, 6, 6 * LINE))
+        self.assertEqual(ring.read(0, PLENTY), numbers(0, 6))
+
+    def test_nothing(self) -> None:
+        """A batch without events changes nothing."""
+        ring = filled(1)
+        ring.append(NOTHING)
+        self.assertEqual((ring.newest, ring.read(0, PLENTY)), (1, numbers(0, 1)))
+
+    def test_closed(self) -> None:
+        """A closed ring keeps what it has and takes no more."""
+        ring = filled(2)
+        ring.close()
+        self.assertTrue(ring.closed)
+        self.assertRaises(AssertionError, ring.append, numbers(2, 1))
+        self.assertEqual(ring.read(0, PLENTY), numbers(0, 2))
+
+    def test_small_batches_are_put_together(self) -> None:
+        """A thousand events that came one by one are read as one batch would be."""
+        ring = filled(*[1] * 1000)
+        self.assertEqual(ring.read(0, PLENTY), numbers(0, 1000))
+        self.assertLess(len(ring._batches), 10)
+
+    def test_large_batches_are_left_alone(self) -> None:
+        """Putting together does not copy what is large already."""
+        ring = filled(1, 1)
+        large = encode_text(b"x" * 20_000)
+        ring.append(large)
+        ring.append(numbers(0, 1))
+        self.assertIs(ring._batches[1], large)
+        self.assertEqual(len(ring._batches), 3)
+
+
+class ReadTests(SynchronousTestCase):
+    """Reading, which changes nothing that can be seen."""
+
+    def test_after(self) -> None:
+        """Any cursor will do, within a batch too, and again and again."""
+        ring = filled(3, 3)
+        for _ in range(2):
+            for after in (4, 0, 6, 3, 1, 5, 2):
+                self.assertEqual(ring.read(after, PLENTY), numbers(after, 6 - after))
+        self.assertEqual((ring.oldest, ring.newest, ring.size), (0, 6, 6 * LINE))
+
+    def test_limit(self) -> None:
+        """As many events as fit, to the byte, wherever the batches are cut."""
+        for counts in ((6,), (1,) * 6, (2, 4), (4, 2)):
+            for limit in range(LINE, 7 * LINE):
+                ring = filled(*counts)
+                self.assertEqual(ring.read(0, limit), numbers(0, min(limit // LINE, 6)))
+                self.assertEqual(ring.read(2, limit), numbers(2, min(limit // LINE, 4)))
+
+    def test_one_event_is_let_through(self) -> None:
+        """One event goes over the limit, where it is the first of the page; never two."""
+        for limit in (0, 1, LINE - 1):
+            for counts in ((3,), (1, 2)):
+                self.assertEqual(filled(*counts).read(1, limit), numbers(1, 1))
+        ring = filled(1)
+        large = encode_text(b"x" * 20_000)
+        ring.append(large)
+        ring.append(numbers(2, 1))
+        self.assertEqual(ring.read(0, LINE + 1), numbers(0, 1))
+        self.assertEqual(ring.read(1, LINE + 1), large)
+        self.assertEqual(ring.read(2, LINE + 1), numbers(2, 1))
+
+    def test_out_of_range(self) -> None:
+        """What is not there cannot be asked for."""
+        ring = filled(4)
+        ring.acknowledge(2)
+        self.assertRaises(AssertionError, ring.read, 1, PLENTY)
+        self.assertRaises(AssertionError, ring.read, 5, PLENTY)
+
+    def test_growing(self) -> None:
+        """Where a reader stopped, the next events begin a batch of their own."""
+        ring = filled(2)
+        ring.read(0, PLENTY)
+        ring.append(numbers(2, 1))
+        ring.append(numbers(3, 1))
+        self.assertEqual([batch.count for batch in ring._batches], [2, 2])
+        self.assertEqual(ring.read(2, PLENTY), numbers(2, 2))
+
+
+class AcknowledgeTests(SynchronousTestCase):
+    """Shrinking."""
+
+    def test_discards(self) -> None:
+        """What lies before the cursor is discarded and its bytes are free, nothing else."""
+        for counts in ((6,), (1,) * 6, (2, 4)):
+            for after in range(7):
+                ring = filled(*counts)
+                ring.acknowledge(after)
+                self.assertEqual((ring.oldest, ring.newest), (after, 6))
+                self.assertEqual(ring.size, (6 - after) * LINE)
+                self.assertEqual(ring.read(after, PLENTY), numbers(after, 6 - after))
+
+    def test_older(self) -> None:
+        """A cursor that is not later than the last one changes nothing."""
+        ring = filled(6)
+        ring.acknowledge(3)
+        for after in (3, 2, 0):
+            ring.acknowledge(after)
+            self.assertEqual((ring.oldest, ring.size), (3, 3 * LINE))
+
+    def test_beyond(self) -> None:
+        """Nobody acknowledges what was never there."""
+        self.assertRaises(AssertionError, filled(2).acknowledge, 3)
+
+    def test_append_after_all_was_acknowledged(self) -> None:
+        """A ring that has become empty goes on at the next number."""
+        ring = filled(3)
+        ring.acknowledge(3)
+        self.assertEqual((ring.oldest, ring.newest, ring.size), (3, 3, 0))
+        ring.append(numbers(3, 1))
+        ring.append(numbers(4, 1))
+        self.assertEqual(ring.read(3, PLENTY), numbers(3, 2))
+
+    def test_rings_share_nothing(self) -> None:
+        """Each ring has events of its own."""
+        one, other = filled(1), Ring()
+        self.assertEqual((one.newest, other.newest), (1, 0))
+        self.assertEqual(other.read(0, PLENTY), NOTHING)
