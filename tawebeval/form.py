@@ -16,7 +16,7 @@ from tawebeval.filenames import base_name
 MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
 
-_SUBMISSION = re.compile(r"submission\[([a-z][a-z0-9_]*)\]")
+_SUBMISSION = re.compile(r"submission\[([a-z][a-z0-9_]{0,250})\]")  # NAME.txt is a file's name
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -85,10 +85,10 @@ def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
         raise InvalidField(
             name[:80], "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]*"
         )
+    if filename is None:
+        return SubmissionFile(match[1], f"{match[1]}.txt")
     try:
-        return SubmissionFile(
-            match[1], base_name(f"{match[1]}.txt" if filename is None else filename)
-        )
+        return SubmissionFile(match[1], base_name(filename))
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
 

@@ -106,10 +106,11 @@ class Run(ProcessProtocol):
 
     def stop(self, reason: EvaluationError) -> None:
         """End the process tree: TERM, and KILL after the grace time. The first reason counts."""
-        if self.failure is None and self._child.running:
+        if self.failure is None and not self._intake.done.is_set:
             self.failure = reason
-            self._signal(signal.SIGTERM)
-            self._kill = self._clock.callLater(self._grace, self._signal, signal.SIGKILL)
+            if self._child.running:
+                self._signal(signal.SIGTERM)
+                self._kill = self._clock.callLater(self._grace, self._signal, signal.SIGKILL)
         self._intake.release()
 
     def _signal(self, number: int) -> None:

@@ -56,7 +56,14 @@ class EvaluationService(Service):
 
 
 class Daemon(MultiService):
-    """All of it, which does not start where it cannot listen."""
+    """All of it, which does not start where it cannot listen.
+
+    It holds its directories, and with them their locks, as long as it is.
+    """
+
+    def __init__(self, directories: Directories) -> None:
+        super().__init__()
+        self.directories = directories
 
     def privilegedStartService(self) -> None:
         """Begin to listen; exits with a message where that is impossible."""
@@ -96,7 +103,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     )
     api = Api(registry, configuration, directories.uploads, threads, os.urandom)
     site = ApiSite(make_app(api), api, reactor)
-    daemon = Daemon()
+    daemon = Daemon(directories)
     EvaluationService(registry, repositories).setServiceParent(daemon)
     TimerService(_EXPIRE, registry.expire).setServiceParent(daemon)
     for endpoint in configuration.listen:

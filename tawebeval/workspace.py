@@ -66,10 +66,15 @@ class Workspace:
 
         `directory` is as the form gave it; a symbolic link may not lead out of the tree.
         """
-        path = (self.tree / directory).resolve()
-        if not path.is_relative_to(self.tree):
+        try:
+            path = (self.tree / directory).resolve()
+            inside = path.is_relative_to(self.tree)
+            found = inside and path.is_dir()
+        except (OSError, RuntimeError):  # too long a name, links in a circle
+            inside, found = True, False
+        if not inside:
             raise EvaluationError("directory", f"{directory!r} leads out of the repository")
-        if not path.is_dir():
+        if not found:
             raise EvaluationError("directory", f"{directory!r} is no directory of that commit")
         return path
 
@@ -95,8 +100,9 @@ class Workspace:
 def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> bytes:
     """Read a file below `root` component by component: the evaluator may change it meanwhile."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(root, flags | os.O_DIRECTORY)
+    descriptor = -1
     try:
+        descriptor = os.open(root, flags | os.O_DIRECTORY)
         for part in parts:
             parent, descriptor = descriptor, os.open(part, flags, dir_fd=descriptor)
             os.close(parent)
@@ -108,7 +114,8 @@ def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> by
     except OSError as error:
         raise FileRefused(f"{path!r} cannot be read: {error.strerror}") from None
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
     if len(content) > limit:
         raise FileRefused(f"{path!r} is over {limit} bytes")
     return content

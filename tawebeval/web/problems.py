@@ -64,6 +64,7 @@ def answer(request: Request, error: BaseException | None) -> bytes:
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "the server has met a defect of its own; its log tells more"
-    request.setResponseCode(status)
+    # Twisted does not know the phrases of all of them.
+    request.setResponseCode(status, status.phrase.encode())
     request.setHeader(b"Content-Type", CONTENT_TYPE.encode())
     return document(status, detail, **members)

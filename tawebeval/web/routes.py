@@ -46,9 +46,9 @@ def make_app(api: Api) -> Klein:
         """Return a page of events, waiting for some if the client prefers that."""
         after = _argument(request, b"after")
         wait = min(_wait(request), int(api.configuration.polls.wait))
+        page = await registry.next_page(identifier, after, wait)
         if wait:
             request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
-        page = await registry.next_page(identifier, after, wait)
         return _send(request, page.encode())
 
     @app.route("/evaluation/<identifier>", methods=["GET"])

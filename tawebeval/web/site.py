@@ -8,10 +8,11 @@ because a connection that is closed with unread data loses its answer on the way
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes as unquote
 
 from klein import Klein
 from twisted.internet.defer import Deferred
@@ -22,7 +23,7 @@ from twisted.web.http import HTTPChannel, datetimeToString
 from twisted.web.server import Request, Site
 
 from tawebeval import __version__
-from tawebeval.errors import Busy, RequestError, TooLarge
+from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web import problems
 from tawebeval.web.api import Api
 from tawebeval.web.upload import FormReceiver
@@ -30,6 +31,9 @@ from tawebeval.web.upload import FormReceiver
 _BODY = 64 * 1024  # bytes that are read where no body is expected
 _LINGER = 5.0  # seconds for which a refused body is read
 _IDLE = 60.0  # seconds without a byte after which a connection is closed
+
+_SLASHES = re.compile(rb"/+")  # clients join paths carelessly
+_HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
 _HEADERS = {
     b"Server": b"tawebeval/" + __version__.encode(),
@@ -60,13 +64,28 @@ class ApiRequest(Request):
         self.content = BytesIO()
         for name, value in _HEADERS.items():
             self.setHeader(name, value)
+        self.method, self.uri, self.clientproto = self.channel.request_line()
+        self.path = self.uri.split(b"?", 1)[0]
         try:
-            if self.channel.asks_for_evaluation():
+            self._check_target()
+            if self.method == b"POST" and _SLASHES.sub(b"/", unquote(self.path)) == b"/evaluate":
                 self.form = self.channel.site.api.receive_form(self.requestHeaders, length)
             elif (length or 0) > _BODY:
                 raise _body_not_expected()
         except RequestError as error:
-            self._refuse(error)
+            self._refuse(error, body_follows=length != 0)
+
+    def _check_target(self) -> None:
+        """Refuse what Twisted or Klein would answer in HTML. Raises MalformedRequest."""
+        if not self.path.startswith(b"/") and (self.method, self.path) != (b"OPTIONS", b"*"):
+            raise MalformedRequest("the target of the request is no path")
+        try:
+            unquote(self.path).decode()
+        except UnicodeDecodeError:
+            raise MalformedRequest("the path is not UTF-8") from None
+        hosts = self.requestHeaders.getRawHeaders(b"Host", [])
+        if not all(map(_HOST.fullmatch, hosts)):
+            raise MalformedRequest("Host: names no host")
 
     def handleContentChunk(self, data: bytes) -> None:
         """Take a part of the body."""
@@ -85,22 +104,25 @@ class ApiRequest(Request):
             log.failure("a form cannot be stored")
             self._refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: RequestError, body_follows: bool = True) -> None:
         """Answer now, although the body is still coming."""
         self._refused = True
         self._drop_form()
-        channel = self.channel
-        self.method, self.uri, self.clientproto = channel.request_line()
-        self.path = self.uri.split(b"?", 1)[0]
+        if not body_follows:
+            self._write_problem(error)
+            return
         # A client that waits for leave to send its body does not get it.
         self.requestHeaders.removeHeader(b"Expect")
-        channel.persistent = False
+        self.channel.persistent = False
         self.setHeader(b"Connection", b"close")
-        self.setHeader(b"Date", datetimeToString())
+        self._write_problem(error)
+        self._linger = self.channel.callLater(_LINGER, self.channel.forceAbortClient)
+
+    def _write_problem(self, error: BaseException | None) -> None:
         body = problems.answer(self, error)
+        self.setHeader(b"Date", datetimeToString())
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
-        self._linger = channel.callLater(_LINGER, channel.forceAbortClient)
 
     def process(self) -> None:
         """Answer, once the whole body is there."""
@@ -112,6 +134,7 @@ class ApiRequest(Request):
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
+            self.path = _SLASHES.sub(b"/", self.path)
             super().process()
 
     def render(self, resource: Any) -> None:
@@ -123,9 +146,7 @@ class ApiRequest(Request):
         """Answer a defect of ours that no route has caught."""
         log.failure("a request failed", reason)
         if not self.startedWriting:
-            body = problems.answer(self, reason.value)
-            self.setHeader(b"Content-Length", b"%d" % len(body))
-            self.write(body)
+            self._write_problem(reason.value)
         self.finish()
         return reason
 
@@ -163,13 +184,6 @@ class ApiChannel(HTTPChannel):
     def request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
         return self._command, self._path, self._version
-
-    def asks_for_evaluation(self) -> bool:
-        """Tell whether the request whose headers have arrived brings a form."""
-        method, target, _ = self.request_line()
-        return (
-            method == b"POST" and unquote(target.split(b"?", 1)[0].decode("latin-1")) == "/evaluate"
-        )
 
     def lineLengthExceeded(self, line: bytes) -> None:
         """Refuse a request with too long a line, which Twisted would drop without a word."""
