@@ -93,7 +93,7 @@ class Intake:
         self._capacity = float("inf")
         self._balance()
 
-    def _take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch, tell: bool = True) -> None:
         self._ring.append(batch)
         if self._parser.wanted is not None and not self._reading:
             self._reading = True
@@ -101,7 +101,7 @@ class Intake:
         if self._parser.partial and self._flush is None:
             self._flush = self._clock.callLater(PARTIAL_LINE, self._deliver_partial)
         self._balance()
-        if batch.count:
+        if batch.count and tell:
             self._changed()
 
     def _deliver_partial(self) -> None:
@@ -129,7 +129,8 @@ class Intake:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
-        self._take(self._parser.finish())
+        # Whoever waits is told of the last text together with the end that follows.
+        self._take(self._parser.finish(), tell=False)
         if not self._reading:
             self.done.set(None)
 

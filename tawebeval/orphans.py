@@ -80,6 +80,12 @@ class Orphans:
             await deferLater(self._reactor, _AGAIN)
         log.error("processes {pids} survive being killed", pids=found)
 
+    def reap(self) -> None:
+        """Wait for orphans that have ended by themselves, or with the git command they were of."""
+        with contextlib.suppress(ChildProcessError):  # there are no children at all
+            if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                list(self._adopted())
+
     def _adopted(self) -> Iterator[int]:
         """Yield the living children that nobody here has started, and reap the dead ones."""
         for pid in list(children("self")):

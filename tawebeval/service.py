@@ -29,7 +29,7 @@ from tawebeval.web.api import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
 
-_EXPIRE = 1.0  # seconds between two looks for abandoned evaluations
+_HOUSEKEEPING = 1.0  # seconds between two looks for what is abandoned
 
 log = Logger()
 
@@ -67,10 +67,11 @@ class Daemon(MultiService):
 
     def privilegedStartService(self) -> None:
         """Begin to listen; exits with a message where that is impossible."""
-        try:
-            super().privilegedStartService()
-        except CannotListenError as error:
-            raise SystemExit(f"tawebeval: {error}") from None
+        for part in self:
+            try:
+                part.privilegedStartService()
+            except (CannotListenError, OSError, OverflowError, ValueError) as error:
+                raise SystemExit(f"tawebeval: listen: {part.name}: {error}") from None
 
 
 def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
@@ -84,13 +85,14 @@ def make_service(configuration: Configuration, directories: Directories, reactor
         capacity=configuration.repositories.cache,
         timeout=configuration.repositories.fetch_timeout,
     )
+    orphans = Orphans(reactor, spawn)
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,
         random=os.urandom,
         threads=threads,
         spawn=spawn,
-        orphans=Orphans(reactor, spawn),
+        orphans=orphans,
         repositories=repositories,
         sandbox=NoSandbox(),
     )
@@ -105,10 +107,17 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     site = ApiSite(make_app(api), api, reactor)
     daemon = Daemon(directories)
     EvaluationService(registry, repositories).setServiceParent(daemon)
-    TimerService(_EXPIRE, registry.expire).setServiceParent(daemon)
-    for endpoint in configuration.listen:
+
+    def keep_house() -> None:
+        registry.expire()
+        orphans.reap()
+
+    TimerService(_HOUSEKEEPING, keep_house).setServiceParent(daemon)
+    for endpoint in dict.fromkeys(configuration.listen):
         try:
-            listen(endpoint, site, reactor=reactor).setServiceParent(daemon)
+            listening = listen(endpoint, site, reactor=reactor)
         except (ValueError, TypeError, LookupError) as error:
             raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
+        listening.setName(endpoint)
+        listening.setServiceParent(daemon)
     return daemon

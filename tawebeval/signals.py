@@ -31,7 +31,8 @@ class Signal(Generic[T]):
         """Wake those who wait now."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
-            waiter.callback(value)
+            if not waiter.called:  # cancelled by one who was woken before
+                waiter.callback(value)
 
     def __len__(self) -> int:
         return len(self._waiting)

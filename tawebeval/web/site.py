@@ -33,6 +33,7 @@ _LINGER = 5.0  # seconds for which a refused body is read
 _IDLE = 60.0  # seconds without a byte after which a connection is closed
 
 _SLASHES = re.compile(rb"/+")  # clients join paths carelessly
+_ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
 _HEADERS = {
@@ -64,7 +65,8 @@ class ApiRequest(Request):
         self.content = BytesIO()
         for name, value in _HEADERS.items():
             self.setHeader(name, value)
-        self.method, self.uri, self.clientproto = self.channel.request_line()
+        self.method, target, self.clientproto = self.channel.request_line()
+        self.uri = _origin_form(target)
         self.path = self.uri.split(b"?", 1)[0]
         try:
             self._check_target()
@@ -124,6 +126,10 @@ class ApiRequest(Request):
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
 
+    def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
+        """Take the end of the request."""
+        super().requestReceived(command, _origin_form(path), version)
+
     def process(self) -> None:
         """Answer, once the whole body is there."""
         if self._refused:
@@ -170,6 +176,11 @@ class ApiRequest(Request):
             Deferred.fromCoroutine(self.channel.site.api.remove(form.directory)).addErrback(
                 lambda failure: log.failure("an upload could not be removed", failure)
             )
+
+
+def _origin_form(target: bytes) -> bytes:
+    """Return the target of a request without scheme and host (RFC 9112, section 3.2.2)."""
+    return _ABSOLUTE.sub(b"", target) or b"/"
 
 
 def _body_not_expected() -> TooLarge:
