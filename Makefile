@@ -1,0 +1,36 @@
+# Everything happens in a virtualenv, .venv, which scripts/bootstrap makes when it is needed.
+
+PYTHON ?= python3
+BIN := .venv/bin
+SETUP := @$(PYTHON) scripts/bootstrap
+# Python without the ending .py, which tools would overlook.
+SCRIPTS := scripts/bootstrap examples/run-by-hand
+
+.PHONY: help demo test check bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## start the daemon, send it submissions, and show the events as they arrive
+	$(SETUP) --extras test --wants g++
+	$(BIN)/python examples/demo.py
+
+test: ## run the tests; a part of them with TESTS=tests.test_ring
+	$(SETUP) --extras test --needs git,curl --wants g++
+	$(BIN)/python tests/run.py $(TESTS)
+
+check: ## check style, types, and that the layers import downwards only
+	$(SETUP) --extras check,test
+	$(BIN)/ruff check . $(SCRIPTS)
+	$(BIN)/ruff format --check . $(SCRIPTS)
+	$(BIN)/mypy
+	$(BIN)/python tests/run.py tests.test_layers
+
+bench: ## measure it, against baselines taken in the same run
+	$(SETUP) --extras test --needs git --wants g++
+	$(BIN)/python -m benchmarks
+
+clean: ## remove all that was made here, the virtualenv too
+	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name dropin.cache -exec rm -f {} +
