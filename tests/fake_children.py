@@ -1,0 +1,161 @@
+"""Fake children: what runs keep an eye on, with no process behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from resource import RUSAGE_CHILDREN, getrusage, struct_rusage
+
+from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+NO_PROCESS = 2**22 + 1
+"""A process identifier that Linux never gives out (proc(5), pid_max)."""
+
+STDOUT, STDERR = 1, 2
+
+
+class FakeChild:
+    """A child as `tawebeval.process.ChildProcess` shows it, and the test drives it.
+
+    `signals` are those sent to it while it ran, `group_signals` those sent to its group at
+    any time. Of the signals in `obeys` it dies, in the next turn of the clock.
+    """
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        protocol: ProcessProtocol,
+        argv: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        directory: str = "",
+    ) -> None:
+        self.pid = NO_PROCESS
+        self.argv, self.environment, self.directory = argv, dict(environment or {}), directory
+        self.running = True
+        self.usage: struct_rusage | None = None
+        self.signals: list[int] = []
+        self.group_signals: list[int] = []
+        self.obeys: tuple[int, ...] = ()
+        self.paused = False
+        self.rest_wanted = False
+        self._clock = clock
+        self._protocol = protocol
+        self._pipe = b""
+        self._closed = False
+        self._open = {STDOUT, STDERR}
+        self._reason: Failure
+
+    # What the child does
+
+    def print(self, data: bytes) -> None:
+        """Write to stdout; it is read unless that is paused."""
+        self._pipe += data
+        self._read()
+
+    def complain(self, data: bytes) -> None:
+        """Write to stderr."""
+        self._protocol.childDataReceived(STDERR, data)
+
+    def exit(self, status: int = 0, signal: int | None = None) -> None:
+        """Exit, while others still hold its stdout and stderr."""
+        self.running = False
+        self.usage = getrusage(RUSAGE_CHILDREN)
+        how: Exception = ProcessTerminated(status, signal) if status or signal else ProcessDone(0)
+        if signal is not None:
+            how = ProcessTerminated(None, signal)
+        self._reason = Failure(how)
+        self._protocol.processExited(self._reason)
+        self._check_end()
+
+    def close(self) -> None:
+        """Close stdout and stderr."""
+        self._closed = True
+        self._lose(STDERR)
+        self._read()
+
+    def end(self, status: int = 0, signal: int | None = None) -> None:
+        """Exit as programs usually do: nobody else holds stdout or stderr."""
+        self.close()
+        self.exit(status, signal)
+
+    # What is done to it
+
+    def signalProcess(self, signalID: int) -> None:
+        """Take a signal for the whole group."""
+        if not self.running:
+            raise ProcessExitedAlready
+        self.signals.append(signalID)
+        self.signal_group(signalID)
+
+    def signal_group(self, number: int) -> None:
+        """Take a signal, also after its own end."""
+        self.group_signals.append(number)
+        if self.running and number in self.obeys:
+            self.obeys = ()
+            self._clock.callLater(0, self.end, signal=number)
+
+    def pauseProducing(self) -> None:
+        """Let what is printed stay in the pipe."""
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        """Let the pipe be read again, in the next turn of the clock."""
+        self.paused = False
+        self._clock.callLater(0, self._read)
+
+    def read_the_rest(self) -> None:
+        """Read what the pipe holds, and close it although somebody still holds it."""
+        self.rest_wanted = True
+        self._clock.callLater(0, self._read)
+
+    def _read(self) -> None:
+        while self._pipe and not self.paused:
+            chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
+            self._protocol.childDataReceived(STDOUT, chunk)
+        if self.rest_wanted:
+            self._lose(STDERR)
+        if (self._closed or self.rest_wanted) and not self.paused:
+            self._lose(STDOUT)
+
+    def _lose(self, name: int) -> None:
+        if name in self._open:
+            self._open.remove(name)
+            self._protocol.childConnectionLost(name)
+            self._check_end()
+
+    def _check_end(self) -> None:
+        if not self.running and not self._open:
+            self._protocol.processEnded(self._reason)
+
+
+class FakeSpawner:
+    """Starts fake children; `error`, if set, is raised instead."""
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self.children: list[FakeChild] = []
+        self.error: OSError | None = None
+        self.obeys: tuple[int, ...] = ()
+        self._clock = clock
+
+    def __call__(
+        self,
+        protocol: ProcessProtocol,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> FakeChild:
+        """Return a new child, which runs."""
+        if self.error is not None:
+            raise self.error
+        child = FakeChild(self._clock, protocol, argv, environment, directory)
+        child.obeys = self.obeys
+        self.children.append(child)
+        protocol.makeConnection(child)
+        return child
+
+    @property
+    def child(self) -> FakeChild:
+        """The child that was started last."""
+        return self.children[-1]

@@ -1,0 +1,239 @@
+"""What stands in for the world in tests: threads, children, git, time.
+
+Nothing here starts a process, opens a socket or waits for real time. A `World` has
+everything that evaluations want handed in; tests drive its parts and a `Clock`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+
+from tawebeval.config import Configuration
+from tawebeval.errors import EvaluationError
+from tawebeval.evaluation import Surroundings
+from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
+from tawebeval.git import Outcome
+from tawebeval.repositories import Commit
+from tawebeval.sandbox import NoSandbox
+from tawebeval.signals import Latch, completed
+from tawebeval.workspace import Workspace
+from tests.fake_children import FakeChild, FakeSpawner
+
+T = TypeVar("T")
+
+OID = "c" * 40
+TREE = "7" * 40
+EPOCH = 1_700_000_000.0
+"""What the time of day is when a test's Clock is at 0."""
+
+
+def straw(seed: int = 0) -> Callable[[int], bytes]:
+    """Return what draws bytes as `os.urandom` does, the same ones in each test."""
+    return random.Random(seed).randbytes
+
+
+def make_request(**changes: Any) -> EvaluationRequest:
+    """Return a request such as most tests need, with these changes."""
+    request = EvaluationRequest(
+        repository=Repository("https://example.org/problem.git"),
+        commit_oid=OID,
+        directory="",
+        evaluator_cmd="./evaluate",
+        seed=7,
+        submission=(SubmissionFile("source", "solution.py"),),
+    )
+    return attrs.evolve(request, **changes)
+
+
+class InlineThreads:
+    """Makes calls at once, in the thread of the test."""
+
+    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return `call(*args, **kwargs)`."""
+        return call(*args, **kwargs)
+
+
+class IdleThreads:
+    """Makes no calls, and says that it did: for tests that want no disk."""
+
+    async def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return None."""
+
+
+class SlowThreads:
+    """Makes calls when the test says so; as real threads do, it cannot be stopped."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return `call(*args, **kwargs)` after `step`."""
+        latch: Latch[Any] = Latch()
+        self.waiting.append(lambda: latch.set(call(*args, **kwargs)))
+        return await completed(latch)
+
+    def step(self) -> None:
+        """Make the call that has waited longest."""
+        self.waiting.pop(0)()
+
+    def finish(self) -> None:
+        """Make all calls, also those that follow from them."""
+        while self.waiting:
+            self.step()
+
+
+class Gate:
+    """Something to wait for: open at first, until a test shuts it."""
+
+    def __init__(self) -> None:
+        self.shut = False
+        self.error: Exception | None = None
+        self.cancelled = 0
+        self._waiting: list[Deferred[None]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def wait(self) -> None:
+        """Return when the gate is open, or raise its error."""
+        if self.shut:
+            waiter: Deferred[None] = Deferred()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except CancelledError:
+                self._waiting.remove(waiter)
+                self.cancelled += 1
+                raise
+        if self.error is not None:
+            raise self.error
+
+    def open(self) -> None:
+        """Let all in who wait, and who come."""
+        self.shut = False
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.callback(None)
+
+
+class FakeOrphans:
+    """Remembers whose orphans it was asked to end; `gate` shut, they resist."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bytes, str]] = []
+        self.gate = Gate()
+
+    async def end(self, mark: bytes, directory: str) -> None:
+        """Return when the gate is open."""
+        self.asked.append((mark, directory))
+        await self.gate.wait()
+
+
+class FakeRepositories:
+    """Has every commit; `gate` holds fetches back or makes them fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Repository, str]] = []
+        self.gate = Gate()
+        self.fill: Callable[[Path], object] = lambda tree: None
+
+    async def check_out(self, repository: Repository, oid: str, workspace: Workspace) -> Commit:
+        """Return the commit, its tree filled by `fill`."""
+        self.asked.append((repository, oid))
+        await self.gate.wait()
+        self.fill(workspace.tree)
+        return Commit(oid, TREE)
+
+    def fail(self, reason: str, message: str, **members: str) -> None:
+        """Let fetches fail from now on."""
+        self.gate.error = EvaluationError(reason, message, members)
+
+    def load(self) -> None:
+        """Do nothing."""
+
+
+@attrs.frozen
+class Command:
+    """A command given to `FakeGit`."""
+
+    repository: Path
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    timeout: float | None
+
+
+class FakeGit:
+    """Notes commands, and answers as `script` does: an outcome, or something to wait for."""
+
+    def __init__(self, script: Callable[[Command], Outcome | Awaitable[Outcome]]) -> None:
+        self.script = script
+        self.commands: list[Command] = []
+
+    async def __call__(
+        self,
+        repository: Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Outcome:
+        """Return what the script says."""
+        command = Command(repository, arguments, environment or {}, timeout)
+        self.commands.append(command)
+        outcome = self.script(command)
+        return outcome if isinstance(outcome, Outcome) else await outcome
+
+
+@attrs.define
+class World:
+    """All that evaluations need, fake: `surroundings()` hands it in."""
+
+    configuration: Configuration = attrs.field(factory=Configuration)
+    clock: Clock = attrs.field(factory=Clock)
+    threads: Any = attrs.field(factory=InlineThreads)
+    spawn: FakeSpawner = attrs.field(
+        default=attrs.Factory(lambda self: FakeSpawner(self.clock), takes_self=True)
+    )
+    orphans: FakeOrphans = attrs.field(factory=FakeOrphans)
+    repositories: FakeRepositories = attrs.field(factory=FakeRepositories)
+    sandbox: Any = attrs.field(factory=NoSandbox)
+    random: Callable[[int], bytes] = attrs.field(factory=straw)
+
+    def surroundings(self) -> Surroundings:
+        """Return the world as evaluations see it."""
+        return Surroundings(
+            configuration=self.configuration,
+            clock=self.clock,
+            random=self.random,
+            threads=self.threads,
+            spawn=self.spawn,
+            orphans=self.orphans,
+            repositories=self.repositories,
+            sandbox=self.sandbox,
+            time=lambda: EPOCH + self.clock.seconds(),
+        )
+
+    @property
+    def child(self) -> FakeChild:
+        """The child that was started last."""
+        return self.spawn.child
+
+    def turn(self) -> None:
+        """Let happen what is due now, and what follows from it."""
+        self.clock.pump([0] * 4)
+
+    def end(self) -> None:
+        """Let all come to its end: nothing is held back any more, and children exit."""
+        self.orphans.gate.open()
+        self.repositories.gate.open()
+        for child in self.spawn.children:
+            child.paused = False
+            if child.running:
+                child.end()
+        self.turn()

@@ -1,0 +1,256 @@
+"""A client: begins evaluations, and follows their events page by page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from typing import Any
+
+import attrs
+from treq.client import HTTPClient
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
+from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.http_headers import Headers
+
+Event = dict[str, Any]
+Form = list[tuple[str, Any]]
+
+_CURSOR = re.compile(r"[A-Za-z0-9_-]+")
+_MAX_PAYLOAD = 64 * 1024
+
+
+def python(program: str, *arguments: str) -> str:
+    """Return the shell command that runs a Python program and becomes it."""
+    return "exec " + shlex.join([sys.executable, "-S", "-u", "-c", program, *arguments])
+
+
+@attrs.frozen
+class Answer:
+    """An answer, read to its end."""
+
+    code: int
+    headers: Headers
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """Return a header's value, None if it is absent."""
+        values = self.headers.getRawHeaders(name)
+        return values[0] if values else None
+
+    @property
+    def json(self) -> Any:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    def problem(self, code: int) -> dict[str, Any]:
+        """Return the problem document that the answer must be, with the status `code`."""
+        assert self.code == code, f"{self.code}, not {code}: {self.body!r}"
+        assert self.header("Content-Type") == "application/problem+json"
+        assert self.header("Access-Control-Allow-Origin") == "*"
+        document: dict[str, Any] = self.json
+        assert document["status"] == code
+        assert document["message"] == document["detail"] != ""
+        assert "Traceback" not in document["message"]
+        return document
+
+
+class Client:
+    """Talks to the daemon at `url`, over connections that are kept."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.evaluations: list[str] = []
+        self._pool = HTTPConnectionPool(reactor)
+        self._http = HTTPClient(Agent(reactor, connectTimeout=10, pool=self._pool))
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.closeCachedConnections()
+
+    async def request(self, method: str, path: str, **arguments: Any) -> Answer:
+        """Return the answer to a request, whatever its status."""
+        response = await self._http.request(method, self.url + path, timeout=30, **arguments)
+        return Answer(response.code, response.headers, await response.content())
+
+    async def get(self, path: str, **arguments: Any) -> Answer:
+        """Return the answer to a GET."""
+        return await self.request("GET", path, **arguments)
+
+    # Evaluations
+
+    async def post(
+        self,
+        repository: str,
+        commit: str,
+        command: str,
+        files: Iterable[tuple[str, str, bytes]] = (("solution", "solution.txt", b"42\n"),),
+        headers: Mapping[str, str] | None = None,
+        **fields: str,
+    ) -> Answer:
+        """Return the answer to a form; `files` are a field's name, a file's name, its bytes."""
+        form: Form = [
+            ("repository[url]", repository),
+            ("commit_oid", commit),
+            ("evaluator_cmd", command),
+            *((_field(name), value) for name, value in fields.items()),
+        ]
+        parts: Form = [
+            (f"submission[{field}]", (name, "application/octet-stream", BytesIO(content)))
+            for field, name, content in files
+        ]
+        answer = await self.request(
+            "POST", "/evaluate", data=form, files=parts, headers=dict(headers or {})
+        )
+        if answer.code == 200:
+            self.evaluations.append(answer.json["evaluation_id"])
+        return answer
+
+    async def evaluate(self, repository: str, commit: str, command: str, **more: Any) -> str:
+        """Begin an evaluation; return its identifier."""
+        answer = await self.post(repository, commit, command, **more)
+        assert answer.code == 200, answer.body
+        return str(answer.json["evaluation_id"])
+
+    async def status(self, identifier: str) -> dict[str, Any]:
+        """Return the status document."""
+        answer = await self.get(f"/evaluation/{identifier}")
+        assert answer.code == 200, answer.body
+        document: dict[str, Any] = answer.json
+        return document
+
+    async def ended(self, identifier: str) -> dict[str, Any]:
+        """Wait until an evaluation has ended; return its status, which its reader's end frees."""
+        while True:
+            status = await self.status(identifier)
+            if status["ended"] is not None:
+                return status
+            await deferLater(reactor, 0.01)
+
+    async def cancel(self, identifier: str) -> None:
+        """End an evaluation."""
+        answer = await self.request("DELETE", f"/evaluation/{identifier}")
+        assert answer.code == 204, answer.body
+
+    async def cancel_all(self) -> None:
+        """End all evaluations that this client has begun."""
+        for identifier in self.evaluations:
+            await self.cancel(identifier)
+
+    # Events
+
+    async def ask(self, identifier: str, after: str | None = None, wait: int = 0) -> Answer:
+        """Return the answer to a request for events."""
+        query = {"after": after} if after is not None else {}
+        return await self.get(
+            f"/evaluation/{identifier}/events",
+            params=query,
+            headers={"Prefer": f"wait={wait}"} if wait else {},
+        )
+
+    async def page(self, identifier: str, after: str | None = None, wait: int = 0) -> Any:
+        """Return a page, of which everything is checked that holds for any page."""
+        answer = await self.ask(identifier, after, wait)
+        assert answer.code == 200, answer.body
+        assert answer.header("Content-Type") == "application/json"
+        assert answer.header("Cache-Control") == "no-store"
+        page = answer.json
+        assert list(page) == ["begin", "end", "data"]
+        assert page["begin"] == (after or None)
+        if page["end"] is None:
+            assert page["data"] == []
+        else:
+            assert _CURSOR.fullmatch(page["end"])
+        for event in page["data"]:
+            _check(event)
+        return page
+
+    async def follow(self, identifier: str) -> list[Event]:
+        """Return all events of an evaluation, as they come, to the end."""
+        events: list[Event] = []
+        after: str | None = None
+        while True:
+            page = await self.page(identifier, after, wait=10)
+            events += page["data"]
+            after = page["end"]
+            if after is None:
+                return events
+
+    async def printed(self, identifier: str, word: str) -> None:
+        """Wait until an evaluator has printed the line `word`; no event is acknowledged."""
+        while True:
+            over = (await self.status(identifier))["ended"] is not None
+            page = await self.page(identifier, wait=10)
+            if word in text(page["data"]).split("\n"):
+                return
+            assert not over, f"it has ended: {page}"
+            await deferLater(reactor, 0.01)
+
+
+def _field(name: str) -> str:
+    """Return the form's name of `repository_branch` and the like."""
+    head, _, tail = name.partition("repository_")
+    return name if head or not tail else f"repository[{tail}]"
+
+
+def _check(event: Event) -> None:
+    assert set(event) == {"type", "payload"}, event
+    if event["type"] == "text":
+        payload = event["payload"]
+        assert payload == "\n" or (payload and "\n" not in payload), event
+        assert len(payload.encode()) <= _MAX_PAYLOAD
+    else:
+        assert event["type"] == "data", event
+
+
+def text(events: Iterable[Event]) -> str:
+    """Return what was printed as text."""
+    return "".join(event["payload"] for event in events if event["type"] == "text")
+
+
+def data(events: Iterable[Event]) -> list[Any]:
+    """Return the payloads of the data events."""
+    return [event["payload"] for event in events if event["type"] == "data"]
+
+
+def joined(events: Iterable[Event]) -> list[Any]:
+    """Return the events' payloads, with text that was cut apart put together.
+
+    Text is a string, data is in a list of one.
+    """
+    found: list[Any] = []
+    for event in events:
+        if event["type"] == "data":
+            found.append([event["payload"]])
+        elif found and isinstance(found[-1], str):
+            found[-1] += event["payload"]
+        else:
+            found.append(event["payload"])
+    return found
+
+
+def failure(events: Iterable[Event], reason: str) -> dict[str, Any]:
+    """Return the final event, the only one of its kind, which must be of that `reason`."""
+    payloads = [event["payload"] for event in events]
+    errors = [
+        payload
+        for payload in payloads
+        if isinstance(payload, dict)
+        and payload.get("type") == "evaluation_error"
+        and payload["reason"] != "protocol"
+    ]
+    assert len(errors) == 1, payloads[-5:]
+    assert errors[0] is payloads[-1]
+    assert errors[0]["reason"] == reason, errors[0]
+    assert errors[0]["message"]
+    return errors[0]

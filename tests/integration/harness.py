@@ -1,0 +1,284 @@
+"""The daemon as a process of its own, and test cases that share one."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client
+from tests.integration.repositories import GitRepository
+
+TWISTD = Path(sys.executable).with_name("twistd")
+
+CONFIGURATION = """
+[repositories]
+protocols = ["file", "git", "http"]
+
+[evaluations]
+running = 4
+grace = 0.3
+"""
+
+_COVERAGE = Path(__file__).with_name("coverage_of_daemon")
+
+
+async def until(condition: Callable[[], Any], what: str, seconds: float = 15) -> Any:
+    """Wait for `condition()` to be true and return its value; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        await deferLater(reactor, 0.01)
+    return value
+
+
+def free_port() -> int:
+    """Return a TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, also those that are dead but not waited for."""
+    found = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        found += map(int, tasks.read_text().split())
+    return found
+
+
+def state(pid: int) -> str:
+    """Return the letter of proc(5) for a process's state, X for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process exists and is more than a zombie."""
+    return state(pid) not in "ZX"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment for a daemon, which measures its coverage where that is wanted."""
+    found = {**os.environ, **more}
+    if "COVERAGE_PROCESS_START" in found:
+        beside = Path(found["COVERAGE_PROCESS_START"]).resolve()
+        found["COVERAGE_PROCESS_START"] = str(beside)
+        found.setdefault("COVERAGE_FILE", str(beside.with_name(".coverage")))
+        found["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(_COVERAGE), found.get("PYTHONPATH")))
+        )
+    return found
+
+
+class Daemon:
+    """`twistd tawebeval` with a state, a cache, a configuration and a port of its own.
+
+    It can be started again after it was stopped, and finds then what it left.
+    """
+
+    def __init__(self, configuration: str = CONFIGURATION, **environment: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-")).resolve()
+        self.state = self.folder / "state"
+        self.cache = self.folder / "cache"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        (self.folder / "tawebeval.toml").write_text(configuration)
+        self._log = self.folder / "log"
+        self._checked = 0
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self.remove)
+
+    def start(self) -> None:
+        """Start the process; `ready` waits until it answers."""
+        assert TWISTD.exists(), f"there is no twistd beside {sys.executable}: install tawebeval"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval"),
+                    *("--config", str(self.folder / "tawebeval.toml")),
+                    *("--listen", f"tcp:{self.port}:interface=127.0.0.1"),
+                ],
+                cwd=self.folder,
+                env=environment(
+                    STATE_DIRECTORY=str(self.state),
+                    CACHE_DIRECTORY=str(self.cache),
+                    **self._environment,
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    async def ready(self) -> None:
+        """Wait until `GET /health` answers."""
+        async with Client(self.url) as client:
+
+            def ended() -> bool:
+                assert self.running, f"the daemon has ended:\n{self.log}"
+                return self._listens()
+
+            await until(ended, "the daemon listens", 30)
+            assert (await client.get("/health")).code == 200
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    @property
+    def pid(self) -> int:
+        """The process identifier of the daemon that was started last."""
+        assert self._process is not None, "start it first"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """All that it has logged."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    @property
+    def memory(self) -> int:
+        """Its resident memory in bytes."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+    def interrupt(self) -> None:
+        """Ask it to stop."""
+        if self.running:
+            os.kill(self.pid, signal.SIGTERM)
+
+    async def stop(self) -> None:
+        """Stop it, and fail where something of it is left."""
+        self.interrupt()
+        await until(lambda: not self.running, "the daemon stops")
+        assert self._process is not None
+        assert self._process.returncode == -signal.SIGTERM, self.log
+        assert self.leftovers() == []
+        self.check_log()
+
+    async def kill(self) -> None:
+        """End it as a loss of power would."""
+        os.kill(self.pid, signal.SIGKILL)
+        await until(lambda: not self.running, "the daemon is dead")
+
+    def remove(self) -> None:
+        """See to it that nothing at all is left, whatever has happened."""
+        if self.running and self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.remove)
+
+    def leftovers(self) -> list[str]:
+        """Return what there is of evaluations: children, directories, forms."""
+        found = [f"child {pid}" for pid in children(self.pid)] if self.running else []
+        for name in ("evaluations", "uploads"):
+            found += map(str, (self.state / name).glob("*"))
+        return found
+
+    async def nothing_left(self) -> None:
+        """Wait until nothing is left of any evaluation."""
+        try:
+            await until(lambda: not self.leftovers(), "nothing is left")
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {self.leftovers()}") from None
+
+    def check_log(self) -> None:
+        """Fail where a defect stands in what was logged since the last time."""
+        fresh = self.log[self._checked :]
+        self._checked += len(fresh)
+        for word in ("Traceback", "Unhandled"):
+            assert word not in fresh, fresh
+
+
+class DaemonTestCase(TestCase):
+    """Tests that share one daemon, started for the first of them and stopped after the last.
+
+    After each of them nothing may be left of its evaluations, and no defect in the log.
+    """
+
+    timeout = 60
+    configuration: ClassVar[str] = CONFIGURATION
+    environment: ClassVar[Mapping[str, str]] = {}
+    _shared: ClassVar[Daemon | None] = None
+    _to_run: ClassVar[set[str]]
+
+    def __init_subclass__(cls) -> None:
+        cls._to_run = set()
+
+    def __init__(self, name: str = "runTest") -> None:
+        super().__init__(name)
+        self._to_run.add(name)
+
+    async def setUp(self) -> None:
+        cls = type(self)
+        self.addCleanup(self._stop_after_the_last)
+        if cls._shared is None:
+            cls._shared = Daemon(cls.configuration, **cls.environment)
+        self.daemon = cls._shared
+        if not self.daemon.running:  # not yet, or because a test that failed has stopped it
+            self.daemon.start()
+        await self.daemon.ready()
+        self.client = Client(self.daemon.url)
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.repository = GitRepository(self.folder / "repository")
+        self.repository.write("README", "an evaluator\n")
+        self.commit = self.repository.commit()
+        self.addCleanup(self._settle)
+
+    async def run_command(self, command: str, **fields: str) -> list[dict[str, Any]]:
+        """Return the events of a command that is run in the test's repository."""
+        return await self.client.follow(await self.begin(command, **fields))
+
+    async def begin(self, command: str, **fields: str) -> str:
+        """Begin an evaluation in the test's repository; return its identifier."""
+        return await self.client.evaluate(self.repository.url, self.commit, command, **fields)
+
+    async def begin_and_wait(self, command: str, word: str = "ready") -> str:
+        """Begin a command, and wait until it has printed `word` on a line."""
+        identifier = await self.begin(command)
+        await self.client.printed(identifier, word)
+        return identifier
+
+    async def _settle(self) -> None:
+        """End what the test has left running, and look at what remains."""
+        try:
+            if self.daemon.running:
+                await self.client.cancel_all()
+            await self.daemon.nothing_left()
+        finally:
+            await self.client.close()
+            self.daemon.check_log()
+
+    async def _stop_after_the_last(self) -> None:
+        cls = type(self)
+        self._to_run.discard(self._testMethodName)
+        if not self._to_run and cls._shared is not None:
+            daemon, cls._shared = cls._shared, None
+            try:
+                await daemon.stop()
+            finally:
+                daemon.remove()

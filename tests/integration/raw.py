@@ -1,0 +1,113 @@
+"""Requests byte by byte, for what no client library would send."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+
+import attrs
+
+_PATIENCE = 15.0
+BOUNDARY = "----a-boundary"
+
+
+@attrs.frozen
+class RawAnswer:
+    """An answer as it came; header names are in lower case."""
+
+    code: int
+    headers: dict[str, str]
+    body: bytes
+
+    def problem(self, code: int) -> dict[str, object]:
+        """Return the problem document that the answer must be, with the status `code`."""
+        assert self.code == code, f"{self.code}, not {code}: {self.body!r}"
+        assert self.headers["content-type"] == "application/problem+json", self.headers
+        assert self.headers["access-control-allow-origin"] == "*"
+        document: dict[str, object] = json.loads(self.body)
+        assert document["status"] == code
+        assert document["message"] == document["detail"]
+        assert document["message"]
+        assert b"Traceback" not in self.body
+        return document
+
+
+class Connection:
+    """A connection to the daemon, on which everything has a deadline."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE)
+        self._file = self._socket.makefile("rb")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close it."""
+        self._file.close()
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        self._socket.sendall(data)
+
+    def ask(self, data: bytes, *, head: bool = False) -> RawAnswer:
+        """Send a request and return the answer, which for a HEAD has no body."""
+        self.send(data)
+        return self.answer(head=head)
+
+    def answer(self, *, head: bool = False) -> RawAnswer:
+        """Return the next answer."""
+        _, code, _ = self._file.readline().split(b" ", 2)
+        headers = {}
+        while line := self._file.readline().strip():
+            name, _, value = line.decode().partition(":")
+            headers[name.lower()] = value.strip()
+        length = 0 if head or int(code) == 204 else int(headers.get("content-length", -1))
+        if int(code) < 200:
+            length = 0
+        body = self._file.read(length if length >= 0 else None)
+        return RawAnswer(int(code), headers, body)
+
+    @property
+    def ended(self) -> bool:
+        """Wait for the other side to close, or to send more than what was read."""
+        try:
+            return self._file.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+
+def part(name: str, content: bytes, filename: str | None = None) -> bytes:
+    """Return one part of a form."""
+    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"'
+    if filename is not None:
+        head += f'; filename="{filename}"'
+    return head.encode() + b"\r\n\r\n" + content + b"\r\n"
+
+
+def body_of(parts: Iterable[bytes]) -> bytes:
+    """Return a form's body."""
+    return b"".join(parts) + f"--{BOUNDARY}--\r\n".encode()
+
+
+def head_of(length: int | None, *headers: str, target: str = "/evaluate") -> bytes:
+    """Return the head of a request that brings a form."""
+    lines = [
+        f"POST {target} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}",
+        *((f"Content-Length: {length}",) if length is not None else ()),
+        *headers,
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def chunked(body: bytes, size: int) -> bytes:
+    """Return a body in the chunked transfer coding."""
+    chunks = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in [*chunks, b""])

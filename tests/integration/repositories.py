@@ -1,0 +1,241 @@
+"""Real repositories, and the servers that hand them out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+_PATIENCE = 20.0
+
+ENVIRONMENT = {
+    "PATH": os.environ.get("PATH", os.defpath),
+    "LC_ALL": "C",
+    "HOME": "/nonexistent",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_AUTHOR_NAME": "A. Teacher",
+    "GIT_AUTHOR_EMAIL": "teacher@example.org",
+    "GIT_COMMITTER_NAME": "A. Teacher",
+    "GIT_COMMITTER_EMAIL": "teacher@example.org",
+}
+
+
+def git(directory: Path, *arguments: str) -> str:
+    """Return what a git command prints."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=directory, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"git {arguments}: {done.stderr}"
+    return done.stdout.strip()
+
+
+class GitRepository:
+    """A repository with a working tree, made in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        git(folder, "init", "--quiet", "--initial-branch=main")
+
+    @property
+    def url(self) -> str:
+        """Its URL on this machine."""
+        return f"file://{self.folder}"
+
+    def write(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
+        """Write a file for the next commit."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+        file.chmod(mode)
+
+    def link(self, path: str, target: str) -> None:
+        """Make a symbolic link for the next commit."""
+        (self.folder / path).symlink_to(target)
+
+    def commit(self) -> str:
+        """Commit all there is; return the commit's OID."""
+        git(self.folder, "add", "--all")
+        git(self.folder, "commit", "--quiet", "--allow-empty", "--message=A step")
+        return git(self.folder, "rev-parse", "HEAD")
+
+    def branch(self, name: str, start: str = "HEAD") -> None:
+        """Go on in a new branch."""
+        git(self.folder, "checkout", "--quiet", "-b", name, start)
+
+    def tag(self, name: str) -> str:
+        """Tag what was committed last, with a message; return the tag's OID."""
+        git(self.folder, "tag", "--annotate", "--message=A mark", name)
+        return git(self.folder, "rev-parse", name)
+
+    def history(self, name: str, steps: int = 3) -> list[str]:
+        """Make commits, each with its own content of the file `name`; return their OIDs."""
+        commits = []
+        for step in range(steps):
+            self.write(name, f"{name} {step}\n")
+            commits.append(self.commit())
+        return commits
+
+
+class GitDaemon:
+    """`git daemon` for what lies in `root`."""
+
+    def __init__(self, root: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"git://127.0.0.1:{port}"
+        program = Path(git(root, "--exec-path"), "git-daemon")
+        assert program.exists(), f"these tests need git daemon: there is no {program}"
+        self._process = subprocess.Popen(
+            [
+                *(str(program), "--export-all", "--reuseaddr", f"--base-path={root}"),
+                *("--listen=127.0.0.1", f"--port={port}", str(root)),
+            ],
+            env=ENVIRONMENT,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            assert time.monotonic() < deadline, "git daemon does not listen"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._process.terminate()
+        self._process.wait()
+
+
+class HttpServer:
+    """Hands out what lies in `root`: by `git http-backend`, or as plain files (`dumb`).
+
+    Without `v2` it knows nothing of the protocol's second version, and so hands out only
+    what it advertises. `requests` are the methods and paths of what it was asked for.
+    """
+
+    def __init__(self, root: Path, *, v2: bool = True, dumb: bool = False) -> None:
+        self.root = root
+        self.v2 = v2
+        self.dumb = dumb
+        self.requests: list[str] = []
+        self.half_sent = threading.Event()
+        self._rest = threading.Event()
+        self._rest.set()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.site = self
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        self._stopped = False
+
+    def hold(self) -> None:
+        """From now on send only half of a pack, set `half_sent`, and wait for `release`."""
+        self._rest.clear()
+
+    def release(self) -> None:
+        """Send everything again."""
+        self._rest.set()
+
+    def stop(self) -> None:
+        """Stop listening; may be repeated."""
+        self.release()
+        if not self._stopped:
+            self._stopped = True
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+
+    @property
+    def fetches(self) -> int:
+        """How many times somebody began to ask for a repository."""
+        return sum("/info/refs" in request for request in self.requests)
+
+    @property
+    def packs(self) -> int:
+        """How many times somebody asked for a pack, or, over the second version, for refs."""
+        return sum(request.startswith("POST ") for request in self.requests)
+
+
+class _Server(ThreadingHTTPServer):
+    site: HttpServer
+    daemon_threads = False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        self._answer(self._body())
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers["Content-Length"]))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        return body
+
+    def _answer(self, body: bytes) -> None:
+        site = self.server.site
+        path, _, query = self.path.partition("?")
+        site.requests.append(f"{self.command} {path}")
+        if site.dumb:
+            file = site.root / path.lstrip("/")
+            self.send_response(200 if file.is_file() else 404)
+            self.end_headers()
+            if file.is_file():
+                with file.open("rb") as content:
+                    shutil.copyfileobj(content, self.wfile)
+            return
+        done = subprocess.run(
+            ["git", "http-backend"],
+            input=body,
+            capture_output=True,
+            env={
+                **ENVIRONMENT,
+                "GIT_PROJECT_ROOT": str(site.root),
+                "GIT_HTTP_EXPORT_ALL": "1",
+                "REQUEST_METHOD": self.command,
+                "PATH_INFO": path,
+                "QUERY_STRING": query,
+                "CONTENT_TYPE": self.headers.get("Content-Type", ""),
+                "CONTENT_LENGTH": str(len(body)),
+                "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
+                "GIT_PROTOCOL": self.headers.get("Git-Protocol", "") if site.v2 else "",
+                "REMOTE_ADDR": "127.0.0.1",
+            },
+        )
+        head, _, content = done.stdout.partition(b"\r\n\r\n")
+        headers = [line.split(": ", 1) for line in head.decode().split("\r\n")]
+        status = dict(headers).get("Status", "200 OK")
+        self.send_response(int(status.split()[0]))
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+        if b"PACK" in content:
+            half = len(content) // 2
+            self.wfile.write(content[:half])
+            self.wfile.flush()
+            site.half_sent.set()
+            site._rest.wait(_PATIENCE)
+            content = content[half:]
+        try:
+            self.wfile.write(content)
+        except OSError:
+            self.close_connection = True  # whoever asked has gone

@@ -1,0 +1,97 @@
+"""Forms as curl sends them: the client that everybody has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+from twisted.internet.utils import getProcessOutputAndValue
+
+from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
+
+CURL = shutil.which("curl")
+
+
+class CurlTests(UploadTestCase):
+    """Each with a curl of its own."""
+
+    async def curl(self, *arguments: str) -> tuple[int, int, bytes]:
+        """Return the status of the answer, how many bytes were sent for it, and its body."""
+        self.assertIsNotNone(CURL, "these tests need curl: it is not installed")
+        answer = self.folder / "answer"
+        out, err, status = await getProcessOutputAndValue(
+            CURL,
+            [
+                *("--silent", "--show-error", "--max-time", "30", "--noproxy", "*"),
+                *("--output", str(answer), "--write-out", "%{http_code} %{size_upload}"),
+                *arguments,
+                f"{self.daemon.url}/evaluate",
+            ],
+        )
+        self.assertEqual((status, err), (0, b""), "curl could not read the answer")
+        code, sent = map(int, out.split())
+        body = answer.read_bytes()
+        if code == 200:
+            self.client.evaluations.append(json.loads(body)["evaluation_id"])
+        return code, sent, body
+
+    def form(self, *files: tuple[str, str]) -> list[str]:
+        """Return curl's arguments for a form with these files, by field and path."""
+        return [
+            *("--form-string", f"repository[url]={self.repository.url}"),
+            *("--form-string", f"commit_oid={self.commit}"),
+            *("--form-string", f"evaluator_cmd={DESCRIBE}"),
+            *(item for field, path in files for item in ("--form", f"submission[{field}]=@{path}")),
+        ]
+
+    def write(self, name: str, content: bytes) -> str:
+        """Write a file and return its path."""
+        path = self.folder / name
+        path.write_bytes(content)
+        return str(path)
+
+    async def test_files_arrive_exactly(self) -> None:
+        """Several files, binary, with names beyond ASCII and with spaces."""
+        files = (
+            ("source", "solución ñ.cpp", b"int main() {}\r\n"),
+            ("input", "a b.bin", bytes(range(256)) * 100),
+        )
+        form = self.form(*((field, self.write(name, content)) for field, name, content in files))
+        code, _, body = await self.curl(*form)
+        self.assertEqual(code, 200)
+        identifier = json.loads(body)["evaluation_id"]
+        self.assertEqual(await self.describe(identifier), described(*files))
+
+    async def test_a_large_file_arrives_exactly(self) -> None:
+        """30 MB, for which curl first asks with `Expect: 100-continue`."""
+        content = os.urandom(MIB) * 30
+        _, _, body = await self.curl(*self.form(("s", self.write("large", content))))
+        found = await self.describe(json.loads(body)["evaluation_id"])
+        self.assertEqual(found, described(("s", "large", content)))
+
+    async def test_a_chunked_form_arrives_exactly(self) -> None:
+        """A form whose length curl does not announce."""
+        content = os.urandom(3 * MIB)
+        form = self.form(("s", self.write("some", content)))
+        _, _, body = await self.curl("--header", "Transfer-Encoding: chunked", *form)
+        found = await self.describe(json.loads(body)["evaluation_id"])
+        self.assertEqual(found, described(("s", "some", content)))
+
+    async def test_over_the_limit_is_read_by_curl_before_it_has_sent_all(self) -> None:
+        """413 comes through, with its message, whether curl waits for leave or not."""
+        form = self.form(("s", self.write("large", b"x" * 60 * MIB)))
+        for headers in ((), ("--header", "Expect:")):
+            code, sent, body = await self.curl(*headers, *form)
+            self.assertEqual(code, 413)
+            self.assertIn("limit", json.loads(body)["message"])
+            self.assertLess(sent, 40 * MIB)
+
+    async def test_a_broken_field_is_read_by_curl(self) -> None:
+        """400 comes through although a large file follows the broken field."""
+        large = self.write("large", b"x" * 30 * MIB)
+        code, _, body = await self.curl(
+            "--form-string", "submission[Not]=x", *self.form(("s", large))
+        )
+        self.assertEqual(code, 400)
+        self.assertEqual(json.loads(body)["field"], "submission[Not]")

@@ -1,0 +1,191 @@
+"""Evaluators that do not behave: odd output, stray processes, and what they find around them."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tests.integration.client import failure, joined, python, text
+from tests.integration.harness import DaemonTestCase, alive, until
+
+# Each prints the process identifier of what it leaves behind.
+LEFT_BEHIND = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.chdir("/")
+        os.write(1, b"%d\\n" % os.getpid())
+        {before}
+        time.sleep(60)
+    os._exit(0)
+os.wait()
+{after}
+"""
+
+
+class EvaluatorTests(DaemonTestCase):
+    """One command each, in a repository where nothing else is."""
+
+    environment = {"CANARY": "the-daemons-own"}  # noqa: RUF012
+
+    async def test_one_that_prints_nothing(self) -> None:
+        """No events: the stream ends, and that is all."""
+        identifier = await self.begin("true")
+        status = await self.client.ended(identifier)
+        self.assertEqual(await self.client.follow(identifier), [])
+        self.assertEqual(status["state"], "finished")
+        self.assertEqual(status["exit"], {"status": 0, "signal": None})
+
+    async def test_ten_megabytes_on_one_line(self) -> None:
+        """A line of any length arrives byte for byte, in events that are not too long."""
+        program = "import sys; [sys.stdout.write(f'{i:09d},') for i in range(1_000_000)]"
+        events = await self.run_command(python(program))
+        self.assertEqual(text(events), "".join(f"{i:09d}," for i in range(1_000_000)))
+
+    async def test_characters_of_several_bytes_on_a_long_line(self) -> None:
+        """Where a long line is cut, no character is."""
+        events = await self.run_command(python("print('a€😀é' * 100_000)"))
+        self.assertEqual(text(events), "a€😀é" * 100_000 + "\n")
+
+    async def test_what_is_not_utf8(self) -> None:
+        """Bytes that are not UTF-8 become U+FFFD, and what is around them stays."""
+        events = await self.run_command(r"printf 'a\377b\nc\303\n\342\202'")
+        self.assertEqual(text(events), "a\ufffdb\nc\ufffd\n\ufffd")
+
+    async def test_terminators_other_than_newline_stay_in_the_text(self) -> None:
+        """A carriage return and Unicode's own separators end no line."""
+        events = await self.run_command(python(r"print('a\r\nb\u2028c\x85d\x0be\n')"))
+        payloads = [event["payload"] for event in events]
+        self.assertEqual(payloads, ["a\r", "\n", "b\u2028c\x85d\x0be", "\n", "\n"])
+
+    async def test_a_partial_line_arrives_while_the_evaluator_runs(self) -> None:
+        """Text that waits for the rest of its line is delivered without it."""
+        identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 60")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        await self.client.cancel(identifier)
+
+    async def test_one_that_ignores_term_is_cancelled_soon(self) -> None:
+        """After the grace time it is killed, and cancelling answers when it is dead."""
+        identifier = await self.begin_and_wait("trap '' TERM; echo $$; echo ready; sleep 60; :")
+        pid = int(text((await self.client.page(identifier))["data"]).split()[0])
+        began = time.monotonic()
+        await self.client.cancel(identifier)
+        self.assertFalse(alive(pid))
+        self.assertLess(time.monotonic() - began, 5)
+        failure(await self.client.follow(identifier), "cancelled")
+
+    async def left_behind(self, before: str, after: str = "") -> None:
+        """Check that what is left behind is dead before the end is seen."""
+        began = time.monotonic()
+        identifier = await self.begin(python(LEFT_BEHIND.format(before=before, after=after)))
+        await self.client.ended(identifier)
+        pid = int(text((await self.client.page(identifier))["data"]))
+        self.assertFalse(alive(pid))
+        self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(joined(await self.client.follow(identifier)), [f"{pid}\n"])
+
+    async def test_a_daemon_that_holds_stdout_is_dead_at_the_end(self) -> None:
+        """One that ran away to a session of its own delays no end, and outlives none."""
+        await self.left_behind(before="")
+
+    async def test_a_daemon_that_has_closed_everything_is_dead_at_the_end(self) -> None:
+        """So does one with which nothing is shared any more."""
+        await self.left_behind(before="os.closerange(0, 10)")
+
+    async def test_a_daemon_that_ignores_signals_is_dead_at_the_end(self) -> None:
+        """So does one that ignores what can be ignored."""
+        await self.left_behind(
+            before="import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 13, 15)]"
+        )
+
+    async def test_a_daemon_is_dead_after_a_cancel(self) -> None:
+        """What ran away is found also where the evaluation is cancelled."""
+        program = LEFT_BEHIND.format(before="os.closerange(0, 10)", after="time.sleep(60)")
+        identifier = await self.begin(python(program))
+        page = await self.client.page(identifier, wait=10)
+        pid = int(text(page["data"]))
+        await until(lambda: os.listdir(f"/proc/{pid}/fd") == [], "it has closed everything")
+        await self.client.cancel(identifier)
+        self.assertFalse(alive(pid))
+
+    async def test_a_child_in_the_background_is_dead_at_the_end(self) -> None:
+        """What the shell has left running holds stdout, and is ended with the shell."""
+        began = time.monotonic()
+        identifier = await self.begin("sleep 60 & echo $!; sleep 60 & wait %2 & echo done")
+        await self.client.ended(identifier)
+        events = await self.client.follow(identifier)
+        self.assertFalse(alive(int(text(events).split()[0])))
+        self.assertLess(time.monotonic() - began, 10)
+
+    async def test_what_is_printed_last_is_not_lost_by_that(self) -> None:
+        """With a child that holds stdout, all that was printed before the end arrives."""
+        events = await self.run_command("sleep 60 & seq 30000")
+        self.assertEqual(text(events), "".join(f"{i}\n" for i in range(1, 30001)))
+
+    async def test_stdin_is_at_its_end(self) -> None:
+        """Whoever reads stdin reads nothing, and does not wait."""
+        self.assertEqual(text(await self.run_command("wc -c; read x || echo end")), "0\nend\n")
+
+    async def test_the_environment_is_the_contracts(self) -> None:
+        """Just the variables that evaluators are promised, and nothing of the daemon's."""
+        print_it = "tr '\\0' '\\n' < /proc/$$/environ"
+        identifier = await self.client.evaluate(
+            self.repository.url,
+            self.commit,
+            f'{print_it}; ls -A "$TEMPORARY_DIRECTORY" "$HOME"; touch x "$TEMPORARY_DIRECTORY/x"',
+            files=(("source_1", "my file.py", b"pass"), ("b", "", b"text")),
+            seed="7",
+        )
+        printed = text(await self.client.follow(identifier))
+        found = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+        self.assertEqual(
+            sorted(found),
+            sorted(
+                [
+                    *("PATH", "HOME", "LANG", "PYTHONUNBUFFERED"),
+                    *("TEMPORARY_DIRECTORY", "TURINGARENA_SEED"),
+                    *("SUBMISSION_FILE_SOURCE_1", "SUBMISSION_FILE_B"),
+                    *("EVALUATION_DATA_BEGIN", "EVALUATION_DATA_END"),
+                    *("EVALUATION_FILE_BEGIN", "EVALUATION_FILE_END"),
+                ]
+            ),
+        )
+        self.assertNotIn("the-daemons-own", printed)
+        self.assertEqual(found["LANG"], "C.UTF-8")
+        self.assertEqual(found["PYTHONUNBUFFERED"], "1")
+        self.assertEqual(found["TURINGARENA_SEED"], "7")
+        self.assertEqual(found["SUBMISSION_FILE_SOURCE_1"].rpartition("/")[2], "my file.py")
+        self.assertEqual(found["SUBMISSION_FILE_B"].rpartition("/")[2], "b.txt")
+        markers = {found[name] for name in found if name.startswith("EVALUATION_")}
+        self.assertEqual(len(markers), 4)
+        for marker in markers:
+            self.assertNotIn(marker, text(await self.run_command(print_it)), "they are fresh")
+
+    async def test_no_descriptor_of_the_daemon_is_open(self) -> None:
+        """An evaluator has stdin, stdout and stderr, and nothing else of the daemon's."""
+        program = """
+import os
+def is_open(number):
+    try:
+        return os.fstat(number)
+    except OSError:
+        return False
+print([number for number in range(1000) if is_open(number)])
+"""
+        self.assertEqual(text(await self.run_command(python(program))), "[0, 1, 2]\n")
+
+    async def test_a_seed_is_drawn_and_reported(self) -> None:
+        """Without a seed one is drawn, which the evaluator and the status agree on."""
+        seeds = set()
+        for _ in range(3):
+            identifier = await self.begin("echo $TURINGARENA_SEED")
+            seed = (await self.client.ended(identifier))["seed"]
+            self.assertEqual(text(await self.client.follow(identifier)), f"{seed}\n")
+            seeds.add(seed)
+        self.assertGreater(len(seeds), 1)
+
+    async def test_many_short_lines(self) -> None:
+        """Output in small pieces arrives whole while its reader keeps pace."""
+        events = await self.run_command("seq 50000")
+        self.assertEqual(joined(events), ["".join(f"{i}\n" for i in range(1, 50_001))])

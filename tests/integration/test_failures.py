@@ -1,0 +1,179 @@
+"""Each reason for which an evaluation comes to no good end, as its last event tells it."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from tests.integration.client import data, failure, python, text
+from tests.integration.harness import DaemonTestCase
+from tests.integration.repositories import GitDaemon, HttpServer
+
+OUTPUT = 100_000
+
+
+class FailureTests(DaemonTestCase):
+    """Limits are small here."""
+
+    configuration = f"""
+        [repositories]
+        protocols = ["file", "git", "http"]
+        [evaluations]
+        running = 4
+        grace = 0.3
+        [limits]
+        wall_clock = 1.5
+        output = {OUTPUT}
+        """
+    environment = {"CANARY": "the-daemons-own-secret"}  # noqa: RUF012
+
+    async def run_from(self, url: str, commit: str | None = None) -> dict[str, object]:
+        """Return the status and all events of a command that never comes to run."""
+        identifier = await self.client.evaluate(url, commit or self.commit, "echo never")
+        await self.client.ended(identifier)
+        self.assertEqual((await self.client.status(identifier))["state"], "failed")
+        events = await self.client.follow(identifier)
+        self.assertEqual(len(events), 1, events)
+        return events[0]["payload"]
+
+    async def test_unreachable_repositories(self) -> None:
+        """Nobody listens, nothing is there: `repository`, with what git said and no secret."""
+        git_daemon, server = GitDaemon(self.folder), HttpServer(self.folder)
+        self.addCleanup(git_daemon.stop)
+        self.addCleanup(server.stop)
+        for url in (
+            "http://127.0.0.1:1/repository",
+            "git://127.0.0.1:1/repository",
+            f"{server.url}/missing",
+            f"{git_daemon.url}/missing",
+            f"file://{self.folder}/missing",
+            f"file://{self.repository.folder}/README",
+        ):
+            error = await self.run_from(url)
+            self.assertEqual(error["reason"], "repository", error)
+            self.assertIn("fatal", str(error["stderr"]))
+            self.assertNotIn("secret", str(error))
+
+    async def test_no_such_commit(self) -> None:
+        """A server of any kind that has no such commit: `commit`, which names it."""
+        missing = "0123456789" * 4
+        for v2 in (True, False):
+            server = HttpServer(self.folder, v2=v2)
+            self.addCleanup(server.stop)
+            error = await self.run_from(f"{server.url}/repository/.git", missing)
+            self.assertEqual(error["reason"], "commit", error)
+            self.assertIn(missing, str(error["message"]))
+        error = await self.run_from(self.repository.url, missing)
+        self.assertEqual(error["reason"], "commit", error)
+
+    async def test_a_tree_is_no_commit(self) -> None:
+        """The OID of a tree, which the repository has, names no commit."""
+        tree = (await self.client.ended(await self.begin("true")))["tree_oid"]
+        error = await self.run_from(self.repository.url, tree)
+        self.assertEqual(error["reason"], "commit", error)
+
+    async def test_credentials_in_a_url_are_refused_and_told_nobody(self) -> None:
+        """A password in a URL is refused, and stands neither in the answer nor in the log."""
+        url = "http://teacher:hunter2@127.0.0.1:1/repository"
+        answer = await self.client.post(url, self.commit, "true")
+        self.assertEqual(answer.problem(400)["field"], "repository[url]")
+        self.assertNotIn(b"hunter2", answer.body)
+        self.assertNotIn("hunter2", self.daemon.log)
+
+    async def test_an_exit_status_comes_with_the_end_of_stderr(self) -> None:
+        """`exit`, the status, and the last 8 KiB of stderr; what was printed stands before it."""
+        command = "printf 'one\\ntwo'; seq 5000 >&2; echo the end >&2; exit 3"
+        identifier = await self.begin(command)
+        status = await self.client.ended(identifier)
+        events = await self.client.follow(identifier)
+        error = failure(events, "exit")
+        self.assertEqual(text(events), "one\ntwo")
+        self.assertEqual(error["status"], 3)
+        self.assertNotIn("signal", error)
+        self.assertEqual(len(error["stderr"]), 8192)
+        self.assertTrue(error["stderr"].endswith("\n4999\n5000\nthe end\n"))
+        self.assertEqual(status["exit"], {"status": 3, "signal": None})
+        self.assertEqual(status["stderr"], error["stderr"])
+        self.assertEqual(status["state"], "failed")
+
+    async def test_a_missing_program_is_the_shells_status(self) -> None:
+        """A command that does not exist is the shell's own 127, with its words."""
+        error = failure(await self.run_command("no-such-program"), "exit")
+        self.assertEqual(error["status"], 127)
+        self.assertIn("no-such-program", error["stderr"])
+
+    async def test_death_by_a_signal(self) -> None:
+        """`exit` and the signal's number, after the partial line that was printed."""
+        for number in (signal.SIGSEGV, signal.SIGKILL, signal.SIGTERM):
+            events = await self.run_command(f"printf partial; kill -{number} $$")
+            error = failure(events, "exit")
+            self.assertEqual(text(events), "partial")
+            self.assertEqual(error["signal"], number)
+            self.assertNotIn("status", error)
+
+    async def test_timeout(self) -> None:
+        """`timeout`, the limit and its value, and not before the time has come."""
+        began = time.monotonic()
+        events = await self.run_command("printf 'before\\nand'; exec sleep 60")
+        self.assertGreater(time.monotonic() - began, 1.5)
+        error = failure(events, "timeout")
+        self.assertEqual(error["value"], 1.5)
+        self.assertEqual(text(events), "before\nand")
+
+    async def test_timeout_of_one_that_ignores_it(self) -> None:
+        """What ignores TERM, and all that it has started, is killed after the grace time."""
+        program = "trap '' TERM; (trap '' TERM; sleep 60) & echo before; sleep 60; sleep 60"
+        events = await self.run_command(program)
+        failure(events, "timeout")
+        self.assertEqual(text(events), "before\n")
+
+    async def test_output_limit(self) -> None:
+        """`output`, the limit and its value, after exactly that many bytes."""
+        events = await self.run_command("yes 0123456789")
+        error = failure(events, "output")
+        self.assertEqual(error["value"], OUTPUT)
+        self.assertEqual(text(events), ("0123456789\n" * OUTPUT)[:OUTPUT])
+
+    async def test_output_up_to_the_limit_is_allowed(self) -> None:
+        """Exactly as many bytes as the limit says are no failure."""
+        events = await self.run_command(f"yes | head -c {OUTPUT}")
+        self.assertEqual(text(events), "y\n" * (OUTPUT // 2))
+        self.assertEqual(data(events), [])
+
+    async def test_cancelled(self) -> None:
+        """`cancelled`, after what was printed."""
+        identifier = await self.begin_and_wait("printf 'one\nready'; exec sleep 60")
+        await self.client.cancel(identifier)
+        self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
+        events = await self.client.follow(identifier)
+        failure(events, "cancelled")
+        self.assertEqual(text(events), "one\nready")
+
+    async def test_what_is_printed_on_term_is_kept(self) -> None:
+        """An evaluator that says its last words when it is ended is heard."""
+        program = """
+import signal, sys, time
+def end(*_):
+    sys.stdout.write("last words\\n" * 5000)
+    sys.stdout.flush()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+        identifier = await self.begin_and_wait(python(program))
+        await self.client.cancel(identifier)
+        events = await self.client.follow(identifier)
+        failure(events, "cancelled")
+        self.assertEqual(text(events), "ready\n" + "last words\n" * 5000)
+
+    async def test_what_a_failing_run_printed_stands_before_the_error_whole(self) -> None:
+        """Data, text, and a block that never ended: all of it, and then the failure."""
+        command = (
+            "printf '\\n%s\\n[1, 2]\\n%s\\nlast line without end'"
+            ' "$EVALUATION_DATA_BEGIN" "$EVALUATION_DATA_END"; exit 1'
+        )
+        events = await self.run_command(command)
+        failure(events, "exit")
+        self.assertEqual(data(events)[0], [1, 2])
+        self.assertEqual(text(events), "last line without end")

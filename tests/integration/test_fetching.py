@@ -1,0 +1,127 @@
+"""The main job: a commit is fetched over each kind of server, and its evaluator is run."""
+
+from __future__ import annotations
+
+from tests.integration.client import joined
+from tests.integration.harness import DaemonTestCase
+from tests.integration.repositories import GitDaemon, HttpServer, git
+
+EVALUATOR = """\
+#!/bin/sh
+echo "judging $(basename "$SUBMISSION_FILE_SOLUTION")"
+printf 'case 1: '
+test "$(cat "$SUBMISSION_FILE_SOLUTION")" = 42 && echo right || echo wrong
+printf '\\n%s\\n{"goal": "correct", "points": 1.50}\\n%s\\n' \\
+    "$EVALUATION_DATA_BEGIN" "$EVALUATION_DATA_END"
+printf 'done'
+"""
+
+EVENTS = [
+    "judging solution.txt\ncase 1: right\n",
+    [{"goal": "correct", "points": 1.5}],
+    "done",
+]
+
+
+class FetchingTests(DaemonTestCase):
+    """One repository: an old commit, a tip, and a branch beside."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.repository.write("judge/evaluator.sh", EVALUATOR, 0o755)
+        self.old = self.repository.commit()
+        self.tips = self.repository.history("later")
+        self.repository.branch("beside", self.old)
+        self.beside = self.repository.history("beside")
+        self.tag = self.repository.tag("v1")
+        git(self.repository.folder, "checkout", "--quiet", "main")
+
+    def http(self, *, v2: bool = True, dumb: bool = False) -> tuple[HttpServer, str]:
+        """Return a server, and the repository's URL there."""
+        server = HttpServer(self.folder, v2=v2, dumb=dumb)
+        self.addCleanup(server.stop)
+        return server, f"{server.url}/repository/.git"
+
+    async def judge(self, url: str, commit: str, **fields: str) -> None:
+        """Check that the evaluator of a commit says what it should."""
+        identifier = await self.client.evaluate(
+            url, commit, "./evaluator.sh", directory="judge", **fields
+        )
+        status = await self.client.ended(identifier)
+        self.assertEqual(joined(await self.client.follow(identifier)), EVENTS)
+        self.assertEqual(status["state"], "finished")
+        self.assertEqual(status["commit_oid"], commit.lower())
+        self.assertEqual(
+            status["tree_oid"], git(self.repository.folder, "rev-parse", f"{commit}^{{tree}}")
+        )
+
+    async def judge_each(self, url: str) -> None:
+        """Judge with a tip, an old commit, by branch, and with a depth."""
+        await self.judge(url, self.tips[-1])
+        await self.judge(url, self.old)
+        await self.judge(url, self.beside[1], repository_branch="beside")
+        await self.judge(url, self.tips[1].upper(), repository_depth="2")
+        await self.judge(url, self.beside[2], repository_branch="beside", repository_depth="2")
+
+    async def test_a_repository_of_this_machine_is_judged_with(self) -> None:
+        """Over `file`: tips, old commits, branches, depths."""
+        await self.judge_each(self.repository.url)
+
+    async def test_git_daemon_is_fetched_from(self) -> None:
+        """Over git's own protocol, from a real `git daemon`."""
+        server = GitDaemon(self.folder)
+        self.addCleanup(server.stop)
+        await self.judge_each(f"{server.url}/repository")
+
+    async def test_smart_http_is_fetched_from_by_commit(self) -> None:
+        """Over smart HTTP, from a real `git http-backend`, each commit with one fetch."""
+        server, url = self.http()
+        await self.judge_each(url)
+        self.assertEqual(server.fetches, 5)
+
+    async def test_dumb_http_is_fetched_from(self) -> None:
+        """A server of plain files, which knows no depth, is asked for everything."""
+        git(self.repository.folder, "update-server-info")
+        _, url = self.http(dumb=True)
+        await self.judge_each(url)
+
+    async def test_v0_server_gives_an_old_commit_by_its_branch_alone(self) -> None:
+        """What is not advertised comes with its branch, and no other branch comes with it."""
+        server, url = self.http(v2=False)
+        await self.judge(url, self.beside[0], repository_branch="beside")
+        asked = server.fetches
+        await self.judge(url, self.beside[1], repository_branch="beside")
+        self.assertEqual(server.fetches, asked, "the branch was there already")
+        await self.judge(url, self.tips[0])
+        self.assertGreater(server.fetches, asked, "the other branch was not")
+
+    async def test_v0_server_gives_everything_where_no_branch_helps(self) -> None:
+        """No branch, a wrong one, one that is not there, or too small a depth: all is fetched."""
+        for fields in (
+            {},
+            {"repository_branch": "main"},
+            {"repository_branch": "missing"},
+            {"repository_branch": "beside", "repository_depth": "1"},
+        ):
+            _, url = self.http(v2=False)
+            await self.judge(url, self.beside[0], **fields)
+
+    async def test_v0_server_gives_an_advertised_commit_at_once(self) -> None:
+        """A tip is had by its OID over any version of the protocol."""
+        server, url = self.http(v2=False)
+        await self.judge(url, self.tips[-1])
+        self.assertEqual(server.fetches, 1)
+
+    async def test_v0_server_deepens_what_was_fetched_shallow(self) -> None:
+        """After a tip with depth 1, an old commit of the same repository can still be had."""
+        _, url = self.http(v2=False)
+        await self.judge(url, self.tips[-1])
+        await self.judge(url, self.old)
+
+    async def test_a_tag_is_no_commit(self) -> None:
+        """The OID of a tag names no commit, although git would take it for one."""
+        for server, url in (self.http(), self.http(v2=False)):
+            identifier = await self.client.evaluate(url, self.tag, "true")
+            events = await self.client.follow(identifier)
+            self.assertEqual([event["payload"]["reason"] for event in events], ["commit"])
+            self.assertGreater(server.fetches, 0)

@@ -1,0 +1,230 @@
+"""An evaluation's life, seen from outside: pages, status, cancelling, waiting, being forgotten."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.web.client import ResponseNeverReceived
+
+from tests.integration.client import Client, failure, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, alive, children, until
+
+
+class PageTests(DaemonTestCase):
+    """What a reader of pages may rely on."""
+
+    async def test_the_answer_does_not_wait_and_says_where(self) -> None:
+        """200 at once, the identifier, and where the evaluation is."""
+        answer = await self.client.post(self.repository.url, self.commit, "exec sleep 60")
+        self.assertEqual(answer.code, 200)
+        identifier = answer.json["evaluation_id"]
+        self.assertRegex(identifier, "^[A-Za-z0-9_-]{20,}$")
+        location = answer.header("Location")
+        self.assertTrue(location.endswith(f"/evaluation/{identifier}"), location)
+
+    async def test_a_page_is_repeatable_until_a_later_one_is_asked_for(self) -> None:
+        """The same page as often as one likes; after a later request, 410 and what is left."""
+        identifier = await self.begin_and_wait("echo one; echo two; printf ready; exec sleep 60")
+        first = await self.client.page(identifier)
+        self.assertEqual(await self.client.page(identifier, ""), first)
+        self.assertEqual(text(first["data"]), "one\ntwo\nready")
+        for _ in range(3):
+            self.assertEqual(await self.client.page(identifier), first)
+        cursor = first["end"]
+        empty = {"begin": cursor, "end": cursor, "data": []}
+        for _ in range(3):
+            self.assertEqual(await self.client.page(identifier, cursor), empty)
+        problem = (await self.client.ask(identifier)).problem(410)
+        self.assertEqual(problem["oldest"], cursor)
+        self.assertEqual(await self.client.page(identifier, problem["oldest"]), empty)
+
+    async def test_the_first_page_of_one_that_has_said_nothing(self) -> None:
+        """It begins at null and ends before the first event, never at null."""
+        identifier = await self.begin("exec sleep 60")
+        page = await self.client.page(identifier)
+        self.assertEqual((page["begin"], page["data"]), (None, []))
+        cursor = page["end"]
+        self.assertEqual(
+            await self.client.page(identifier, cursor), {"begin": cursor, "end": cursor, "data": []}
+        )
+
+    async def test_the_end_is_repeatable_for_ever(self) -> None:
+        """The last page, until its end is acknowledged; then the end, again and again."""
+        identifier = await self.begin("echo all")
+        await self.client.ended(identifier)
+        last = await self.client.page(identifier)
+        self.assertEqual(text(last["data"]), "all\n")
+        self.assertEqual(await self.client.page(identifier), last)
+        end = {"begin": last["end"], "end": None, "data": []}
+        for _ in range(3):
+            self.assertEqual(await self.client.page(identifier, last["end"]), end)
+        (await self.client.ask(identifier)).problem(410)
+        (await self.client.get(f"/evaluation/{identifier}")).problem(410)
+
+    async def test_a_long_poll_is_answered_at_once_when_there_is_something(self) -> None:
+        """A request that waits gets the next event when it comes, and nothing after its time."""
+        gate = self.folder / "gate"
+        command = f"mkfifo {gate}; printf ready; read line < {gate}; printf more; exec sleep 60"
+        identifier = await self.begin_and_wait(command)
+        cursor = (await self.client.page(identifier))["end"]
+        began = time.monotonic()
+        page = await self.client.page(identifier, cursor, wait=1)
+        self.assertGreaterEqual(time.monotonic() - began, 0.9)
+        self.assertEqual(page, {"begin": cursor, "end": cursor, "data": []})
+        waiting = Deferred.fromCoroutine(self.client.page(identifier, cursor, wait=20))
+        await self.client.status(identifier)
+        self.assertFalse(waiting.called)
+        gate.write_text("go\n")
+        self.assertEqual(text((await waiting)["data"]), "more")
+        self.assertLess(time.monotonic() - began, 10)
+
+    async def test_a_reader_that_goes_while_it_waits_is_no_defect(self) -> None:
+        """A long poll whose client hangs up is forgotten, and the next one works."""
+        identifier = await self.begin_and_wait("printf ready; exec sleep 60")
+        cursor = (await self.client.page(identifier))["end"]
+        waiting = Deferred.fromCoroutine(self.client.ask(identifier, cursor, wait=20))
+        await self.client.status(identifier)
+        waiting.cancel()
+        await waiting.addErrback(
+            lambda failure: failure.trap(CancelledError, ResponseNeverReceived)
+        )
+        await self.client.cancel(identifier)
+        failure((await self.client.page(identifier, cursor))["data"], "cancelled")
+
+    async def test_pages_are_bounded(self) -> None:
+        """No page is much over its limit, and together they are everything."""
+        identifier = await self.begin("seq 50000")
+        cursor, whole, pages = None, "", 0
+        while True:
+            answer = await self.client.ask(identifier, cursor, wait=5)
+            self.assertLess(len(answer.body), 300 * 1024)
+            whole += text(answer.json["data"])
+            pages += 1
+            cursor = answer.json["end"]
+            if cursor is None:
+                break
+        self.assertGreater(pages, 5)
+        self.assertEqual(whole, "".join(f"{i}\n" for i in range(1, 50_001)))
+
+
+class StatusTests(DaemonTestCase):
+    """One place to run, one to queue."""
+
+    configuration = CONFIGURATION.replace("running = 4", "running = 1\nqueued = 1")
+
+    async def test_status_through_a_life(self) -> None:
+        """Queued, running, finished: with times in order, OIDs, exit, use, and what is buffered."""
+        first = await self.begin_and_wait("printf ready; exec sleep 60")
+        second = await self.begin("echo out; echo err >&2", seed="5")
+        queued = await self.client.status(second)
+        self.assertEqual((queued["state"], queued["queue_place"]), ("queued", 0))
+        self.assertIsNone(queued["running"])
+        running = await self.client.status(first)
+        self.assertEqual((running["state"], running["queue_place"]), ("running", None))
+        self.assertIsNone(running["exit"])
+        self.assertEqual(running["commit_oid"], self.commit)
+        self.assertEqual(running["events"], {"buffered": 1, "discarded": 0})
+        await self.client.page(first, (await self.client.page(first))["end"])
+        self.assertEqual(
+            (await self.client.status(first))["events"], {"buffered": 0, "discarded": 1}
+        )
+        await self.client.cancel(first)
+        ended = await self.client.ended(second)
+        self.assertEqual(ended["state"], "finished")
+        self.assertEqual(ended["seed"], 5)
+        self.assertEqual(ended["exit"], {"status": 0, "signal": None})
+        self.assertEqual(ended["stderr"], "err\n")
+        self.assertGreaterEqual(ended["usage"]["cpu_seconds"], 0)
+        times = [ended[name] for name in ("created", "fetching", "running", "ended")]
+        self.assertEqual(times, sorted(times))
+
+    async def test_a_full_queue_answers_503(self) -> None:
+        """Nobody else may queue: 503 and when to come again, before the form is read; later yes."""
+        await self.begin("exec sleep 60")
+        await self.begin("exec sleep 60")
+        answer = await self.client.post(self.repository.url, self.commit, "true")
+        answer.problem(503)
+        self.assertGreater(int(answer.header("Retry-After") or 0), 0)
+        await self.client.cancel_all()
+        self.assertEqual(text(await self.run_command("echo now")), "now\n")
+
+    async def test_cancelling_one_that_waits_gives_its_place_to_others(self) -> None:
+        """One that never ran is cancelled as well, and says so."""
+        await self.begin("exec sleep 60")
+        waiting = await self.begin("exec sleep 60")
+        await self.client.cancel(waiting)
+        status = await self.client.status(waiting)
+        self.assertEqual(status["state"], "cancelled")
+        failure(await self.client.follow(waiting), "cancelled")
+        await self.begin("exec sleep 60")
+
+    async def test_delete_kills_the_whole_tree_and_is_repeatable(self) -> None:
+        """204 when all of it is dead; 204 again, at once, after its end, and when it is freed."""
+        command = "(trap '' TERM; sleep 60; sleep 60) & (sleep 60) & echo $$ $!; echo ready; wait"
+        identifier = await self.begin_and_wait(command)
+        shell, pid = map(int, text((await self.client.page(identifier))["data"]).split()[:2])
+        tree = [shell, *children(shell)]
+        self.assertIn(pid, tree)
+        twice = [Deferred.fromCoroutine(self.client.cancel(identifier)) for _ in range(2)]
+        for one in twice:
+            await one
+            self.assertEqual([alive(pid) for pid in tree], [False] * len(tree))
+        self.assertEqual(self.daemon.leftovers(), [])
+        await self.client.cancel(identifier)
+        failure(await self.client.follow(identifier), "cancelled")
+        await self.client.cancel(identifier)
+
+    async def test_cancelling_one_that_has_ended_changes_nothing(self) -> None:
+        """What was finished stays finished, with all its events."""
+        identifier = await self.begin("echo all")
+        await self.client.ended(identifier)
+        await self.client.cancel(identifier)
+        self.assertEqual((await self.client.status(identifier))["state"], "finished")
+        self.assertEqual(text(await self.client.follow(identifier)), "all\n")
+
+    async def test_unknown_evaluations_are_404(self) -> None:
+        """An identifier that was never issued here is told from one that was."""
+        known = await self.begin("true")
+        await self.client.follow(known)
+        for identifier in ("x", "0" * len(known), known[:-1], f"{known}a", known.upper()):
+            for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
+                answer = await self.client.request(method, f"/evaluation/{identifier}{path}")
+                answer.problem(404)
+
+
+class AbandonedTests(DaemonTestCase):
+    """Evaluations that nobody asks for are given up after a second and a half."""
+
+    configuration = CONFIGURATION + "abandon_after = 1.5\n"
+
+    async def gone(self, identifier: str) -> Any:
+        """Wait until the daemon has nothing of an evaluation, without asking for it."""
+        await until(lambda: not self.daemon.leftovers(), "it is killed")
+        # Asked by others, it would live on: so ask only when it can be over.
+        return await self.client.ask(identifier)
+
+    async def test_what_nobody_asks_for_is_killed_and_freed(self) -> None:
+        """A run without a reader is ended, all of it, and its events are gone: 410."""
+        identifier = await self.begin("trap '' TERM; echo started; sleep 60; sleep 60")
+        await until(self.daemon.leftovers, "it runs")
+        (await self.gone(identifier)).problem(410)
+        (await self.client.get(f"/evaluation/{identifier}")).problem(410)
+
+    async def test_what_somebody_waits_for_is_kept(self) -> None:
+        """A long poll is enough to keep an evaluation, however long it says nothing."""
+        identifier = await self.begin("sleep 4; echo done")
+        self.assertEqual(text(await self.client.follow(identifier)), "done\n")
+
+    async def test_another_reader_does_not_keep_it(self) -> None:
+        """Requests for another evaluation count for nothing."""
+        runs = self.daemon.state / "evaluations"
+        abandoned = await self.begin("exec sleep 60")
+        kept = await self.begin("sleep 4; echo done")
+        async with Client(self.daemon.url) as other:
+            reading = Deferred.fromCoroutine(self.client.follow(kept))
+            await until(lambda: len(list(runs.iterdir())) == 2, "both have begun")
+            await until(lambda: len(list(runs.iterdir())) == 1, "the other one is killed")
+            (await other.ask(abandoned)).problem(410)
+            self.assertEqual(text(await reading), "done\n")

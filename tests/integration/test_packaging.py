@@ -1,0 +1,172 @@
+"""tawebeval is the same whether it comes as a wheel, as a source distribution or editable."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import __version__
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+
+# What a checkout may hold besides the project.
+RUBBISH = (
+    *(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "dropin.cache"),
+    *("_trial_temp*", ".coverage*", ".hypothesis", ".mypy_cache", ".ruff_cache", "twistd.*"),
+)
+
+# Prints from where the package and the plugin come; the last is False if the plugin is not found.
+WHENCE = """\
+import tawebeval, twisted.plugins.tawebeval_plugin as module
+from twisted.application.service import IServiceMaker
+from twisted.plugin import getPlugins
+print(tawebeval.__file__, module.__file__, module.tawebeval in getPlugins(IServiceMaker), sep="\\n")
+"""
+
+TWISTD = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Return what a command prints on stdout. Raises AssertionError if it fails."""
+    # Neither is coverage of interest here, nor may this Python's path reach into others.
+    own = ("COVERAGE_", "PYTHON", "PIP_REQUIRE_VIRTUALENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    done = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+    if done.returncode:
+        raise AssertionError(f"{command} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+class Environment:
+    """A virtualenv of its own, which sees what stands beside this Python but no other tawebeval."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self.work = folder / "work"
+        run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
+        self.python = folder / "venv" / "bin" / "python"
+        self.work.mkdir()
+        purelib = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        self.site = Path(self.run("-c", purelib).strip())
+        # As a path only: what editable installs have left there is not followed.
+        beside = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+        (self.site / "beside.pth").write_text("\n".join(sorted(beside)) + "\n")
+
+    def run(self, *arguments: str) -> str:
+        """Return what this Python prints, started where nothing can be imported from."""
+        return run(self.python, *arguments, cwd=self.work)
+
+    def install(self, *what: str | Path) -> None:
+        """Install tawebeval, and nothing else."""
+        options = ("--quiet", "--no-deps", "--no-index", "--no-build-isolation")
+        self.run("-m", "pip", "install", *options, "--ignore-installed", *map(str, what))
+
+
+@attrs.frozen
+class Built:
+    """A copy of the checkout, and what was built from it."""
+
+    checkout: Path
+    sdist: Path
+    wheel: Path
+
+
+@functools.cache
+def build() -> Built:
+    """Build both, once; the wheel is built from what the source distribution holds."""
+    folder = Path(tempfile.mkdtemp(prefix="tawebeval-")).resolve()
+    atexit.register(shutil.rmtree, folder)
+    checkout, dist = folder / "checkout", folder / "dist"
+    ignore = shutil.ignore_patterns(*RUBBISH)
+    shutil.copytree(CHECKOUT, checkout, symlinks=True, ignore=ignore)
+    # It must not be shipped, and whoever has run twistd in a checkout has one.
+    (checkout / "twisted" / "plugins" / "dropin.cache").touch()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, checkout]
+    run(*command, cwd=folder)
+    name = f"tawebeval-{__version__}"
+    return Built(checkout, dist / f"{name}.tar.gz", dist / f"{name}-py3-none-any.whl")
+
+
+class PackagingTests(SynchronousTestCase):
+    """Distributions that were built from a copy of the checkout."""
+
+    def setUp(self) -> None:
+        self.built = build()
+        self.checkout = self.built.checkout
+
+    def check_installed(self, *what: str | Path, at: Path | None = None) -> None:
+        """Install into an environment; hold that the package and its plugin are found there.
+
+        They have to come from `at`, or else from among the environment's own packages.
+        """
+        environment = Environment(self.checkout.with_name(self._testMethodName))
+        environment.install(*what)
+        root = at or environment.site
+        self.assertEqual(
+            environment.run("-c", WHENCE).splitlines(),
+            [
+                str(root / "tawebeval" / "__init__.py"),
+                str(root / "twisted" / "plugins" / "tawebeval_plugin.py"),
+                "True",
+            ],
+        )
+        commands = environment.run("-c", TWISTD, "--help").partition("Commands:")[2].split()
+        self.assertIn("tawebeval", commands)
+        version = environment.run("-c", TWISTD, "tawebeval", "--version")
+        self.assertEqual(version, f"tawebeval {__version__}\n")
+        self.assertTrue((root / "tawebeval" / "py.typed").exists())
+        self.assertFalse((root / "twisted" / "__init__.py").exists())
+        self.assertFalse((root / "twisted" / "plugins" / "__init__.py").exists())
+
+    def test_wheel(self) -> None:
+        """`pip install tawebeval-….whl`."""
+        self.check_installed(self.built.wheel)
+
+    def test_source_distribution(self) -> None:
+        """`pip install tawebeval-….tar.gz`."""
+        self.check_installed(self.built.sdist)
+
+    def test_editable(self) -> None:
+        """`pip install --editable .`: the plugin is found though it stands in the checkout."""
+        self.check_installed("--editable", self.checkout, at=self.checkout)
+
+    def test_wheel_content(self) -> None:
+        """Only the package and the plugin are installed: nothing of Twisted's own, no tests."""
+        with zipfile.ZipFile(self.built.wheel) as wheel:
+            names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        modules = {
+            str(path.relative_to(self.checkout))
+            for path in (self.checkout / "tawebeval").rglob("*.py")
+        }
+        self.assertEqual(
+            names, {*modules, "tawebeval/py.typed", "twisted/plugins/tawebeval_plugin.py"}
+        )
+
+    def test_source_distribution_content(self) -> None:
+        """All that a checkout has is there, to run the tests and the examples."""
+        with tarfile.open(self.built.sdist) as sdist:
+            names = {name.partition("/")[2] for name in sdist.getnames()}
+        for folder in ("benchmarks", "docs", "etc", "examples", "scripts", "systemd", "tests"):
+            for path in (self.checkout / folder).rglob("*"):
+                name = str(path.relative_to(self.checkout))
+                self.assertTrue(name in names or path.is_dir(), name)
+        for name in ("LICENSE", "Makefile", "README.md", "setup.py", "tawebeval/py.typed"):
+            self.assertIn(name, names)
+        self.assertEqual([name for name in names if name.endswith("dropin.cache")], [])
+        self.assertNotIn("twisted/__init__.py", names)

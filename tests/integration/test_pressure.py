@@ -1,0 +1,143 @@
+"""Back-pressure: an evaluator that prints more than is read has to wait, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+
+from tests.integration.client import failure, joined, python, text
+from tests.integration.harness import DaemonTestCase, alive, children, state, until
+
+MIB = 2**20
+LINES = 100_000
+FILL = "x" * 1000
+LINE = "0123456789" * 10
+
+FLOOD = f"""
+import sys
+for i in range({LINES}):
+    sys.stdout.write(f"{{i:08d}}" + {FILL!r} + "\\n")
+"""
+
+
+class FloodTests(DaemonTestCase):
+    """The usual buffer, and much more than it holds."""
+
+    async def test_a_flood_waits_for_its_reader_and_arrives_exactly(self) -> None:
+        """100 MB that nobody reads stop the evaluator, not the daemon; then all is read."""
+        small = self.daemon.memory
+        identifier = await self.begin("echo $$; " + python(FLOOD))
+        while (await self.client.status(identifier))["buffered_bytes"] < 4 * MIB:
+            pass
+        flood = int(text((await self.client.page(identifier))["data"]).partition("\n")[0])
+        await until(lambda: _blocked(flood), "the evaluator is blocked")
+        before = await self.client.status(identifier)
+        await self.client.get("/health")
+        after = await self.client.status(identifier)
+        self.assertEqual(before["events"], after["events"], "it goes on although nobody reads")
+        self.assertTrue(alive(flood))
+        self.assertLess(self.daemon.memory - small, 48 * MIB)
+        digest, cursor, most = sha256(), None, 0
+        for pages in count(1):
+            page = await self.client.page(identifier, cursor, wait=10)
+            digest.update(text(page["data"]).encode())
+            cursor = page["end"]
+            if pages % 20 == 0:
+                most = max(most, self.daemon.memory)
+            if cursor is None:
+                break
+        wanted = sha256(b"%d\n" % flood)
+        for i in range(LINES):
+            wanted.update(f"{i:08d}{FILL}\n".encode())
+        self.assertEqual(digest.hexdigest(), wanted.hexdigest())
+        self.assertLess(most - small, 48 * MIB)
+
+    async def test_a_flood_that_nobody_reads_is_cancelled_soon(self) -> None:
+        """An evaluator that is blocked can be ended, and what it had printed is there, whole."""
+        identifier = await self.begin(python(FLOOD))
+        while (await self.client.status(identifier))["buffered_bytes"] < 4 * MIB:
+            pass
+        await self.client.cancel(identifier)
+        events = await self.client.follow(identifier)
+        failure(events, "cancelled")
+        printed = text(events)
+        self.assertGreater(len(printed), 3 * MIB)
+        whole = "".join(f"{i:08d}{FILL}\n" for i in range(len(printed) // 1009 + 1))
+        self.assertEqual(printed, whole[: len(printed)])
+
+
+class SmallBufferTests(DaemonTestCase):
+    """A buffer smaller than a pipe, and little time to run."""
+
+    configuration = """
+        [repositories]
+        protocols = ["file"]
+        [evaluations]
+        grace = 0.3
+        [limits]
+        wall_clock = 1
+        [buffers]
+        evaluation = 8192
+        page = 4096
+        """
+
+    async def test_time_does_not_pass_while_nobody_reads(self) -> None:
+        """The clock of a run stands still while its reader lets it wait."""
+        identifier = await self.begin(f"yes {LINE} | head -n 5000; echo end")
+        while (await self.client.status(identifier))["events"]["buffered"] == 0:
+            pass
+        # Something else that takes longer than the limit allows.
+        failure(await self.run_command("exec sleep 60"), "timeout")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        self.assertEqual(
+            joined(await self.client.follow(identifier)), [f"{LINE}\n" * 5000 + "end\n"]
+        )
+
+    async def test_what_an_ended_evaluator_left_in_the_pipe_is_read(self) -> None:
+        """A run that ended while its output still waited in the pipe loses none of it."""
+        for lines in (50, 80, 100, 200, 600, 2500):
+            identifier = await self.begin(f"yes {LINE} | head -n {lines}")
+            events = await self.client.follow(identifier)
+            self.assertEqual(joined(events), [f"{LINE}\n" * lines], lines)
+
+
+class FullAtTheEndTests(DaemonTestCase):
+    """A buffer that holds what is read at once, but not what is in the pipe."""
+
+    configuration = """
+        [repositories]
+        protocols = ["file"]
+        [buffers]
+        evaluation = 102400
+        """
+
+    async def test_the_buffer_may_become_full_when_the_evaluator_has_ended(self) -> None:
+        """While the daemon is busy elsewhere, a run prints more than fits, and ends."""
+        line = "x" * 999
+        program = f"""
+import os, signal
+os.kill(os.getppid(), signal.SIGSTOP)
+print("{line}\\n" * 190, end="", flush=True)
+"""
+        beginning = Deferred.fromCoroutine(self.begin(python(program)))
+        pid = self.daemon.pid
+        self.addCleanup(os.kill, pid, signal.SIGCONT)
+        await until(lambda: state(pid) == "T", "the daemon is stopped")
+        await until(lambda: not any(map(alive, children(pid))), "the evaluator has ended")
+        os.kill(pid, signal.SIGCONT)
+        events = await self.client.follow(await beginning)
+        self.assertEqual(joined(events), [f"{line}\n" * 190])
+
+
+def _blocked(pid: int) -> bool:
+    """Tell whether a process sleeps, in a write to a pipe where that can be known."""
+    try:
+        place = Path(f"/proc/{pid}/wchan").read_text()
+    except PermissionError:
+        place = "0"
+    return state(pid) == "S" and ("pipe" in place or place == "0")

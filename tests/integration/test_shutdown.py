@@ -1,0 +1,119 @@
+"""The daemon's end and its beginning again, while there are evaluations."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from tests.integration.client import Event, data, failure, python, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, alive, until
+from tests.integration.raw import Connection
+
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+class ShutdownTests(DaemonTestCase):
+    """Each test stops the daemon, and starts it again for the next."""
+
+    configuration = CONFIGURATION.replace("running = 4", "running = 1").replace("0.3", "0.8")
+
+    async def begin_again(self) -> None:
+        """Start the daemon that was stopped."""
+        await until(lambda: not self.daemon.running, "the daemon stops")
+        self.assertEqual(self.daemon.leftovers(), [])
+        self.daemon.start()
+        await self.daemon.ready()
+
+    async def read_to_the_failure(self, identifier: str, after: str | None) -> None:
+        """Read on until the final event, which must be that of the shutdown."""
+        events: list[Event] = []
+        while not data(events):
+            page = await self.client.page(identifier, after, wait=30)
+            events += page["data"]
+            after = page["end"]
+        failure(events, "shutdown")
+
+    async def wait_for_the_end(self, command: str) -> None:
+        """Wait for events while the daemon is stopped: the final one must come."""
+        identifier = await self.begin_and_wait(command)
+        after = (await self.client.page(identifier))["end"]
+        queued = await self.begin("true")
+        waiting = [
+            Deferred.fromCoroutine(self.read_to_the_failure(identifier, after)),
+            Deferred.fromCoroutine(self.read_to_the_failure(queued, None)),
+        ]
+        # Answers to these mean that those before have arrived.
+        await gatherResults(
+            [Deferred.fromCoroutine(self.client.status(one)) for one in (identifier, queued)]
+        )
+        self.daemon.interrupt()
+        await gatherResults(waiting)
+        await self.begin_again()
+
+    async def test_who_waits_for_events_is_told_of_the_shutdown(self) -> None:
+        """A long poll that waits while the daemon is stopped gets the final event."""
+        await self.wait_for_the_end("printf ready; exec sleep 60")
+
+    async def test_who_waits_after_a_whole_line_is_told_of_the_shutdown(self) -> None:
+        """So it does where text that was held back comes first, at the end."""
+        await self.wait_for_the_end("echo ready; exec sleep 60")
+
+    async def test_a_stubborn_evaluator_does_not_outlive_the_daemon(self) -> None:
+        """What ignores TERM is dead before the daemon is, and its directories are gone."""
+        identifier = await self.begin(python(STUBBORN))
+        page = await self.client.page(identifier, wait=10)
+        pid = int(text(page["data"]).strip())
+        self.assertTrue(alive(pid))
+        self.daemon.interrupt()
+        await until(lambda: not self.daemon.running, "the daemon stops")
+        self.assertFalse(alive(pid))
+        await self.begin_again()
+
+    async def test_who_cancels_while_the_daemon_stops_is_no_defect(self) -> None:
+        """A cancel that still waits when everything ends is dropped, or answered, in peace."""
+        identifier = await self.begin(python(STUBBORN))
+        await self.client.page(identifier, wait=10)
+        with Connection(self.daemon.port) as connection:
+            self.assertEqual(connection.ask(b"GET /health HTTP/1.1\r\n\r\n").code, 200)
+            known = len(self.daemon.log)
+            self.daemon.interrupt()
+            await until(lambda: "SIGTERM" in self.daemon.log[known:], "it has begun to stop")
+            connection.send(f"DELETE /evaluation/{identifier} HTTP/1.1\r\n\r\n".encode())
+            await self.begin_again()
+        self.daemon.check_log()
+
+    async def test_identifiers_outlive_a_restart(self) -> None:
+        """After a restart: 410 for what was lost, 200 for who had read to the end, else 404."""
+        lost, read = await self.begin("exec sleep 60"), await self.begin("true")
+        await self.client.cancel(lost)
+        end = (await self.client.ended(read)) and (await self.client.page(read))["end"]
+        self.assertIsNone((await self.client.page(read, end))["end"])
+        self.daemon.interrupt()
+        await self.begin_again()
+        self.assertEqual(await self.client.page(read, end), {"begin": end, "end": None, "data": []})
+        self.assertEqual((await self.client.page(lost, end))["end"], None)
+        for path in ("/events", "/events?after=0", ""):
+            (await self.client.get(f"/evaluation/{lost}{path}")).problem(410)
+            forged = lost[:-1] + ("A" if lost[-1] != "A" else "B")
+            (await self.client.get(f"/evaluation/{forged}{path}")).problem(404)
+        (await self.client.get(f"/evaluation/{forged}/events?after={end}")).problem(404)
+
+    async def test_a_killed_daemon_leaves_nothing_for_the_next(self) -> None:
+        """Directories that a daemon left behind when it was killed are gone after the start."""
+        identifier = await self.begin(python(STUBBORN.replace("SIGTERM", "SIGUSR1")))
+        page = await self.client.page(identifier, wait=10)
+        pid = int(text(page["data"]).strip())
+        self.addCleanup(os.kill, pid, signal.SIGKILL)  # for nobody else knows of it then
+        await self.daemon.kill()
+        self.assertNotEqual(self.daemon.leftovers(), [])
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(self.daemon.leftovers(), [])
+        (await self.client.ask(identifier)).problem(410)

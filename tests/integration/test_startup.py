@@ -1,0 +1,177 @@
+"""The start: as a command of twistd, with nothing configured, and with what cannot work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client, text
+from tests.integration.harness import TWISTD, Daemon, environment, free_port, until
+from tests.integration.repositories import GitRepository
+
+
+class StartupTests(TestCase):
+    """Each starts a twistd of its own."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environment = environment(HOME=str(self.folder))
+        for name in ("STATE_DIRECTORY", "CACHE_DIRECTORY", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
+            self.environment.pop(name, None)
+
+    def twistd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Return how a twistd ended that should end by itself."""
+        return subprocess.run(
+            [str(TWISTD), *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+        )
+
+    def refused(self, *arguments: str, configuration: str | None = None) -> str:
+        """Return what a daemon says that does not start."""
+        if configuration is not None:
+            file = self.folder / "tawebeval.toml"
+            file.write_text(configuration)
+            arguments = ("--config", str(file), *arguments)
+        if "--listen" not in arguments:
+            arguments = (*arguments, "--listen", "tcp:0:interface=127.0.0.1")
+        done = self.twistd("--nodaemon", "--pidfile=", "tawebeval", *arguments)
+        self.assertGreater(done.returncode, 0, done.stdout)
+        self.assertNotIn("Traceback", done.stdout)
+        return done.stdout
+
+    def test_twistd_lists_the_command(self) -> None:
+        """`twistd --help` tells of it, and it tells of its own options."""
+        self.assertRegex(self.twistd("--help").stdout, r"(?m)^ *tawebeval +\S")
+        options = self.twistd("tawebeval", "--help")
+        self.assertEqual(options.returncode, 0)
+        for option in ("--config", "--listen"):
+            self.assertIn(option, options.stdout)
+
+    def test_a_taken_port_stops_the_start(self) -> None:
+        """Somebody listens there already: the message names the port."""
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            said = self.refused("--listen", f"tcp:{port}:interface=127.0.0.1")
+        self.assertIn(str(port), said)
+
+    def test_one_taken_port_of_two_stops_the_start(self) -> None:
+        """A daemon does not run on with only some of its endpoints."""
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            free = f"tcp:{free_port()}:interface=127.0.0.1"
+            said = self.refused("--listen", free, "--listen", f"tcp:{port}:interface=127.0.0.1")
+        self.assertIn(str(port), said)
+
+    def test_what_is_no_endpoint_stops_the_start(self) -> None:
+        """Strings that are no endpoints are named, from either place."""
+        for endpoint in ("nonsense:1", "tcp:no-port", "tcp:99999999"):
+            self.assertIn(endpoint, self.refused("--listen", endpoint))
+
+    def test_broken_settings_stop_the_start(self) -> None:
+        """Unknown keys, wrong types, values out of range: the message names the key's path."""
+        for configuration, path in (
+            ("colour = 1", "colour"),
+            ("[limits]\nwall_clok = 1", "limits.wall_clok"),
+            ("[limits]\nwall_clock = -1", "limits.wall_clock"),
+            ("[repositories]\nprotocols = ['gopher']", "repositories.protocols"),
+            ("listen = 8080", "listen"),
+            ("not toml", "TOML"),
+        ):
+            said = self.refused(configuration=configuration)
+            self.assertIn(path, said)
+            self.assertIn("tawebeval.toml", said)
+
+    def test_a_configuration_that_cannot_be_read_stops_the_start(self) -> None:
+        """A missing file, or a directory, is named."""
+        for path in (self.folder / "missing.toml", self.folder):
+            self.assertIn(str(path), self.refused("--config", str(path)))
+
+    def test_unknown_options_stop_the_start(self) -> None:
+        """An option that does not exist is named."""
+        self.assertIn("colour", self.refused("--colour=red"))
+
+    def test_a_state_that_cannot_be_written_stops_the_start(self) -> None:
+        """Where the directories cannot be made, the message names them."""
+        (self.folder / "file").write_text("in the way")
+        self.environment["STATE_DIRECTORY"] = str(self.folder / "file" / "state")
+        self.assertIn(str(self.folder / "file"), self.refused())
+
+    async def test_a_second_daemon_on_the_same_state_stops_its_start(self) -> None:
+        """Two daemons do not share a state or a cache; the first one is not disturbed."""
+        first = Daemon()
+        self.addCleanup(first.remove)
+        first.start()
+        await first.ready()
+        for name, path in (("STATE_DIRECTORY", first.state), ("CACHE_DIRECTORY", first.cache)):
+            self.environment[name] = str(path)
+            self.assertIn(str(path), self.refused())
+            del self.environment[name]
+        await first.ready()
+        await first.stop()
+
+    async def test_nothing_configured_works(self) -> None:
+        """State and cache lie in the XDG folders, and `https` is all that is fetched over."""
+        await self.serve(f"--listen=tcp:{(port := free_port())}:interface=127.0.0.1", port=port)
+
+    async def test_the_default_endpoint_is_local(self) -> None:
+        """Without an endpoint it listens on port 8080, for this machine only."""
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", 8080)) == 0:
+                self.skipTest("somebody else has port 8080")
+        await self.serve(port=8080)
+
+    async def serve(self, *arguments: str, port: int) -> None:
+        """Start a daemon without a configuration, use it, and stop it."""
+        log = self.folder / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval", *arguments],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.addCleanup(process.wait)
+        self.addCleanup(lambda: process.poll() is None and process.kill())
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        await until(listens, "it listens", 30)
+        repository = GitRepository(self.folder / "repository")
+        commit = repository.commit()
+        async with Client(f"http://127.0.0.1:{port}") as client:
+            answer = await client.post(repository.url, commit, "true")
+            self.assertIn("https", str(answer.problem(400)["message"]))
+            url = "https://127.0.0.1:1/nobody"
+            events = await client.follow(await client.evaluate(url, commit, "true"))
+            self.assertEqual(events[-1]["payload"]["reason"], "repository")
+            self.assertEqual(text(events), "")
+        self.assertEqual((self.folder / ".local/state/tawebeval/key").stat().st_mode & 0o777, 0o600)
+        self.assertTrue((self.folder / ".cache/tawebeval/repositories").is_dir())
+        os.kill(process.pid, signal.SIGTERM)
+        await until(lambda: process.poll() is not None, "it stops")
+        self.assertEqual(process.returncode, -signal.SIGTERM)
+        self.assertNotIn("Traceback", log.read_text())

@@ -1,0 +1,92 @@
+"""What an evaluator finds in its working directory, and what becomes of what it leaves there."""
+
+from __future__ import annotations
+
+import os
+
+from tests.integration.client import failure, joined, text
+from tests.integration.harness import DaemonTestCase
+
+
+class TreeTests(DaemonTestCase):
+    """A tree with files of each kind."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.binary = bytes(range(256)) * 17
+        self.repository.write("bin/run", "#!/bin/sh\necho run in $(basename $PWD)\n", 0o755)
+        self.repository.write("bin/data", self.binary)
+        self.repository.write("dos.txt", "one\r\ntwo\r\n")
+        self.repository.write("città/ñ ü.txt", "far\n")
+        self.repository.write(".gitattributes", "*.txt text eol=lf\n")
+        self.repository.link("to-run", "bin/run")
+        self.repository.link("to-bin", "bin")
+        self.repository.link("dangling", "no/such/place")
+        self.repository.link("out", "/etc")
+        self.repository.link("up", "../..")
+        self.commit = self.repository.commit()
+
+    async def test_modes_are_as_committed(self) -> None:
+        """Programs can be executed, other files cannot, and both can be written."""
+        events = await self.run_command("stat -c '%a %n' bin/run bin/data README; ./bin/run")
+        self.assertEqual(text(events), "755 bin/run\n644 bin/data\n644 README\nrun in tree\n")
+
+    async def test_symbolic_links_are_as_committed(self) -> None:
+        """Links lead where they led, also to nowhere and out of the tree."""
+        events = await self.run_command("readlink to-run to-bin dangling out up; ./to-run")
+        self.assertEqual(text(events), "bin/run\nbin\nno/such/place\n/etc\n../..\nrun in tree\n")
+
+    async def test_bytes_and_names_are_as_committed(self) -> None:
+        """Binary content and names beyond ASCII arrive as they are."""
+        events = await self.run_command("cat città/*.txt; od -An -v -tx1 bin/data | tr -d ' \\n'")
+        self.assertEqual(text(events), f"far\n{self.binary.hex()}")
+
+    async def test_history_and_git_are_not_there(self) -> None:
+        """The tree is the commit's files and nothing else."""
+        events = await self.run_command("ls -A1 | LC_ALL=C sort | tr '\\n' ' '")
+        names = sorted({*os.listdir(self.repository.folder)} - {".git"})
+        self.assertEqual(text(events), " ".join(names) + " ")
+
+    async def test_what_a_run_writes_no_other_run_sees(self) -> None:
+        """Files changed, added and removed in all its directories are as new for the next run."""
+        look = 'cat README; ls bin; ls -A "$TEMPORARY_DIRECTORY" "$HOME" | grep -v :'
+        spoil = (
+            "echo spoiled > README; rm bin/data; touch new bin/new; chmod 0 dos.txt;"
+            ' touch "$TEMPORARY_DIRECTORY/left" "$HOME/left"; mkdir -m 0 closed'
+        )
+        before = joined(await self.run_command(look))
+        self.assertEqual(joined(await self.run_command(f"{spoil}; cat README")), ["spoiled\n"])
+        self.assertEqual(joined(await self.run_command(look)), before)
+        self.assertEqual(before, ["an evaluator\ndata\nrun\n\n"])
+
+    async def test_two_runs_at_once_have_trees_of_their_own(self) -> None:
+        """While one run has changed a file, another one of the same commit sees it unchanged."""
+        first = await self.begin_and_wait("echo spoiled > README; echo ready; exec sleep 60")
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        await self.client.cancel(first)
+
+    async def test_the_evaluator_runs_in_its_directory(self) -> None:
+        """`directory` is where the command runs, given in any usual spelling, also by a link."""
+        for directory in ("bin", "./bin/", "bin//.", "to-bin"):
+            self.assertEqual(
+                text(await self.run_command("./run", directory=directory)), "run in bin\n"
+            )
+
+    async def test_a_directory_of_another_alphabet_is_found(self) -> None:
+        """A directory's name may have any characters."""
+        self.assertEqual(text(await self.run_command("cat *", directory="città")), "far\n")
+
+    async def test_no_directory_of_the_commit(self) -> None:
+        """What is missing, a file, a dangling link, or out of the tree: the error says so."""
+        for directory in ("missing", "README", "bin/run", "dangling", "out", "up", "up/tmp"):
+            events = await self.run_command("echo never", directory=directory)
+            self.assertEqual(len(events), 1, directory)
+            self.assertIn(directory, failure(events, "directory")["message"])
+
+    async def test_an_absolute_directory_or_one_above_is_refused(self) -> None:
+        """Nothing begins for a directory that cannot lie in the tree."""
+        for directory in ("/etc", "..", "bin/../..", "bin/.."):
+            answer = await self.client.post(
+                self.repository.url, self.commit, "true", directory=directory
+            )
+            self.assertEqual(answer.problem(400)["field"], "directory")

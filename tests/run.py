@@ -1,0 +1,133 @@
+"""Run the tests under trial: `python tests/run.py [NAME...]`, all of them without a NAME.
+
+All of them are run with branch coverage, also of the daemons that they start, and all
+branches of the core have to be covered. The exit status is 0 only if tests ran and
+everything is well; with CI in the environment a test that was skipped is not.
+
+The last line is always `N passed, N failed, N skipped`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The modules without I/O, whose every branch a test has to take.
+CORE = (
+    "errors",
+    "events",
+    "utf8",
+    "segi",
+    "fileblock",
+    "filenames",
+    "ring",
+    "pages",
+    "identity",
+    "form",
+    "config",
+)
+
+_SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
+
+
+class Outcome(NamedTuple):
+    """How many tests came to what. What trial calls an error is a failure here."""
+
+    passed: int
+    failed: int
+    skipped: int
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def read_summary(line: bytes) -> Outcome | None:
+    """Return what trial's last line says, None if the line is another one."""
+    found = _SUMMARY.fullmatch(line)
+    if found is None:
+        return None
+    counts = {}
+    for count in (found[2] or b"").decode().split(", "):
+        name, _, number = count.partition("=")
+        counts[name] = int(number or 0)
+    failed = sum(counts.get(name, 0) for name in ("failures", "errors", "unexpectedSuccesses"))
+    if found[1] == b"FAILED":
+        failed = max(failed, 1)
+    passed = counts.get("successes", 0) + counts.get("expectedFailures", 0)
+    return Outcome(passed, failed, counts.get("skips", 0))
+
+
+def run_trial(names: Sequence[str], python: Sequence[str]) -> Outcome:
+    """Run tests, show what trial prints, and return how it ended."""
+    command = [*python, "-m", "twisted.trial", *names]
+    outcome = None
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, bufsize=0) as trial:
+        assert trial.stdout is not None
+        line = b""
+        while some := trial.stdout.read(65536):
+            sys.stdout.buffer.write(some)
+            sys.stdout.flush()
+            *lines, line = (line + some).splitlines(keepends=True)
+            for each in (*lines, line):
+                outcome = read_summary(each) or outcome
+    if outcome is None:
+        print(f"trial ended with status {trial.returncode} and without a summary")
+        return Outcome(0, 1, 0)
+    if trial.returncode and not outcome.failed:
+        print(f"trial ended with status {trial.returncode}")
+        return outcome._replace(failed=1)
+    return outcome
+
+
+def run_covered(names: Sequence[str]) -> tuple[Outcome, bool]:
+    """Run tests with coverage; return how they ended, and whether all of the core is covered."""
+    coverage = [sys.executable, "-m", "coverage"]
+    core = ",".join(f"tawebeval/{module}.py" for module in CORE)
+    with tempfile.TemporaryDirectory(prefix="tawebeval-coverage-") as directory:
+        os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
+        os.environ["COVERAGE_PROCESS_START"] = str(ROOT / "pyproject.toml")
+        outcome = run_trial(names, [*coverage, "run"])
+        del os.environ["COVERAGE_PROCESS_START"]
+        subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT)
+        print("\nBranch coverage of everything, where it is not complete:\n", flush=True)
+        subprocess.run([*coverage, "report"], cwd=ROOT)
+        print("\nBranch coverage of the core:\n", flush=True)
+        report = [*coverage, "report", f"--include={core}", "--no-skip-covered"]
+        covered = subprocess.run([*report, "--fail-under=100"], cwd=ROOT).returncode == 0
+    return outcome, covered
+
+
+def main(names: Sequence[str]) -> int:
+    """Run the tests that are named, or all; the result is the exit status."""
+    covered = True
+    if names:
+        print(f"Running {' '.join(names)} under trial", flush=True)
+        outcome = run_trial(names, [sys.executable])
+    else:
+        print("Running all tests under trial, with branch coverage", flush=True)
+        outcome, covered = run_covered(["tests"])
+    well = outcome.failed == 0
+    print()
+    if not covered:
+        print("The core is not covered in all its branches.")
+        well = False
+    if outcome.passed + outcome.failed == 0:
+        print("No test ran.")
+        well = False
+    if outcome.skipped and os.environ.get("CI"):
+        print("With CI set, no test may be skipped.")
+        well = False
+    print(outcome)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,293 @@
+"""`tawebeval.evaluation`: one life from the queue to its end, in a world of fakes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.errors import EvaluationError
+from tawebeval.evaluation import Evaluation, State
+from tawebeval.form import SubmissionFile
+from tawebeval.repositories import Commit
+from tawebeval.workspace import Workspace
+from tests.fakes import EPOCH, OID, TREE, Gate, World, make_request
+
+CANCELLED = EvaluationError("cancelled", "the evaluation was cancelled")
+
+
+class EvaluationTestCase(SynchronousTestCase):
+    """One evaluation with directories of its own; `slot` is its place to run."""
+
+    configuration = Configuration(
+        evaluations=Evaluations(environment={"TZ": "UTC", "HOME": "/root", "LANG": "it"}),
+        limits=Limits(wall_clock=10),
+        buffers=Buffers(evaluation=1024),
+    )
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.root.mkdir()
+        self.world = World(configuration=self.configuration)
+        self.slot = Gate()
+        self.released = 0
+        self.evaluation = self.make()
+        self.addCleanup(self.end_all)
+
+    def end_all(self) -> None:
+        """End what still lives."""
+        if self.evaluation.times:
+            self.evaluation.stop(CANCELLED)
+        self.slot.open()
+        self.world.end()
+
+    def make(self, **changes: Any) -> Evaluation:
+        """Return an evaluation that has not begun."""
+        upload = self.root / "upload"
+        (upload / "submission" / "source").mkdir(parents=True)
+        (upload / "submission" / "source" / "solution.py").write_text("print()")
+        return Evaluation(
+            identifier="some",
+            request=make_request(**changes),
+            seed=7,
+            upload=upload,
+            workspace=Workspace(self.root / "some"),
+            surroundings=self.world.surroundings(),
+        )
+
+    def release(self) -> None:
+        """Take the place to run back."""
+        self.released += 1
+
+    def begin(self) -> None:
+        """Bring it to life."""
+        self.evaluation.begin(self.slot.wait, self.release)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the events, as clients will see them."""
+        batch = self.evaluation.ring.read(self.evaluation.ring.oldest, 10**9)
+        return [json.loads(line) for line in batch.lines.splitlines()]
+
+    def assert_over(self, state: State, reason: str | None, printed: str = "") -> dict[str, Any]:
+        """Hold that it has ended so, with one final event, and that nothing is left of it.
+
+        Returns the final event's payload.
+        """
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.assertTrue(self.evaluation.ring.closed)
+        self.assertIs(self.evaluation.state, state)
+        self.assertTrue(state.ended)
+        self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+        lines = self.lines()
+        errors = [line["payload"] for line in lines if line["type"] == "data"]
+        self.assertEqual("".join(e["payload"] for e in lines if e["type"] == "text"), printed)
+        if reason is None:
+            self.assertEqual(errors, [])
+            self.assertIsNone(self.evaluation.failure)
+            return {}
+        self.assertEqual([error["reason"] for error in errors], [reason])
+        self.assertEqual(lines[-1]["payload"], errors[0])
+        self.assertEqual(errors[0]["type"], "evaluation_error")
+        self.assertTrue(errors[0]["message"])
+        return errors[0]
+
+
+class LifeTests(EvaluationTestCase):
+    """A life without incident."""
+
+    def test_life(self) -> None:
+        """Queued, fetching, running, finished: each with its time, and waited for in that order."""
+        self.slot.shut = self.world.repositories.gate.shut = True
+        self.world.clock.advance(1)
+        self.begin()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertEqual(self.world.repositories.asked, [])
+        self.world.clock.advance(1)
+        self.slot.open()
+        self.assertIs(self.evaluation.state, State.FETCHING)
+        request = self.evaluation.request
+        self.assertEqual(self.world.repositories.asked, [(request.repository, OID)])
+        self.assertEqual(self.world.spawn.children, [])
+        self.world.clock.advance(1)
+        self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
+        self.assertEqual(self.released, 0)
+        self.world.child.print(b"hello\n")
+        self.world.clock.advance(1)
+        self.assertFalse(self.evaluation.state.ended)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None, "hello\n")
+        self.assertEqual(self.released, 1)
+        times = {name: moment - EPOCH for name, moment in self.evaluation.times.items()}
+        expected = {"created": 1, "fetching": 2, "running": 3, "finished": 4, "ended": 4}
+        self.assertEqual(times, expected)
+
+    def test_workspace(self) -> None:
+        """While it runs the upload has become its workspace, with a tree and empty directories."""
+        self.world.repositories.fill = lambda tree: (tree / "evaluate").write_text("#!/bin/sh")
+        self.begin()
+        found = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
+        self.assertEqual(
+            found,
+            {
+                "some",
+                "some/submission",
+                "some/submission/source",
+                "some/submission/source/solution.py",
+                "some/tree",
+                "some/tree/evaluate",
+                "some/tmp",
+                "some/home",
+            },
+        )
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def test_command(self) -> None:
+        """The command is the shell's, in the directory that the form names."""
+        self.world.repositories.fill = lambda tree: (tree / "a" / "b").mkdir(parents=True)
+        self.evaluation = self.make_again(directory="a/b", evaluator_cmd="echo $PWD | cat")
+        self.begin()
+        self.assertEqual(list(self.world.child.argv), ["/bin/sh", "-c", "echo $PWD | cat"])
+        self.assertEqual(self.world.child.directory, str(self.root / "some/tree/a/b"))
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def make_again(self, **changes: Any) -> Evaluation:
+        """Return another evaluation in place of the first."""
+        (self.root / "upload").rename(Path(self.mktemp()))
+        return self.make(**changes)
+
+    def test_environment(self) -> None:
+        """Its environment is SEGI's, a small base and what is configured, and nothing else."""
+        files = (SubmissionFile("source", "solution.py"), SubmissionFile("x_1", "a b"))
+        self.evaluation = self.make_again(submission=files)
+        self.begin()
+        seen = self.world.child.environment
+        root = self.root / "some"
+        markers = {name: seen.pop(name) for name in list(seen) if name.startswith("EVALUATION_")}
+        self.assertEqual(
+            seen,
+            {
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "LANG": "it",
+                "PYTHONUNBUFFERED": "1",
+                "TZ": "UTC",
+                "HOME": f"{root}/home",
+                "TEMPORARY_DIRECTORY": f"{root}/tmp",
+                "TURINGARENA_SEED": "7",
+                "SUBMISSION_FILE_SOURCE": f"{root}/submission/source/solution.py",
+                "SUBMISSION_FILE_X_1": f"{root}/submission/x_1/a b",
+            },
+        )
+        self.assertEqual(
+            set(markers),
+            {
+                "EVALUATION_DATA_BEGIN",
+                "EVALUATION_DATA_END",
+                "EVALUATION_FILE_BEGIN",
+                "EVALUATION_FILE_END",
+            },
+        )
+        self.assertEqual(len(set(markers.values())), 4)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def test_markers(self) -> None:
+        """The markers in the environment are those that are looked for, fresh for each run."""
+        self.begin()
+        first = self.world.child.environment
+        begin, end = first["EVALUATION_DATA_BEGIN"], first["EVALUATION_DATA_END"]
+        self.world.child.print(f"{begin}\n[1.0]\n{end}\n".encode())
+        self.assertEqual(self.lines(), [{"type": "data", "payload": [1.0]}])
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.evaluation = self.make()
+        self.begin()
+        self.assertNotEqual(self.world.child.environment["EVALUATION_DATA_BEGIN"], begin)
+
+    def test_file(self) -> None:
+        """A file that the run names is read in its directories, below its limit."""
+        self.begin()
+        (self.root / "some/tmp/plot.svg").write_text("<svg/>")
+        environment = self.world.child.environment
+        block = "{}\nX-SEGI-As: path\n\n{}\n{}\n".format(
+            environment["EVALUATION_FILE_BEGIN"],
+            environment["TEMPORARY_DIRECTORY"] + "/plot.svg",
+            environment["EVALUATION_FILE_END"],
+        )
+        self.world.child.print(block.encode())
+        (event,) = self.lines()
+        self.assertEqual(event["payload"]["filename"], "plot.svg")
+        self.world.child.print(block.replace("/plot.svg", "/../../../etc/passwd").encode())
+        self.assertEqual(self.lines()[-1]["payload"]["reason"], "protocol")
+        self.world.child.end()
+
+    def test_orphans(self) -> None:
+        """The run's orphans, known by its marker and its workspace, are gone before its end."""
+        self.world.orphans.gate.shut = True
+        self.begin()
+        self.world.child.exit()
+        self.world.turn()
+        mark = self.world.child.environment["EVALUATION_DATA_BEGIN"].encode()
+        self.assertEqual(self.world.orphans.asked, [(mark, str(self.root / "some"))])
+        self.assertFalse(self.evaluation.state.ended)
+        self.assertTrue((self.root / "some").exists())
+        self.world.orphans.gate.open()
+        self.assert_over(State.FINISHED, None)
+
+    def test_sandbox(self) -> None:
+        """A sandbox says what is executed; if nothing can leave it, no orphans are looked for."""
+
+        class Box:
+            contains = True
+
+            def argv(self, command: str, workspace: Workspace) -> list[str]:
+                return ["box", str(workspace.root.name), command]
+
+        self.world.sandbox = Box()
+        self.evaluation = self.make_again()
+        self.begin()
+        self.assertEqual(self.world.child.argv, ["box", "some", "./evaluate"])
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        self.assertEqual(self.world.orphans.asked, [])
+
+    def test_readers_are_woken(self) -> None:
+        """Those who wait for events are woken by each that comes, and by the end."""
+        self.begin()
+        waiting = self.evaluation.changed.wait()
+        self.world.child.print(b"hello\n")
+        self.successResultOf(waiting)
+        waiting = self.evaluation.changed.wait()
+        self.world.child.end()
+        self.world.turn()
+        self.successResultOf(waiting)
+
+    def test_full(self) -> None:
+        """A full buffer pauses the run and its clock, until readers acknowledge."""
+        self.begin()
+        self.world.child.print(b"a line\n" * 100)
+        self.assertTrue(self.world.child.paused)
+        self.world.clock.advance(1000)
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.acknowledged()
+        self.assertFalse(self.world.child.paused)
+        self.world.clock.advance(10)
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+
+    def test_acknowledged_before_it_runs(self) -> None:
+        """An acknowledgement of nothing, before there is anything, is harmless."""
+        self.slot.shut = True
+        self.begin()
+        self.evaluation.acknowledged()
+        self.assertEqual(len(self.evaluation.changed), 0)

@@ -1,0 +1,276 @@
+"""`tawebeval.evaluation`: how it goes wrong, and how it is ended from outside."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.errors import EvaluationError
+from tawebeval.evaluation import State
+from tawebeval.workspace import Workspace
+from tests.fakes import SlowThreads
+from tests.test_evaluation import CANCELLED, EvaluationTestCase
+
+
+class FailureTests(EvaluationTestCase):
+    """Each failure is one final event after all that was printed."""
+
+    configuration = Configuration(limits=Limits(wall_clock=10, output=1024))
+
+    def test_repository(self) -> None:
+        """A repository that cannot be had, with git's own words."""
+        self.world.repositories.fail("repository", "could not be fetched", stderr="fatal: no")
+        self.begin()
+        error = self.assert_over(State.FAILED, "repository")
+        self.assertEqual(error["stderr"], "fatal: no")
+        self.assertEqual((self.world.spawn.children, self.released), ([], 1))
+        self.assertNotIn("running", self.evaluation.times)
+
+    def test_commit(self) -> None:
+        """A commit that is not there."""
+        self.world.repositories.fail("commit", "no such commit")
+        self.begin()
+        self.assert_over(State.FAILED, "commit")
+
+    def test_directory(self) -> None:
+        """A directory that is not in the commit, or leads out of it."""
+        for directory in ("missing", "file", "out"):
+            self.setUp()
+
+            def fill(tree: object) -> None:
+                (self.root / "some/tree/file").touch()
+                (self.root / "some/tree/out").symlink_to("/tmp")
+
+            self.world.repositories.fill = fill
+            (self.root / "upload").rename(self.mktemp())
+            self.evaluation = self.make(directory=directory)
+            self.begin()
+            error = self.assert_over(State.FAILED, "directory")
+            self.assertIn(directory, error["message"])
+            self.assertEqual(self.world.spawn.children, [])
+
+    def test_exit(self) -> None:
+        """An exit status, with the end of stderr."""
+        self.begin()
+        self.world.child.print(b"some output\n")
+        self.world.child.complain(b"Traceback")
+        self.world.child.end(3)
+        error = self.assert_over(State.FAILED, "exit", "some output\n")
+        self.assertEqual((error["status"], error["stderr"]), (3, "Traceback"))
+
+    def test_signal(self) -> None:
+        """A signal."""
+        self.begin()
+        self.world.child.end(signal=signal.SIGABRT)
+        self.assertEqual(self.assert_over(State.FAILED, "exit")["signal"], 6)
+
+    def test_timeout(self) -> None:
+        """The limit of time, with its name and value."""
+        self.begin()
+        self.world.child.print(b"working ...")
+        self.world.clock.advance(10)
+        self.world.child.end(signal=signal.SIGTERM)
+        error = self.assert_over(State.FAILED, "timeout", "working ...")
+        self.assertEqual((error["limit"], error["value"]), ("limits.wall_clock", 10))
+
+    def test_output(self) -> None:
+        """The limit of output."""
+        self.begin()
+        self.world.child.print(b"x" * 2000)
+        self.world.child.end(signal=signal.SIGTERM)
+        error = self.assert_over(State.FAILED, "output", "x" * 1024)
+        self.assertEqual((error["limit"], error["value"]), ("limits.output", 1024))
+
+    def test_protocol_error_is_not_final(self) -> None:
+        """A broken block is an event like any other, and the evaluation finishes well."""
+        self.begin()
+        begin = self.world.child.environment["EVALUATION_DATA_BEGIN"]
+        self.world.child.print(f"{begin}\n".encode())
+        self.world.child.end()
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.FINISHED)
+        self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
+
+    def test_cannot_be_spawned(self) -> None:
+        """A process that cannot be started: `lost`, and logged."""
+        self.world.spawn.error = OSError(11, "no more processes")
+        self.begin()
+        self.assertIn("no more processes", self.assert_over(State.FAILED, "lost")["message"])
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        self.assertEqual(self.released, 1)
+
+    def test_defect(self) -> None:
+        """Whatever else goes wrong on the way: `lost`, and logged."""
+        self.world.repositories.gate.error = ZeroDivisionError("oh")
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_workspace_cannot_be_made(self) -> None:
+        """A workspace that cannot be made: `lost`, and the upload is removed."""
+        self.patch(Workspace, "create", lambda workspace, upload: 1 // 0)
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.flushLoggedErrors(ZeroDivisionError)
+
+
+class StopTests(EvaluationTestCase):
+    """Ended from outside, in each state."""
+
+    configuration = Configuration(
+        evaluations=Evaluations(grace=2), buffers=Buffers(evaluation=1024)
+    )
+
+    def stop(self, reason: EvaluationError = CANCELLED) -> None:
+        """End it."""
+        self.evaluation.stop(reason)
+        self.world.turn()
+
+    def test_queued(self) -> None:
+        """While it waits for a place: at once, and it never had one to give back."""
+        self.slot.shut = True
+        self.begin()
+        self.stop()
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual((self.slot.cancelled, len(self.slot), self.released), (1, 0, 0))
+
+    def test_fetching(self) -> None:
+        """While it fetches: the fetch is given up."""
+        self.world.repositories.gate.shut = True
+        self.begin()
+        self.stop()
+        self.assertEqual(self.world.repositories.gate.cancelled, 1)
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual(self.released, 1)
+
+    def test_in_a_thread(self) -> None:
+        """While a thread works for it: when that has returned, so that nothing is made later."""
+        threads = self.world.threads = SlowThreads()
+        self.evaluation._surroundings = self.world.surroundings()
+        self.begin()
+        self.stop()
+        self.assertFalse(self.evaluation.state.ended)
+        threads.finish()
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual(self.world.repositories.asked, [])
+
+    def test_running(self) -> None:
+        """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""
+        self.begin()
+        self.world.child.print(b"working\n")
+        self.stop()
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+        self.world.clock.advance(2)
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.world.child.print(b"last words")
+        self.world.child.end(signal=signal.SIGKILL)
+        self.assert_over(State.CANCELLED, "cancelled", "working\nlast words")
+
+    def test_obedient(self) -> None:
+        """One that exits with 0 when it is told to go was cancelled nevertheless."""
+        self.begin()
+        self.stop()
+        self.world.child.end(0)
+        self.assert_over(State.CANCELLED, "cancelled")
+
+    def test_full(self) -> None:
+        """While its buffer is full and nobody reads: the same, and nothing is dropped."""
+        self.begin()
+        printed = b"a line\n" * 20_000
+        self.world.child.print(printed)
+        self.assertTrue(self.world.child.paused)
+        self.stop()
+        self.world.child.end(signal=signal.SIGTERM)
+        self.assert_over(State.CANCELLED, "cancelled", printed.decode())
+
+    def test_reasons(self) -> None:
+        """Every reason other than `cancelled` makes it a failure."""
+        for reason in ("shutdown", "lost"):
+            self.setUp()
+            self.world.repositories.gate.shut = True
+            self.begin()
+            self.stop(EvaluationError(reason, "so it is"))
+            self.assert_over(State.FAILED, reason)
+
+    def test_twice(self) -> None:
+        """Only the first reason counts."""
+        for prepare in self.states():
+            self.setUp()
+            prepare()
+            self.begin()
+            self.stop()
+            self.stop(EvaluationError("shutdown", "too late"))
+            for child in self.world.spawn.children:
+                child.end(signal=signal.SIGTERM)
+            self.assert_over(State.CANCELLED, "cancelled")
+
+    def states(self) -> list[Callable[[], None]]:
+        """Return what makes an evaluation be queued, fetching or running when it begins."""
+        return [
+            lambda: setattr(self.slot, "shut", True),
+            lambda: setattr(self.world.repositories.gate, "shut", True),
+            lambda: None,
+        ]
+
+    def test_after_the_end(self) -> None:
+        """One that has ended stays as it is."""
+        self.begin()
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        self.stop()
+        self.assert_over(State.FINISHED, None)
+
+    def test_while_it_cleans_up(self) -> None:
+        """So does one that only has to be cleaned up."""
+        threads = self.world.threads = SlowThreads()
+        self.evaluation._surroundings = self.world.surroundings()
+        self.begin()
+        while not self.world.spawn.children:
+            threads.step()
+        self.world.child.end()
+        self.world.turn()
+        self.stop()
+        threads.finish()
+        self.assert_over(State.FINISHED, None)
+
+    def test_readers_are_woken(self) -> None:
+        """Those who wait for events are told of the end."""
+        self.slot.shut = True
+        self.begin()
+        waiting = self.evaluation.changed.wait()
+        self.stop()
+        self.successResultOf(waiting)
+
+
+class CleanUpTests(EvaluationTestCase):
+    """What an evaluation leaves: nothing."""
+
+    def test_order(self) -> None:
+        """The events are closed and the place is free before directories are removed."""
+        threads = self.world.threads = SlowThreads()
+        self.evaluation._surroundings = self.world.surroundings()
+        over: Deferred[None] = self.evaluation.over.wait()
+        self.begin()
+        while not self.world.spawn.children:
+            threads.step()
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.ring.closed)
+        self.assertEqual(self.released, 1)
+        self.assertNoResult(over)
+        threads.finish()
+        self.assert_over(State.FINISHED, None)
+        self.successResultOf(over)
+
+    def test_cannot_be_removed(self) -> None:
+        """Where directories cannot be removed it is over all the same, and that is logged."""
+        self.begin()
+        self.patch(Workspace, "remove", lambda workspace: 1 // 0)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -1,0 +1,213 @@
+"""`tawebeval.git`: how git is run, which says more than what it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.git import Git, Outcome
+from tests.fakes import FakeSpawner
+
+REPOSITORY = Path("/cache/x.git")
+
+
+class GitTestCase(SynchronousTestCase):
+    """A git whose process is a fake."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.spawn = FakeSpawner(self.clock)
+        self.git = Git(self.clock, self.spawn, ("https", "ssh"))
+
+    def run_git(self, *arguments: str, **settings: Any) -> Deferred[Outcome]:
+        """Start a command."""
+        return Deferred.fromCoroutine(self.git(REPOSITORY, *arguments, **settings))
+
+    def end(self, status: int = 0, number: int | None = None) -> None:
+        """Let the command end."""
+        self.spawn.child.end(status, number)
+        self.clock.pump([0] * 3)
+
+
+class CommandTests(GitTestCase):
+    """What is executed."""
+
+    def start(self, *arguments: str, **settings: Any) -> Any:
+        """Start a command and return its process."""
+        self.patch(os, "environ", {"SECRET": "x", "GIT_DIR": "/x", "PATH": "/x", "HOME": "/x"})
+        self.run_git(*arguments, **settings)
+        self.addCleanup(self.end)
+        return self.spawn.child
+
+    def test_environment(self) -> None:
+        """The environment has what hardens git, and nothing of the daemon's own."""
+        self.assertEqual(
+            self.start("status").environment,
+            {
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "LC_ALL": "C",
+                "HOME": "/nonexistent",
+                "GIT_CONFIG_NOSYSTEM": "1",
+                "GIT_CONFIG_GLOBAL": "/dev/null",
+                "GIT_ATTR_NOSYSTEM": "1",
+                "GIT_TERMINAL_PROMPT": "0",
+                "GIT_ASKPASS": "/bin/true",
+                "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+                "GIT_ALLOW_PROTOCOL": "https:ssh",
+                "GIT_PROTOCOL_FROM_USER": "0",
+                "GIT_NO_REPLACE_OBJECTS": "1",
+                "GIT_NO_LAZY_FETCH": "1",
+            },
+        )
+
+    def test_more_environment(self) -> None:
+        """What a command needs is added."""
+        child = self.start("status", environment={"GIT_INDEX_FILE": "/x"})
+        self.assertEqual(child.environment["GIT_INDEX_FILE"], "/x")
+        self.assertEqual(child.environment["GIT_TERMINAL_PROMPT"], "0")
+
+    def test_arguments(self) -> None:
+        """Repository and settings come first, then the command, word for word and last."""
+        arguments = ("fetch", "--quiet", "--end-of-options", "https://example.org/a b", "$(x)")
+        argv = list(self.start(*arguments).argv)
+        self.assertEqual(argv[:2], ["git", f"--git-dir={REPOSITORY}"])
+        self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
+        self.assertEqual(self.spawn.child.directory, "/")
+
+    def test_settings(self) -> None:
+        """Neither hooks nor helpers, redirects nor background work; what comes is checked."""
+        argv = list(self.start("status").argv)
+        between = argv[2:-1]
+        self.assertEqual(set(between[::2]), {"-c"})
+        settings = dict(setting.split("=", 1) for setting in between[1::2])
+        for name, value in {
+            "core.hooksPath": "/dev/null",
+            "core.fsmonitor": "false",
+            "core.attributesFile": "/dev/null",
+            "credential.helper": "",
+            "fetch.fsckObjects": "true",
+            "transfer.fsckObjects": "true",
+            "fetch.recurseSubmodules": "false",
+            "gc.auto": "0",
+            "http.followRedirects": "false",
+            "protocol.version": "2",
+            "core.autocrlf": "false",
+        }.items():
+            self.assertEqual(settings[name], value)
+
+
+class OutcomeTests(GitTestCase):
+    """How it ends."""
+
+    def outcome(self, status: int = 0, number: int | None = None) -> Outcome:
+        """Let the command end and return its outcome."""
+        asked = self.run_git("status")
+        self.spawn.child.print(b"on stdout\n")
+        self.spawn.child.complain(b"  on stderr\n")
+        self.assertNoResult(asked)
+        self.end(status, number)
+        return self.successResultOf(asked)
+
+    def test_status(self) -> None:
+        """The status, stdout as it is, stderr without the space around it."""
+        self.assertEqual(self.outcome(), Outcome(0, "on stdout\n", "on stderr"))
+        self.assertEqual(self.outcome(128), Outcome(128, "on stdout\n", "on stderr"))
+
+    def test_signal(self) -> None:
+        """-1 after a signal."""
+        self.assertEqual(self.outcome(number=signal.SIGSEGV).status, -1)
+
+    def test_the_end_of_much(self) -> None:
+        """Of much output the end is kept: 64 KiB of stdout, 8 KiB of stderr."""
+        asked = self.run_git("status")
+        for number in range(100):
+            self.spawn.child.print(b"%01000d" % number)
+            self.spawn.child.complain(b"%01000d" % number)
+        self.end()
+        outcome = self.successResultOf(asked)
+        self.assertEqual((len(outcome.stdout), len(outcome.stderr)), (65536, 8192))
+        for said in (outcome.stdout, outcome.stderr):
+            self.assertTrue(said.endswith("99"))
+
+    def test_not_utf8(self) -> None:
+        """What is not UTF-8 is replaced."""
+        asked = self.run_git("status")
+        self.spawn.child.complain(b"\xff")
+        self.end()
+        self.assertEqual(self.successResultOf(asked).stderr, "\ufffd")
+
+    def test_credentials(self) -> None:
+        """What looks like credentials in a URL is not passed on."""
+        asked = self.run_git("fetch")
+        self.spawn.child.complain(
+            b"fatal: unable to access 'https://user:pass@example.org/x/': no\n"
+            b"redirect https://token@a.example/ http://b.example/c@d ssh://git@e.example/f"
+        )
+        self.end(128)
+        self.assertEqual(
+            self.successResultOf(asked).stderr,
+            "fatal: unable to access 'https://example.org/x/': no\n"
+            "redirect https://a.example/ http://b.example/c@d ssh://e.example/f",
+        )
+
+    def test_leftovers(self) -> None:
+        """What git has started and left behind is killed, and not waited for."""
+        asked = self.run_git("fetch")
+        self.spawn.child.exit(0)
+        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
+        self.clock.pump([0] * 3)
+        self.assertEqual(self.successResultOf(asked).status, 0)
+
+    def test_cannot_be_started(self) -> None:
+        """Where there is no git, that is raised, and no timer is left."""
+        self.spawn.error = FileNotFoundError(2, "no git")
+        self.failureResultOf(self.run_git("status", timeout=5), FileNotFoundError)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class EndTests(GitTestCase):
+    """How it is ended."""
+
+    def test_timeout(self) -> None:
+        """After its time it is killed, with all that it has started; the outcome says so."""
+        asked = self.run_git("fetch", timeout=60)
+        self.clock.advance(59.9)
+        self.assertEqual(self.spawn.child.group_signals, [])
+        self.clock.advance(0.1)
+        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
+        self.assertNoResult(asked)
+        self.end(number=signal.SIGKILL)
+        outcome = self.successResultOf(asked)
+        self.assertTrue(outcome.timed_out)
+        self.assertEqual(outcome.status, -1)
+
+    def test_in_time(self) -> None:
+        """One that ends in time has not timed out, and leaves no timer."""
+        asked = self.run_git("fetch", timeout=60)
+        self.clock.advance(59)
+        self.end()
+        self.assertFalse(self.successResultOf(asked).timed_out)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_no_timeout(self) -> None:
+        """Without a time there is none."""
+        asked = self.run_git("init")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.end()
+        self.assertFalse(self.successResultOf(asked).timed_out)
+
+    def test_cancel(self) -> None:
+        """Who cancels kills it, and learns of that when it is gone."""
+        asked = self.run_git("fetch", timeout=60)
+        asked.cancel()
+        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
+        self.assertNoResult(asked)
+        self.end(number=signal.SIGKILL)
+        self.failureResultOf(asked, CancelledError)
+        self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -1,0 +1,201 @@
+"""`tawebeval.orphans` with real processes, in a process of its own that is their subreaper."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+SUBREAPER = '''
+import asyncio, json, os, signal, subprocess, sys, time
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from tawebeval import orphans
+from tawebeval.process import Spawner
+
+DAEMON = """
+import os, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+sys.stdout.write(f"{os.getpid()}\\\\n"); sys.stdout.flush()
+os.close(0); os.close(1); os.close(2)
+%s
+"""
+WAIT = "time.sleep(600)"
+
+def daemon(mark="", directory="/", then=WAIT):
+    """Leave a double-forked daemon behind; return its pid."""
+    out = subprocess.run(
+        [sys.executable, "-IS", "-c", DAEMON % then], cwd=directory, check=True,
+        env={"MARK": mark}, stdout=subprocess.PIPE,
+    )
+    return int(out.stdout)
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+def exists(pid):
+    return os.path.exists(f"/proc/{pid}")
+
+class Quiet(ProcessProtocol):
+    pass
+
+orphans.become_subreaper()
+spawner = Spawner(reactor)
+world = orphans.Orphans(reactor, spawner)
+result = {}
+
+async def script():
+    SCRIPT
+
+def finish(failure):
+    if failure is not None:
+        result["error"] = failure.getTraceback()
+    reactor.stop()
+
+def begin():
+    Deferred.fromCoroutine(script()).addBoth(finish)
+
+reactor.callWhenRunning(begin)
+reactor.run()
+for pid in list(orphans.descendants("self")):
+    orphans.send(pid, signal.SIGKILL)
+print(json.dumps(result))
+'''
+
+
+class OrphanTests(SynchronousTestCase):
+    """Processes that ran away."""
+
+    def play(self, script: str, *arguments: str) -> dict[str, Any]:
+        """Play a script in a subreaper, and return what it notes in `result`."""
+        indented = "\n".join("    " + line for line in script.strip().splitlines())
+        whole = SUBREAPER.replace("    SCRIPT", indented)
+        played = subprocess.run(
+            [sys.executable, "-c", whole, *arguments],
+            stdout=subprocess.PIPE,
+            timeout=60,
+            check=True,
+        )
+        result: dict[str, Any] = json.loads(played.stdout)
+        self.assertNotIn("error", result, result.get("error"))
+        return result
+
+    def test_mark(self) -> None:
+        """Double-forked daemons that bear the mark are dead when it returns, others are not."""
+        result = self.play(
+            """
+mine = [daemon("secret") for _ in range(3)]
+other, none = daemon("other"), daemon()
+await world.end(b"secret", "/nonexistent")
+result["mine"] = [exists(pid) for pid in mine]
+result["others"] = [alive(other), alive(none)]
+await world.end(b"other", "/nonexistent")
+result["other"], result["none"] = exists(other), alive(none)
+"""
+        )
+        self.assertEqual(result["mine"], [False] * 3)
+        self.assertEqual(result["others"], [True, True])
+        self.assertEqual((result["other"], result["none"]), (False, True))
+
+    def test_directory(self) -> None:
+        """So are those that work in the run's directory, or below it, with a clean environment."""
+        root = Path(self.mktemp()).resolve()
+        for name in ("run/below", "run2"):
+            (root / name).mkdir(parents=True)
+        result = self.play(
+            """
+root = sys.argv[1]
+mine = [daemon("", root + "/run"), daemon("", root + "/run/below")]
+others = [daemon("", root + "/run2"), daemon("", root)]
+await world.end(b"no such mark", root + "/run")
+result["mine"] = [exists(pid) for pid in mine]
+result["others"] = [alive(pid) for pid in others]
+""",
+            str(root),
+        )
+        self.assertEqual(result, {"mine": [False, False], "others": [True, True]})
+
+    def test_removed_directory(self) -> None:
+        """A directory that was removed below it gives it away as well."""
+        root = Path(self.mktemp()).resolve()
+        (root / "run" / "gone").mkdir(parents=True)
+        result = self.play(
+            """
+root = sys.argv[1]
+pid = daemon("", root + "/run/gone")
+os.rmdir(root + "/run/gone")
+await world.end(b"no such mark", root + "/run")
+result["exists"] = exists(pid)
+""",
+            str(root),
+        )
+        self.assertEqual(result, {"exists": False})
+
+    def test_family(self) -> None:
+        """With an orphan its whole family goes, those without the mark too."""
+        result = self.play(
+            """
+then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
+pid = daemon("secret", then=then + WAIT)
+while not list(orphans.children(pid)):
+    time.sleep(0.01)
+(child,) = orphans.children(pid)
+result["before"] = {pid, child} <= set(orphans.descendants("self"))
+await world.end(b"secret", "/nonexistent")
+result["after"] = [alive(pid), alive(child)]
+"""
+        )
+        self.assertEqual(result, {"before": True, "after": [False, False]})
+
+    def test_children_are_left_alone(self) -> None:
+        """A child that the daemon started itself is no orphan, whatever it bears."""
+        result = self.play(
+            """
+child = spawner(Quiet(), ["/bin/sleep", "600"], {"MARK": "secret"}, "/")
+await world.end(b"secret", "/nonexistent")
+result["running"] = child.running and alive(child.pid)
+"""
+        )
+        self.assertEqual(result, {"running": True})
+
+    def test_dead_are_reaped(self) -> None:
+        """Orphans that are dead are reaped, whosever they were, and hold nothing up."""
+        result = self.play(
+            """
+dead = daemon("", then="pass")
+while alive(dead):
+    time.sleep(0.01)
+result["zombie"] = exists(dead)
+await world.end(b"secret", "/nonexistent")
+result["after"] = exists(dead)
+"""
+        )
+        self.assertEqual(result, {"zombie": True, "after": False})
+
+    def test_nobody(self) -> None:
+        """With no orphan there is nothing to wait for."""
+        result = self.play("""await world.end(b"secret", "/nonexistent")""")
+        self.assertEqual(result, {})
+
+    def test_signals_to_the_gone(self) -> None:
+        """Signals to processes that are gone, and their families, are nothing."""
+        result = self.play(
+            """
+gone = subprocess.Popen(["/bin/true"])
+gone.wait()
+orphans.send(gone.pid, signal.SIGKILL)
+result["children"] = list(orphans.children(gone.pid)) + list(orphans.descendants(gone.pid))
+"""
+        )
+        self.assertEqual(result, {"children": []})

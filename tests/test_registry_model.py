@@ -1,0 +1,204 @@
+"""`tawebeval.registry` against a model: readers, writers and time in any order.
+
+After each step all that can happen has happened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import errors
+from tawebeval.pages import DUMMY_END, Page
+from tawebeval.registry import Upload
+from tests.fakes import make_request
+from tests.registry_model import ABANDON, CAPACITY, QUEUED, RUNNING, Comparison, Model, Poll
+
+
+class Machine(Comparison):
+    """What may happen to a registry, and to its model."""
+
+    @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
+    def accept(self, key: str | None, digest: bytes) -> None:
+        """Let a form arrive."""
+        upload = Upload(make_request(), Path("/uploads/some"), key, digest)
+        known = self.keys.get(key or "")
+        running = sum(model.running for model in self.models.values())
+        try:
+            identifier = self.registry.accept(upload)
+        except errors.KeyReused:
+            assert known is not None
+            assert known[1] != digest
+        except errors.Busy:
+            assert known is None
+            assert (running, len(self.waiting)) == (RUNNING, QUEUED)
+        else:
+            if known is not None:
+                assert known == (identifier, digest)
+                return
+            assert identifier not in self.models
+            self.models[identifier] = Model(self.now, running=running < RUNNING)
+            if running == RUNNING:
+                self.waiting.append(identifier)
+            if key is not None:
+                self.keys[key] = identifier, digest
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), count=st.integers(1, 12))
+    def print(self, number: int, count: int) -> None:
+        """Let an evaluator print some lines, if its stdout is read."""
+        identifier, model = self.pick(number)
+        if model.running and not self.child(identifier).paused:
+            self.child(identifier).print(model.print(count))
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), status=st.sampled_from([0, 0, 1]))
+    def exit(self, number: int, status: int) -> None:
+        """Let an evaluator exit, if its stdout has been read."""
+        identifier, model = self.pick(number)
+        if model.running and not self.child(identifier).paused:
+            self.child(identifier).end(status)
+            self.end(model, "exit" if status else None)
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def cancel(self, number: int) -> None:
+        """Let a client cancel."""
+        identifier, model = self.pick(number)
+        asked = Deferred.fromCoroutine(self.registry.cancel(identifier))
+        if not model.forgotten:
+            model.asked = self.now
+            self.stop(identifier, "cancelled")
+        self.settle()
+        assert asked.called
+        assert asked.result is None
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def follow(self, number: int) -> None:
+        """Let a faithful reader ask for its next page."""
+        identifier, model = self.pick(number)
+        page = self.request(identifier, model.cursor)
+        if isinstance(page, Page) and model.read is not None:
+            begin = len(model.read)
+            model.read += model.events[begin : begin + page.events.count]
+            model.cursor = page.end or DUMMY_END
+        else:
+            model.read = None
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END) | st.integers(0, 30))
+    def ask(self, number: int, after: str | int | None) -> None:
+        """Let somebody ask for a page anywhere."""
+        identifier, _ = self.pick(number)
+        self.request(identifier, str(after) if isinstance(after, int) else after)
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), seconds=st.integers(1, 200))
+    def wait(self, number: int, seconds: int) -> None:
+        """Let somebody wait for what comes next."""
+        identifier, model = self.pick(number)
+        after = model.newest
+        answer = Deferred.fromCoroutine(self.registry.next_page(identifier, str(after), seconds))
+        if model.forgotten:
+            assert isinstance(answer.result, Failure)
+            answer.addErrback(lambda failure: failure.trap(errors.EvaluationGone))
+            return
+        model.asked = self.now
+        model.oldest = after
+        self.polls.append(Poll(identifier, after, self.now + seconds, answer))
+        self.settle()
+
+    @precondition(lambda self: self.polls)
+    @rule(number=st.integers(0, 20))
+    def hang_up(self, number: int) -> None:
+        """Let one who waits go away."""
+        poll = self.polls.pop(number % len(self.polls))
+        poll.answer.addErrback(lambda failure: None)
+        poll.answer.cancel()
+        self.settle()
+
+    @rule(seconds=st.integers(1, 120))
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass; what is abandoned is forgotten."""
+        self.world.clock.advance(seconds)
+        self.settle()
+        self.registry.expire()
+        awaited = {poll.identifier for poll in self.polls}
+        for identifier, model in self.models.items():
+            if (
+                not model.forgotten
+                and model.asked <= self.now - ABANDON
+                and identifier not in awaited
+            ):
+                self.forget(identifier)
+        for identifier, model in self.models.items():
+            if model.forgotten and not model.closed:
+                self.stop(identifier, "lost")
+        self.settle()
+
+    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END]))
+    def stray(self, text: str, after: str | None) -> None:
+        """Let somebody ask for what was never here."""
+        if text not in self.models:
+            try:
+                self.registry.page(text, after)
+            except errors.UnknownEvaluation:
+                return
+            raise AssertionError(text)
+
+    # What holds at any time
+
+    @invariant()
+    def readers_have_read(self) -> None:
+        """Faithful readers have all that there was up to their cursor."""
+        for model in self.models.values():
+            if model.read is not None:
+                assert model.read == model.events[: len(model.read)]
+                if model.cursor == DUMMY_END:
+                    assert model.read == model.events
+
+    @invariant()
+    def as_many_run_as_may(self) -> None:
+        """Who runs, and whose stdout is read, is as the model says."""
+        for identifier, model in self.models.items():
+            if model.running:
+                child = self.child(identifier)
+                assert child.running
+                assert child.paused == (model.size >= CAPACITY)
+        running = sum(child.running for child in self.world.spawn.children)
+        assert running == sum(model.running for model in self.models.values())
+
+    def teardown(self) -> None:
+        """In the end every reader that was not disturbed gets every event, and nothing is left."""
+        closed = Deferred.fromCoroutine(self.registry.close())
+        for identifier in [*self.waiting, *self.models]:
+            self.stop(identifier, "shutdown")
+        self.settle()
+        assert closed.called
+        for number, (identifier, model) in enumerate(self.models.items()):
+            while model.read is not None and model.cursor != DUMMY_END and not model.forgotten:
+                self.follow(number)
+            if not model.forgotten:
+                self.request(identifier, DUMMY_END)
+        self.readers_have_read()
+        assert not self.polls
+        assert not self.world.clock.getDelayedCalls()
+
+
+class RegistryModelTests(SynchronousTestCase):
+    """The registry does what the model does."""
+
+    def test_model(self) -> None:
+        """No event is lost, repeated or moved, and every refusal is the contract's."""
+        run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))

@@ -1,0 +1,265 @@
+"""`tawebeval.repositories` with a fake git: by which ways commits are had, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import EvaluationError
+from tawebeval.form import Repository
+from tawebeval.git import Outcome
+from tawebeval.repositories import Commit, Repositories
+from tawebeval.signals import Latch, completed
+from tawebeval.workspace import Workspace
+from tests.fakes import OID, TREE, Command, FakeGit, InlineThreads
+
+URL = "https://example.org/problem.git"
+OTHER = "d" * 40
+DONE = Outcome(0, "", "")
+UNADVERTISED = Outcome(128, "", "error: Server does not allow request for unadvertised object cc")
+EVERYTHING = f"--depth={2**31 - 1}"
+
+
+def failed(stderr: str, status: int = 128, *, timed_out: bool = False) -> Outcome:
+    """Return the outcome of a command that went wrong."""
+    return Outcome(status, "", stderr, timed_out)
+
+
+class Running:
+    """A git command that runs until the test ends it; `killed` counts attempts on its life."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+        self._latch: Latch[Outcome] = Latch()
+
+    def kill(self) -> None:
+        """Take note; the process dies when the test says so."""
+        self.killed += 1
+
+    def end(self, outcome: Outcome = DONE) -> None:
+        """Let the command end."""
+        self._latch.set(outcome)
+
+    async def outcome(self) -> Outcome:
+        """Return how it ended, as `tawebeval.git.Git` does."""
+        return await completed(self._latch, self.kill)
+
+
+class RepositoriesTestCase(SynchronousTestCase):
+    """A cache in a directory of its own, and a remote that the test scripts.
+
+    `fetches` are the answers to `git fetch`, first one first, which may be `Running`; after
+    `gained` of them the commit is in the repository.
+    """
+
+    capacity = 10**9
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.root.mkdir()
+        self.git = FakeGit(self.script)
+        self.here: set[tuple[str, str]] = set()  # repository, OID
+        self.fetches: list[Outcome | Running] = []
+        self.fetched = 0
+        self.gained = 1
+        self.grow: Callable[[Path], object] = lambda repository: None
+        self.broken: dict[str, Outcome] = {}
+        self.repositories = self.make()
+
+    def make(self) -> Repositories:
+        """Return what takes care of the cache."""
+        return Repositories(
+            self.root, self.git, InlineThreads(), capacity=self.capacity, timeout=60
+        )
+
+    def script(self, command: Command) -> Outcome | object:
+        """Answer as git does."""
+        name = next(a for a in command.arguments if not a.startswith("--work-tree"))
+        if name in self.broken:
+            return self.broken[name]
+        if name == "init":
+            command.repository.mkdir()
+        elif name == "log":
+            oid = command.arguments[-2]
+            if (command.repository.name, oid) not in self.here:
+                return failed("fatal: bad object")
+            return Outcome(0, f"{oid} {TREE}\n", "")
+        elif name == "fetch":
+            answer = self.fetches.pop(0) if self.fetches else DONE
+            return self.fetch(command, answer)
+        return DONE
+
+    async def fetch(self, command: Command, answer: Outcome | Running) -> Outcome:
+        """Answer a fetch, which brings all commits when it is the right one."""
+        self.fetched += 1
+        count = self.fetched
+        outcome = await answer.outcome() if isinstance(answer, Running) else answer
+        if outcome.status == 0 and count >= self.gained:
+            self.here |= {(command.repository.name, oid) for oid in (OID, OTHER)}
+            self.grow(command.repository)
+        return outcome
+
+    def check_out(
+        self, url: str = URL, oid: str = OID, branch: str | None = None, depth: int | None = None
+    ) -> Deferred[Commit]:
+        """Ask for a commit."""
+        workspace = Workspace(Path("/work/space"))
+        repository = Repository(url, branch, depth)
+        return Deferred.fromCoroutine(self.repositories.check_out(repository, oid, workspace))
+
+    def names(self) -> list[str]:
+        """Return the git commands given so far, by their names."""
+        return [
+            next(a for a in command.arguments if not a.startswith("--work-tree"))
+            for command in self.git.commands
+        ]
+
+    def ways(self) -> list[list[str]]:
+        """Return the arguments of each fetch, without those that all have."""
+        fetches = [c.arguments for c in self.git.commands if c.arguments[0] == "fetch"]
+        for arguments in fetches:
+            self.assertEqual(arguments[:2], ("fetch", "--quiet"))
+            self.assertIn("--no-write-fetch-head", arguments)
+            self.assertEqual(arguments[arguments.index("--end-of-options") + 1], URL)
+        return [
+            [a for a in arguments[7:] if a not in ("--end-of-options", URL)]
+            for arguments in fetches
+        ]
+
+    def path(self) -> Path:
+        """Return the one cached repository."""
+        (path,) = self.root.glob("*.git")
+        return path
+
+    def error(self, asked: Deferred[Commit]) -> EvaluationError:
+        """Return how asking failed."""
+        return self.failureResultOf(asked, EvaluationError).value
+
+
+class WaysTests(RepositoriesTestCase):
+    """By which ways a commit is asked for."""
+
+    by_oid = f"{OID}:refs/commits/{OID}"
+    all_refs = "refs/*:refs/origin/*"
+
+    def test_by_its_oid(self) -> None:
+        """The cheapest way comes first: just that commit; it is the only one where it works."""
+        self.assertEqual(self.successResultOf(self.check_out()), Commit(OID, TREE))
+        self.assertEqual(self.ways(), [["--depth=1", self.by_oid]])
+        self.assertEqual(self.names(), ["init", "log", "fetch", "log", "read-tree"])
+
+    def test_depth(self) -> None:
+        """As much history is fetched as the client wishes."""
+        self.successResultOf(self.check_out(depth=5))
+        self.assertEqual(self.ways(), [["--depth=5", self.by_oid]])
+
+    def test_not_offered(self) -> None:
+        """Where the server hands out advertised commits only, everything is fetched."""
+        self.fetches = [UNADVERTISED]
+        self.successResultOf(self.check_out())
+        self.assertEqual(self.ways(), [["--depth=1", self.by_oid], ["--prune", self.all_refs]])
+
+    def test_branch(self) -> None:
+        """Before that, the branch, whole unless the client gives a depth."""
+        branch = "refs/heads/main:refs/origin/heads/main"
+        self.fetches = [UNADVERTISED]
+        self.gained = 3
+        self.successResultOf(self.check_out(branch="main"))
+        self.assertEqual(
+            self.ways(),
+            [["--depth=1", self.by_oid], [branch], ["--prune", self.all_refs]],
+        )
+
+    def test_branch_with_depth(self) -> None:
+        """With a depth the branch is fetched to it, and everything if that is too little."""
+        branch = "refs/heads/main:refs/origin/heads/main"
+        self.fetches = [UNADVERTISED]
+        self.gained = 3
+        self.successResultOf(self.check_out(branch="main", depth=3))
+        self.assertEqual(
+            self.ways(),
+            [["--depth=3", self.by_oid], ["--depth=3", branch], ["--prune", self.all_refs]],
+        )
+
+    def test_branch_is_enough(self) -> None:
+        """Everything is not fetched where the branch has the commit."""
+        self.fetches = [UNADVERTISED]
+        self.gained = 2
+        self.successResultOf(self.check_out(branch="main"))
+        self.assertEqual(len(self.ways()), 2)
+
+    def test_other_reasons_to_go_on(self) -> None:
+        """A missing branch and a server without shallow clones are no reason to give up."""
+        for said in (
+            "fatal: couldn't find remote ref cccc",
+            "fatal: dumb http transport does not support shallow capabilities",
+            "fatal: Server does not support shallow clients",
+        ):
+            self.setUp()
+            self.fetches = [failed(said)]
+            self.successResultOf(self.check_out())
+            self.assertEqual(len(self.ways()), 2, said)
+
+    def test_shallow(self) -> None:
+        """What is shallow already is deepened where a fetch is meant to bring everything."""
+        self.grow = lambda repository: (repository / "shallow").touch()
+        self.successResultOf(self.check_out())
+        self.here.clear()
+        self.fetched = 0
+        self.gained = 3
+        self.fetches = [UNADVERTISED]
+        self.successResultOf(self.check_out(oid=OTHER, branch="main"))
+        self.assertEqual(
+            self.ways()[1:],
+            [
+                ["--depth=1", f"{OTHER}:refs/commits/{OTHER}"],
+                [EVERYTHING, "refs/heads/main:refs/origin/heads/main"],
+                [EVERYTHING, "--prune", self.all_refs],
+            ],
+        )
+
+    def test_no_such_commit(self) -> None:
+        """A server that would hand out anything, but has no such commit, is asked once."""
+        for said in (
+            f"fatal: remote error: upload-pack: not our ref {OID}",
+            f"fatal: protocol error: want {OID} not valid",
+            f"error: missing object referenced by '{OID}'",
+        ):
+            self.setUp()
+            self.fetches = [failed(said)]
+            error = self.error(self.check_out(branch="main"))
+            self.assertEqual((error.reason, error.members), ("commit", {}), said)
+            self.assertIn(OID, error.message)
+            self.assertEqual(len(self.ways()), 1)
+
+    def test_not_in_everything(self) -> None:
+        """A commit that is in nothing that was fetched is none of that repository's."""
+        self.gained = 99
+        error = self.error(self.check_out(branch="main"))
+        self.assertEqual(error.reason, "commit")
+        self.assertEqual(len(self.ways()), 3)
+
+    def test_tag(self) -> None:
+        """The OID of a tag, for which git shows another commit, is not the commit's."""
+        self.broken["log"] = Outcome(0, f"{OTHER} {TREE}\n", "")
+        self.assertEqual(self.error(self.check_out()).reason, "commit")
+
+    def test_cannot_be_fetched(self) -> None:
+        """Any other failure ends it, with what git said."""
+        self.fetches = [failed("fatal: could not resolve host: example.org")]
+        error = self.error(self.check_out(branch="main"))
+        self.assertEqual(error.reason, "repository")
+        self.assertEqual(error.members, {"stderr": "fatal: could not resolve host: example.org"})
+        self.assertEqual(len(self.ways()), 1)
+
+    def test_timeout(self) -> None:
+        """Each attempt has the time that is configured; one that takes longer is the last."""
+        self.fetches = [UNADVERTISED, failed("", -1, timed_out=True)]
+        error = self.error(self.check_out(branch="main"))
+        self.assertEqual(error.reason, "repository")
+        self.assertIn("60 seconds", error.message)
+        timeouts = [c.timeout for c in self.git.commands if c.arguments[0] == "fetch"]
+        self.assertEqual(timeouts, [60, 60])

@@ -1,0 +1,186 @@
+"""`tawebeval.run`: the limits of a run, and how it waits for its readers."""
+
+from __future__ import annotations
+
+import signal
+
+from tawebeval.config import Limits
+from tests.test_run import CANCELLED, GRACE, RunTestCase
+
+
+class TimeoutTests(RunTestCase):
+    """The limit of time."""
+
+    def test_timeout(self) -> None:
+        """At the limit it is stopped: the failure `timeout`, with the limit's name and value."""
+        self.clock.advance(9.999)
+        self.assertEqual(self.child.signals, [])
+        self.clock.advance(0.001)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        failure = self.run.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "timeout")
+        self.assertEqual(failure.members, {"limit": "limits.wall_clock", "value": 10})
+        self.assertIn("10 seconds", failure.message)
+        self.clock.advance(GRACE)
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, failure)
+
+    def test_held_time(self) -> None:
+        """Time in which stdout is not read does not count, however often that happens."""
+        for _ in range(3):
+            self.clock.advance(3)
+            self.run.hold(True)
+            self.clock.advance(1000)
+            self.run.hold(False)
+        self.clock.advance(0.999)
+        self.assertEqual(self.child.signals, [])
+        self.clock.advance(0.001)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+
+    def test_held_at_the_limit(self) -> None:
+        """One whose time is used up just as it is held is stopped when it goes on."""
+        self.clock.advance(9)
+        self.run.hold(True)
+        self.run.hold(True)
+        self.run.hold(False)
+        self.clock.advance(1)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+
+    def test_no_clock_after_the_exit(self) -> None:
+        """The clock stands when the process has exited, whoever holds its stdout."""
+        self.orphans.shut = True
+        self.child.exit(0)
+        self.run.hold(True)
+        self.run.hold(False)
+        self.clock.advance(100)
+        self.orphans.open()
+        self.child.close()
+        self.assert_over(status=0)
+        self.assertIsNone(self.run.failure)
+
+
+class OutputTests(RunTestCase):
+    """The limit of output."""
+
+    limits = Limits(wall_clock=10, output=1024)
+
+    def test_exactly(self) -> None:
+        """As much as the limit is allowed."""
+        self.child.print(b"x" * 1000)
+        self.child.print(b"y" * 24)
+        self.assertEqual(self.child.signals, [])
+        self.child.end()
+        self.assert_over(status=0)
+        self.assertIsNone(self.run.failure)
+        self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
+
+    def test_one_more(self) -> None:
+        """One byte more stops it: the failure `output`; what was within the limit stays."""
+        self.child.print(b"x" * 1000)
+        self.child.print(b"y" * 25)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.child.print(b"z" * 5000)
+        self.child.end(signal=signal.SIGTERM)
+        self.assert_over(number=signal.SIGTERM)
+        failure = self.run.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "output")
+        self.assertEqual(failure.members, {"limit": "limits.output", "value": 1024})
+        self.assertEqual(self.text(), "x" * 1000 + "y" * 24)
+
+    def test_one_byte_after_the_limit(self) -> None:
+        """It is noticed also when the limit was reached exactly before."""
+        self.child.print(b"x" * 1024)
+        self.child.print(b"y")
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.child.end()
+        self.assert_over(status=0)
+        self.assertEqual(self.text(), "x" * 1024)
+
+    def test_stderr_does_not_count(self) -> None:
+        """stderr, of which only the end is kept, has no limit."""
+        self.child.complain(b"x" * 10_000)
+        self.assertEqual(self.child.signals, [])
+        self.child.end()
+        self.assert_over(status=0)
+
+
+class FullRingTests(RunTestCase):
+    """Runs whose readers are slow."""
+
+    capacity = 100
+
+    def fill(self) -> None:
+        """Print so much that the ring is full."""
+        self.child.print(b"some line or other\n" * 20)
+        self.assertTrue(self.child.paused)
+        self.assertEqual(self.held, [True])
+
+    def test_full_ring_stops_the_clock(self) -> None:
+        """While the ring is full no time passes for the run; then it goes on where it was."""
+        self.clock.advance(4)
+        self.fill()
+        self.clock.advance(1000)
+        self.assertEqual(self.child.signals, [])
+        self.ring.acknowledge(self.ring.newest)
+        self.intake.acknowledged()
+        self.assertEqual(self.held, [True, False])
+        self.clock.advance(5.9)
+        self.assertEqual(self.child.signals, [])
+        self.clock.advance(0.1)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+
+    def test_ends_only_when_output_is_taken(self) -> None:
+        """It has not ended while output waits in the pipe, and that does not count as time."""
+        self.fill()
+        self.child.print(b"kept in the pipe")
+        self.child.end()
+        self.clock.advance(1000)
+        self.assertFalse(self.run.ended.is_set)
+        self.ring.acknowledge(self.ring.newest)
+        self.intake.acknowledged()
+        self.assert_over(status=0)
+        self.assertIsNone(self.run.failure)
+        self.assertIn("kept in the pipe", self.text())
+
+    def test_full_after_the_exit(self) -> None:
+        """Output that is read after the exit may fill the ring, and none of it is lost."""
+        self.orphans.shut = True
+        self.child.exit()
+        self.fill()
+        self.child.print(b"kept in the pipe")
+        self.orphans.open()
+        self.turn()
+        self.assertFalse(self.run.ended.is_set)
+        self.ring.acknowledge(self.ring.newest)
+        self.intake.acknowledged()
+        self.assert_over(status=0)
+        self.assertIn("kept in the pipe", self.text())
+
+    def test_stop_takes_all(self) -> None:
+        """One that is stopped does not wait for readers: all that it printed is taken."""
+        self.fill()
+        self.child.print(b"kept in the pipe")
+        self.run.stop(CANCELLED)
+        self.turn()
+        self.clock.advance(0.1)
+        self.assertFalse(self.child.paused)
+        self.assertIn("kept in the pipe", self.text())
+        self.child.print(b"\nlast words" * 100)
+        self.assertFalse(self.child.paused)
+        self.child.end(signal=signal.SIGTERM)
+        self.assert_over(number=signal.SIGTERM)
+        self.assertEqual(self.text().count("last words"), 100)
+
+    def test_stop_after_the_exit_takes_all(self) -> None:
+        """So one that has exited, but whose output nobody takes, can be brought to its end."""
+        self.fill()
+        self.child.print(b"kept in the pipe")
+        self.child.end(5)
+        self.turn()
+        self.assertFalse(self.run.ended.is_set)
+        self.run.stop(CANCELLED)
+        self.assert_over(status=5)
+        self.assertIn("kept in the pipe", self.text())

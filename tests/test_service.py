@@ -1,0 +1,159 @@
+"""`tawebeval.service`: the daemon put together, on a reactor in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.application.internet import TimerService
+from twisted.internet.defer import Deferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.threadpool import ThreadPool
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import service as module
+from tawebeval.config import Configuration, Evaluations
+from tawebeval.directories import Directories, open_directories
+from tawebeval.errors import Busy, ConfigurationError
+from tawebeval.service import Daemon, EvaluationService, make_service
+from tawebeval.web.site import ApiSite
+from tests.fake_clients import Connection
+from tests.fakes import straw
+
+
+class ServiceTests(SynchronousTestCase):
+    """The daemon's services."""
+
+    def setUp(self) -> None:
+        root = Path(self.mktemp()).resolve()
+        environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
+        self.directories: Directories = open_directories(environment, straw())
+        for lock in self.directories.locks:
+            self.addCleanup(lock.close)
+        self.reactor: Any = MemoryReactorClock()
+        self.pool = ThreadPool(0, 1)
+        self.reactor.getThreadPool = lambda: self.pool
+        self.subreaper = 0
+        self.patch(module, "become_subreaper", self.become_subreaper)
+
+    def become_subreaper(self) -> None:
+        """Count, for the tests' own process shall not become one."""
+        self.subreaper += 1
+
+    def make(self, **settings: Any) -> Daemon:
+        """Return a daemon."""
+        return make_service(Configuration(**settings), self.directories, self.reactor)
+
+    def start(self, **settings: Any) -> Daemon:
+        """Start a daemon."""
+        daemon = self.make(**settings)
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.addCleanup(daemon.stopService)
+        return daemon
+
+    def site(self) -> ApiSite:
+        """Return what is listened with."""
+        site: ApiSite = self.reactor.tcpServers[0][1]
+        return site
+
+    def test_listens(self) -> None:
+        """Every endpoint gets the same site, and nothing is listened on before the start."""
+        daemon = self.make(listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"))
+        self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
+        daemon.privilegedStartService()
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
+        self.assertEqual([server[0] for server in self.reactor.unixServers], ["/x"])
+        sites = [server[1] for server in (*self.reactor.tcpServers, *self.reactor.unixServers)]
+        self.assertEqual(len(set(map(id, sites))), 1)
+
+    def test_answers(self) -> None:
+        """What listens answers."""
+        self.start()
+        connection = Connection(self.site())
+        connection.request("GET /health")
+        self.assertEqual(connection.answer().status, 200)
+
+    def test_start(self) -> None:
+        """It takes over orphans and the cache, before it is asked for anything."""
+        stray = self.directories.repositories / "half.new"
+        stray.mkdir()
+        self.start()
+        self.assertEqual(self.subreaper, 1)
+        self.assertFalse(stray.exists())
+
+    def test_expires(self) -> None:
+        """Every second abandoned evaluations are looked for."""
+        looks: list[float] = []
+        daemon = self.make()
+        (timer,) = (one for one in daemon if isinstance(one, TimerService))
+        _, args, kwargs = timer.call
+        self.assertEqual((timer.step, args, kwargs), (1.0, (), {}))
+        expire: Callable[[], None] = timer.call[0]
+        self.assertEqual(expire.__name__, "keep_house")
+        timer.clock = self.reactor
+        timer.call = (lambda: looks.append(self.reactor.seconds()), (), {})
+        timer.startService()
+        self.reactor.pump([1, 1])
+        self.assertEqual(looks, [0, 1, 2])
+        timer.stopService()
+
+    def test_stop(self) -> None:
+        """To stop it is to end all evaluations, and takes as long."""
+        daemon = self.start()
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        closing: Deferred[None] = Deferred()
+
+        async def close() -> None:
+            await closing
+
+        self.patch(evaluations._registry, "close", close)
+        stopped = evaluations.stopService()
+        self.assertNoResult(stopped)
+        closing.callback(None)
+        self.successResultOf(stopped)
+
+    def test_stopped(self) -> None:
+        """A daemon that was stopped accepts nothing more."""
+        daemon = self.start()
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        self.successResultOf(evaluations.stopService())
+        with self.assertRaises(Busy):
+            evaluations._registry.check_admission()
+
+    def test_places(self) -> None:
+        """As many run as is configured, or as there are processors."""
+        for running, places in ((3, 3), (0, 5)):
+            self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
+            daemon = self.make(evaluations=Evaluations(running=running, queued=0))
+            evaluations = daemon.getServiceNamed("evaluations")
+            assert isinstance(evaluations, EvaluationService)
+            queue = evaluations._registry._queue
+            for number in range(places):
+                self.assertFalse(queue.full)
+                queue.enter(str(number))
+            self.assertTrue(queue.full)
+
+    def test_no_endpoint(self) -> None:
+        """What is no endpoint is named."""
+        for endpoint in ("nonsense:1", "tcp:x", "tcp", ""):
+            with self.assertRaises(ConfigurationError) as caught:
+                self.make(listen=("tcp:1", endpoint))
+            self.assertIn(repr(endpoint), str(caught.exception))
+
+    def test_cannot_listen(self) -> None:
+        """Where it cannot listen it does not start, and says where."""
+
+        def fail(port: int, *args: object, **kwargs: object) -> None:
+            raise CannotListenError("127.0.0.1", port, OSError(98, "in use"))
+
+        daemon = self.make()
+        self.reactor.listenTCP = fail
+        with self.assertRaises(SystemExit) as caught:
+            daemon.privilegedStartService()
+        self.assertIn("8080", str(caught.exception.code))
+        self.assertTrue(str(caught.exception.code).startswith("tawebeval: "))

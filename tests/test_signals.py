@@ -1,0 +1,195 @@
+"""`tawebeval.signals`: waiting in coroutines."""
+
+from __future__ import annotations
+
+import threading
+
+from twisted.internet import reactor
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.python.threadpool import ThreadPool
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from tawebeval.signals import Latch, Signal, Threads, completed
+
+
+class SignalTests(SynchronousTestCase):
+    """What happens again and again."""
+
+    def test_wakes_all_in_order(self) -> None:
+        """Whoever waits is woken, the first first, and with the value."""
+        signal: Signal[int] = Signal()
+        woken: list[tuple[str, int]] = []
+        for name in "abc":
+            signal.wait().addCallback(lambda value, name=name: woken.append((name, value)))
+        signal.fire(5)
+        self.assertEqual(woken, [("a", 5), ("b", 5), ("c", 5)])
+        self.assertEqual(len(signal), 0)
+
+    def test_wakes_once(self) -> None:
+        """A firing is for those who wait at that moment, not for later ones or those of before."""
+        signal: Signal[int] = Signal()
+        first = signal.wait()
+        signal.fire(1)
+        second = signal.wait()
+        self.assertNoResult(second)
+        signal.fire(2)
+        self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (1, 2))
+
+    def test_wait_again_when_woken(self) -> None:
+        """Who waits again as soon as it is woken waits for the next firing."""
+        signal: Signal[int] = Signal()
+        again: list[Deferred[int]] = []
+        signal.wait().addCallback(lambda _: again.append(signal.wait()))
+        signal.fire(1)
+        self.assertNoResult(again[0])
+        self.assertEqual(len(signal), 1)
+
+    def test_cancel(self) -> None:
+        """A cancelled wait leaves nothing behind and disturbs nobody."""
+        signal: Signal[int] = Signal()
+        cancelled, other = signal.wait(), signal.wait()
+        cancelled.cancel()
+        self.failureResultOf(cancelled, CancelledError)
+        self.assertEqual(len(signal), 1)
+        signal.fire(3)
+        self.assertEqual(self.successResultOf(other), 3)
+
+
+class LatchTests(SynchronousTestCase):
+    """What happens once."""
+
+    def test_waiting(self) -> None:
+        """Those who wait before and those who wait after get the same value."""
+        latch: Latch[str] = Latch()
+        before = [latch.wait(), latch.wait()]
+        self.assertFalse(latch.is_set)
+        latch.set("x")
+        self.assertTrue(latch.is_set)
+        for waiter in (*before, latch.wait()):
+            self.assertEqual(self.successResultOf(waiter), "x")
+
+    def test_first_value_stays(self) -> None:
+        """To set it again changes nothing."""
+        latch: Latch[str] = Latch()
+        latch.set("x")
+        latch.set("y")
+        self.assertEqual(self.successResultOf(latch.wait()), "x")
+
+    def test_none_is_a_value(self) -> None:
+        """A latch of None is set all the same."""
+        latch: Latch[None] = Latch()
+        latch.set(None)
+        self.assertTrue(latch.is_set)
+        self.assertIsNone(self.successResultOf(latch.wait()))
+
+    def test_own_deferred(self) -> None:
+        """What one waiter makes of its value is not seen by another one."""
+        latch: Latch[int] = Latch()
+        first, second = latch.wait(), latch.wait()
+        first.addCallback(lambda value: value + 1)
+        latch.set(1)
+        self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (2, 1))
+
+
+class CompletedTests(SynchronousTestCase):
+    """Waiting come what may."""
+
+    def setUp(self) -> None:
+        self.latch: Latch[str] = Latch()
+        self.cancels = 0
+
+    def start(self) -> Deferred[str]:
+        """Begin to wait, counting how often the cancellation is passed on."""
+
+        def cancel() -> None:
+            self.cancels += 1
+
+        return Deferred.fromCoroutine(completed(self.latch, cancel))
+
+    def test_value(self) -> None:
+        """Left alone, it is the latch's value."""
+        waiting = self.start()
+        self.assertNoResult(waiting)
+        self.latch.set("x")
+        self.assertEqual(self.successResultOf(waiting), "x")
+        self.assertEqual(self.cancels, 0)
+
+    def test_cancel(self) -> None:
+        """A cancellation is passed on at once, and raised when the latch is set, not before."""
+        waiting = self.start()
+        waiting.cancel()
+        self.assertEqual(self.cancels, 1)
+        self.assertNoResult(waiting)
+        self.latch.set("x")
+        self.failureResultOf(waiting, CancelledError)
+
+    def test_cancel_repeatedly(self) -> None:
+        """Impatience shortens nothing, and is passed on once."""
+        waiting = self.start()
+        for _ in range(3):
+            waiting.cancel()
+        self.assertNoResult(waiting)
+        self.assertEqual(self.cancels, 1)
+        self.latch.set("x")
+        self.failureResultOf(waiting, CancelledError)
+
+    def test_set_by_the_cancellation(self) -> None:
+        """The latch may be set by what the cancellation is passed on to."""
+        waiting = Deferred.fromCoroutine(completed(self.latch, lambda: self.latch.set("x")))
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
+
+
+class ThreadsTests(TestCase):
+    """Calls in real threads."""
+
+    def setUp(self) -> None:
+        pool = ThreadPool(1, 2)
+        pool.start()
+        self.addCleanup(pool.stop)
+        self.threads = Threads(reactor, pool)
+
+    async def test_result(self) -> None:
+        """The call's result comes back, and it was made in another thread."""
+
+        def call(a: int, *, b: int) -> tuple[int, int]:
+            return a + b, threading.get_ident()
+
+        total, thread = await self.threads.run(call, 1, b=2)
+        self.assertEqual(total, 3)
+        self.assertNotEqual(thread, threading.get_ident())
+
+    async def test_error(self) -> None:
+        """So does what it raises."""
+        with self.assertRaises(ZeroDivisionError):
+            await self.threads.run(lambda: 1 // 0)
+
+    async def test_cancel(self) -> None:
+        """A cancellation is raised only when the call has returned."""
+        may_go_on, returned = threading.Event(), threading.Event()
+
+        def call() -> None:
+            may_go_on.wait(30)
+            returned.set()
+
+        running = Deferred.fromCoroutine(self.threads.run(call))
+        running.cancel()
+        self.assertNoResult(running)
+        may_go_on.set()
+        with self.assertRaises(CancelledError):
+            await running
+        self.assertTrue(returned.is_set())
+
+    async def test_cancel_what_fails(self) -> None:
+        """Who has cancelled a call learns of that, also when the call fails after all."""
+        may_go_on = threading.Event()
+
+        def call() -> None:
+            may_go_on.wait(30)
+            raise OSError
+
+        running = Deferred.fromCoroutine(self.threads.run(call))
+        running.cancel()
+        may_go_on.set()
+        with self.assertRaises(CancelledError):
+            await running

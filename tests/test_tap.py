@@ -1,0 +1,191 @@
+"""`tawebeval.tap`: the command `twistd tawebeval`, its options and its messages."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService, IServiceMaker
+from twisted.internet.testing import MemoryReactorClock
+from twisted.plugin import IPlugin
+from twisted.python.usage import UsageError
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
+
+from tawebeval import __version__
+from tawebeval.config import Configuration
+from tawebeval.errors import ConfigurationError
+from tawebeval.tap import Options, makeService, read_configuration
+
+
+class OptionsTests(SynchronousTestCase):
+    """Options on the command line."""
+
+    def parse(self, *arguments: str) -> Options:
+        """Parse a command line."""
+        options = Options()
+        options.parseOptions(arguments)
+        return options
+
+    def test_defaults(self) -> None:
+        """Without options there is neither a file nor an endpoint."""
+        options = self.parse()
+        self.assertEqual((options["config"], options["listen"]), (None, ()))
+
+    def test_listen(self) -> None:
+        """`--listen` may be repeated, in its short form too, and keeps its order."""
+        options = self.parse("--listen", "tcp:1", "-l", "unix:/x", "--listen=tcp:2")
+        self.assertEqual(options["listen"], ("tcp:1", "unix:/x", "tcp:2"))
+        self.assertEqual(self.parse()["listen"], ())
+
+    def test_config(self) -> None:
+        """`--config` names the file."""
+        for arguments in (("--config", "x.toml"), ("-c", "x.toml")):
+            self.assertEqual(self.parse(*arguments)["config"], "x.toml")
+
+    def test_unknown(self) -> None:
+        """What is no option, or one too many, is refused."""
+        for argument in ("--port", "word", "--listen"):
+            with self.assertRaises(UsageError):
+                self.parse(argument)
+
+    def test_version(self) -> None:
+        """`--version` tells ours, and that is all."""
+        printed: list[str] = []
+        self.patch(builtins, "print", printed.append)
+        with self.assertRaises(SystemExit) as caught:
+            self.parse("--version")
+        self.assertFalse(caught.exception.code)
+        self.assertIn(f"tawebeval {__version__}", "".join(printed))
+
+
+class ConfigurationFileTests(SynchronousTestCase):
+    """The configuration file."""
+
+    def refuse(self, content: bytes | None) -> str:
+        """Hold that a file of that content is refused; return the message, which names it."""
+        path = self.mktemp()
+        if content is not None:
+            Path(path).write_bytes(content)
+        with self.assertRaises(ConfigurationError) as caught:
+            read_configuration(path)
+        self.assertIn(path, str(caught.exception))
+        return str(caught.exception)
+
+    def test_none(self) -> None:
+        """Without a file defaults hold."""
+        self.assertEqual(read_configuration(None), Configuration())
+
+    def test_file(self) -> None:
+        """What the file says holds."""
+        path = self.mktemp()
+        Path(path).write_text("[polls]\nwait = 7")
+        self.assertEqual(read_configuration(path).polls.wait, 7)
+
+    def test_refused(self) -> None:
+        """A file that is missing, not UTF-8, not TOML or wrong: each is told with its name."""
+        self.refuse(None)
+        self.refuse(b"\xff")
+        self.refuse(b"[")
+        self.assertIn("limits.fields", self.refuse(b"[limits]\nfields = 0"))
+        self.assertIn("limits.colour", self.refuse(b"[limits]\ncolour = 0"))
+
+
+class MakeServiceTests(SynchronousTestCase):
+    """What the command makes."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.reactor = MemoryReactorClock()
+        self.reactor.getThreadPool = lambda: None
+        environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
+        self.patch(os, "environ", environment)
+
+    def make(self, *arguments: str) -> Any:
+        """Make the service of a command line."""
+        options = Options()
+        options.parseOptions(arguments)
+        return makeService(options, self.reactor)
+
+    def listeners(self, *arguments: str) -> list[int]:
+        """Return the ports on which the service of a command line listens."""
+        service = self.make(*arguments)
+        service.privilegedStartService()
+        return [server[0] for server in self.reactor.tcpServers]
+
+    def test_service(self) -> None:
+        """It is a service, which listens where the defaults say."""
+        service = self.make()
+        self.assertTrue(IService.providedBy(service))
+        service.privilegedStartService()
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [8080])
+        self.assertEqual(self.reactor.tcpServers[0][3], "127.0.0.1")
+
+    def test_listen(self) -> None:
+        """Endpoints on the command line take the place of the file's."""
+        path = self.mktemp()
+        Path(path).write_text('listen = ["tcp:1111"]')
+        self.assertEqual(self.listeners("-c", path), [1111])
+
+    def test_listen_repeated(self) -> None:
+        """All of them are listened on."""
+        path = self.mktemp()
+        Path(path).write_text('listen = ["tcp:1111"]')
+        ports = self.listeners("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
+        self.assertEqual(ports, [2222, 3333])
+
+    def test_messages(self) -> None:
+        """What keeps it from starting is a message, with a status that is not 0."""
+        (self.root).mkdir()
+        broken = self.mktemp()
+        Path(broken).write_text("[limits]\nfields = 0")
+        for arguments, words in (
+            (("-c", broken), (broken, "limits.fields")),
+            (("-c", "/nonexistent"), ("/nonexistent",)),
+            (("-l", "nonsense:1"), ("nonsense:1",)),
+            (("-l", "tcp:port"), ("tcp:port",)),
+            (("-l", ""), ("listen",)),
+        ):
+            with self.assertRaises(SystemExit) as caught:
+                self.make(*arguments)
+            message = caught.exception.code
+            self.assertIsInstance(message, str)
+            self.assertTrue(str(message).startswith("tawebeval: "))
+            for word in words:
+                self.assertIn(word, str(message))
+            del caught
+            gc.collect()  # what did not start lets go of its directories
+
+    def test_directories(self) -> None:
+        """So are directories that cannot be had."""
+        self.root.write_text("no directory")
+        with self.assertRaises(SystemExit) as caught:
+            self.make()
+        self.assertIn(str(self.root), str(caught.exception.code))
+
+
+class PluginTests(SynchronousTestCase):
+    """The plugin that twistd finds."""
+
+    def test_plugin(self) -> None:
+        """It is a service maker that names this module."""
+        from twisted.plugins import tawebeval_plugin
+
+        maker = tawebeval_plugin.tawebeval
+        verifyObject(IServiceMaker, maker)
+        self.assertTrue(IPlugin.providedBy(maker))
+        self.assertEqual((maker.tapname, maker.module), ("tawebeval", "tawebeval.tap"))
+        self.assertIs(maker.options, Options)
+
+    def test_cheap(self) -> None:
+        """To list plugins, or to parse options, installs no reactor."""
+        script = (
+            "import sys\nfrom twisted.plugins.tawebeval_plugin import tawebeval\ntawebeval.options"
+            "\nsys.exit('twisted.internet.reactor' in sys.modules)"
+        )
+        subprocess.run([sys.executable, "-c", script], check=True)

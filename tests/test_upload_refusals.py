@@ -1,0 +1,234 @@
+"""`tawebeval.web.upload`: forms that are refused, as early as that can be known."""
+
+from __future__ import annotations
+
+import os
+
+from tawebeval.config import Configuration, Repositories
+from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
+from tests.fake_clients import BOUNDARY, Part, form, parts
+from tests.test_upload import UploadTestCase, without
+
+
+class FieldTests(UploadTestCase):
+    """Fields that are missing, repeated or broken: the field is named."""
+
+    def test_missing(self) -> None:
+        """What is required is missed, absent or empty."""
+        for name in ("repository[url]", "commit_oid", "evaluator_cmd"):
+            self.refuse(InvalidField, form(without(name)), name)
+            self.refuse(InvalidField, form([Part(name, b" "), *without(name)]), name)
+        self.refuse(InvalidField, form(without("submission[source]")), "submission")
+        self.refuse(InvalidField, form([]), "submission")
+
+    def test_repeated(self) -> None:
+        """No field may stand there twice, even with the same content."""
+        good = parts(branch=b"main", depth=b"1", directory=b"a", seed=b"1")
+        for part in good:
+            self.refuse(InvalidField, form([*good, part]), part.name)
+
+    def test_broken(self) -> None:
+        """Each field has its rules."""
+        for name, content in (
+            ("url", b"file:///etc"),
+            ("url", b"https://user:secret@example.org/x"),
+            ("url", b"--upload-pack=x"),
+            ("branch", b"-x"),
+            ("branch", b"a..b"),
+            ("depth", b"0"),
+            ("depth", b"-1"),
+            ("depth", b"1.5"),
+        ):
+            self.refuse(InvalidField, form(parts(**{name: content})), f"repository[{name}]")
+        for name, content in (
+            ("commit_oid", b"main"),
+            ("commit_oid", b"c" * 39),
+            ("commit_oid", b"c" * 41),
+            ("commit_oid", b"c" * 40 + b"\n"),
+            ("directory", b"/etc"),
+            ("directory", b"a/../.."),
+            ("directory", b"a\0"),
+            ("evaluator_cmd", b"a\0b"),
+            ("seed", b"-1"),
+            ("seed", b"2147483648"),
+            ("seed", b"x"),
+        ):
+            self.refuse(InvalidField, form(parts(**{name: content})), name)
+
+    def test_protocols(self) -> None:
+        """Which protocols are allowed is configured."""
+        body = form(parts(url=b"file:///srv/x.git"))
+        allowed = Configuration(repositories=Repositories(protocols=("file",)))
+        request = self.receive(body, configuration=allowed).request
+        self.assertEqual(request.repository.url, "file:///srv/x.git")
+
+    def test_not_utf8(self) -> None:
+        """Text fields are UTF-8."""
+        for name in ("evaluator_cmd", "directory", "seed"):
+            self.refuse(InvalidField, form(parts(**{name: b"\xff"})), name)
+
+    def test_names_of_the_submission(self) -> None:
+        """What begins with `submission` and is not of the form is refused, not ignored."""
+        for name in (
+            "submission",
+            "submission[]",
+            "submission[A]",
+            "submission[1a]",
+            "submission[a-b]",
+            "submission[a/b]",
+            "submission[..]",
+            "submission[a][b]",
+            "submission[a]x",
+            "submissions",
+        ):
+            self.refuse(InvalidField, form([*parts(), Part(name, b"x", "x")]), name)
+
+    def test_file_names(self) -> None:
+        """File names that are none are refused, and nothing is written."""
+        for filename in ("", ".", "..", "a/", "a/..", "..\\..", "x" * 256, "é" * 128, "a\0b"):
+            part = Part("submission[a]", b"x", filename)
+            self.refuse(InvalidField, form([part, *parts()]), "submission[a]")
+        self.assertFalse(self.uploads.exists())
+
+    def test_long_name(self) -> None:
+        """A name too long for a directory is the client's fault, or it is none at all."""
+        part = Part(f"submission[{'a' * 300}]", b"x", "x")
+        try:
+            self.receive(form([part, *parts()]))
+        except OSError as error:
+            self.fail(f"the disk was tried: {error}")
+        except InvalidField:
+            pass
+
+
+class LimitTests(UploadTestCase):
+    """Too much."""
+
+    def test_announced(self) -> None:
+        """A body whose announced length is over the limit is refused before it is sent."""
+        self.receiver(20_000)
+        with self.assertRaises(TooLarge) as caught:
+            self.receiver(20_001)
+        self.assertEqual(caught.exception.members, {"limit": 20_000})
+
+    def test_not_announced(self) -> None:
+        """Without a length it is refused at the first byte over the limit."""
+        body = form(parts(source=b"x" * 30_000))
+        receiver = self.receiver()
+        receiver.feed(body[:20_000])
+        with self.assertRaises(TooLarge) as caught:
+            receiver.feed(body[20_000:20_001])
+        self.assertEqual(caught.exception.members, {"limit": 20_000})
+        receiver.abandon()
+
+    def test_exactly(self) -> None:
+        """As much as the limit is allowed."""
+        body = form(parts(source=b""))
+        body = form(parts(source=b"x" * (20_000 - len(body))))
+        self.assertEqual(len(body), 20_000)
+        receiver = self.receiver(20_000)
+        receiver.feed(body)
+        receiver.finish()
+
+    def test_text(self) -> None:
+        """A text field over its limit is refused and named; at its limit it is taken."""
+        self.receive(form(parts(evaluator_cmd=b"x" * 1024)))
+        error = self.refuse(TooLarge, form(parts(evaluator_cmd=b"x" * 1025)), "evaluator_cmd")
+        self.assertEqual(error.members["limit"], 1024)
+
+    def test_text_that_is_ignored(self) -> None:
+        """What is ignored is not kept, and has no limit of its own."""
+        self.receive(form([*parts(), Part("other", b"x" * 5000)]))
+
+    def test_number(self) -> None:
+        """The number of fields is limited, those that are ignored among them."""
+        extra = [Part(f"x{number}", b"") for number in range(6)]
+        self.receive(form([*parts(), *extra]))
+        self.refuse(TooLarge, form([*parts(), *extra, Part("y", b"")]))
+
+    def test_headers(self) -> None:
+        """So are the headers of each."""
+        long = b"X-Long: " + b"x" * 5000 + b"\r\n" + parts()[1].encode()
+        self.refuse(TooLarge, form([long]))
+        many = b"".join(b"X-%d: x\r\n" % number for number in range(20)) + parts()[1].encode()
+        self.refuse(TooLarge, form([many]))
+
+
+class MalformedTests(UploadTestCase):
+    """What is no form."""
+
+    def test_media_type(self) -> None:
+        """Another media type is refused, and named."""
+        for other in ("application/json", "application/x-www-form-urlencoded", "multipart/mixed"):
+            with self.assertRaises(UnsupportedMediaType) as caught:
+                self.receiver(content_type=f"{other}; boundary=x")
+            self.assertIn(other, caught.exception.detail)
+        with self.assertRaises(UnsupportedMediaType):
+            self.receiver(content_type="")
+
+    def test_boundary(self) -> None:
+        """A boundary is needed, quoted or not, the type in upper case or not."""
+        with self.assertRaises(MalformedRequest):
+            self.receiver(content_type="multipart/form-data")
+        with self.assertRaises(MalformedRequest):
+            self.receiver(content_type='multipart/form-data; boundary=""')
+        for content_type in (
+            f'multipart/form-data; charset=utf-8; boundary="{BOUNDARY}"',
+            f"Multipart/Form-Data; BOUNDARY={BOUNDARY}",
+        ):
+            self.receive(form(parts()), content_type=content_type)
+
+    def test_cut_off(self) -> None:
+        """A form that is cut off anywhere is no form."""
+        body = form(parts())
+        for length in [*range(1, len(body) - 2, 13), len(body) - 3]:
+            receiver = self.receiver()
+            receiver.feed(body[:length])
+            with self.assertRaises(MalformedRequest):
+                receiver.finish()
+            receiver.abandon()
+
+    def test_nothing(self) -> None:
+        """Neither is nothing."""
+        with self.assertRaises(MalformedRequest):
+            self.receiver(0).finish()
+
+    def test_garbage(self) -> None:
+        """Nor what does not hold together."""
+        good = parts()[1].encode()
+        for body in (
+            b"hello",
+            b"x" + form(parts()),
+            form(parts()).replace(b"\r\n", b"\n"),
+            form([b"no header\r\n\r\nx"]),
+            form([b"\r\n\r\nx"]),
+            form([good.replace(b"form-data", b"attachment")]),
+            form([b"Content-Length: 3\r\n" + good]),
+            form([b'Content-Disposition: form-data; name="\xff"\r\n\r\nx']),
+            form([good]).replace(BOUNDARY.encode() + b"--", BOUNDARY.encode() + b"xx"),
+        ):
+            self.refuse(MalformedRequest, body)
+
+    def test_longer_than_announced(self) -> None:
+        """More than was announced is not taken."""
+        body = form(parts())
+        receiver = self.receiver(len(body) - 10)
+        with self.assertRaises(MalformedRequest):
+            receiver.feed(body)
+        receiver.abandon()
+
+    def test_abandoned(self) -> None:
+        """What is given up in the middle holds no file open, and can be given up twice."""
+        before = len(os.listdir("/proc/self/fd"))
+        receiver = self.receiver()
+        receiver.feed(form(parts(source=b"x" * 10_000))[:5000])
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before + 1)
+        receiver.abandon()
+        receiver.abandon()
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_disk(self) -> None:
+        """What the disk does not take is an OSError, for the web to answer."""
+        self.uploads.write_text("no directory")
+        with self.assertRaises(OSError):
+            self.receiver().feed(form(parts()))

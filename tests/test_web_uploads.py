@@ -1,0 +1,202 @@
+"""`tawebeval.web`: uploads that are refused while they arrive, or given up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.fake_clients import MULTIPART, Connection, Part, form, head, parts
+from tests.test_web_problems import RawTestCase
+
+
+class EarlyRefusalTests(RawTestCase):
+    """Forms that are refused before they have arrived."""
+
+    def begin(self, length: int | None = None, **headers: str) -> Connection:
+        """Send the head of a form."""
+        connection = self.connect()
+        fields = {"Content-Type": MULTIPART}
+        if length is None:
+            fields["Transfer-Encoding"] = "chunked"
+        else:
+            fields["Content-Length"] = str(length)
+        fields.update({name.replace("_", "-"): value for name, value in headers.items()})
+        connection.send(head("POST /evaluate", fields))
+        return connection
+
+    def assert_refused(self, connection: Connection, status: int) -> None:
+        """Hold that the answer is there, and that the connection lingers before it is cut."""
+        reactor = self.service.reactor
+        answer = self.check_raw(connection.answer(), status)
+        self.assertEqual(answer.headers["connection"], "close")
+        self.assertFalse(connection.closed)
+        for _ in range(10):
+            connection.send(b"x" * 1000)
+        self.assertEqual(connection.received, b"")
+        reactor.advance(4.9)
+        self.assertFalse(connection.transport.disconnected)
+        reactor.advance(0.1)
+        self.assertTrue(connection.transport.disconnected)
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [])
+        self.assertEqual(self.service.world.spawn.children, [])
+        self.assertEqual(reactor.getDelayedCalls(), [])
+
+    def test_too_large(self) -> None:
+        """413 before the body, where its length is announced."""
+        self.assert_refused(self.begin(10**6), 413)
+
+    def test_becomes_too_large(self) -> None:
+        """413 in the body, where it is not."""
+        connection = self.begin()
+        body = form(parts(source=b"x" * 200_000))[:110_000]
+        connection.send(b"%x\r\n" % (10**6))
+        for at in range(0, len(body), 1000):
+            if not connection.received:
+                connection.send(body[at : at + 1000])
+        self.assert_refused(connection, 413)
+
+    def test_media_type(self) -> None:
+        """415 before the body."""
+        self.assert_refused(self.begin(10**5, Content_Type="application/json"), 415)
+        connection = self.connect()
+        connection.send(head("POST /evaluate", {"Content-Length": "1000"}))
+        self.check_raw(connection.answer(), 415)
+
+    def test_no_boundary(self) -> None:
+        """400 before the body."""
+        self.assert_refused(self.begin(10**5, Content_Type="multipart/form-data"), 400)
+
+    def test_repeated_header(self) -> None:
+        """400 for a header that stands there twice and has two meanings."""
+        for name, value in (("Content-Type", MULTIPART), ("Idempotency-Key", "k")):
+            connection = self.connect()
+            fields = [("Content-Type", MULTIPART), ("Content-Length", "100000"), (name, value)]
+            connection.send(head("POST /evaluate", [*fields, (name, value)]))
+            self.assert_refused(connection, 400)
+
+    def test_full(self) -> None:
+        """503 before the body, for nothing would come of it."""
+        for _ in range(4):
+            self.evaluate()
+        connection = self.begin(1000)
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertGreater(int(answer.headers["retry-after"]), 0)
+        connection.lose()
+
+    def test_broken_field(self) -> None:
+        """400 at the first part that is wrong; what has come so far is removed."""
+        connection = self.begin(90_000)
+        body = form([*parts(), Part("submission[BAD]", b"x" * 50_000)])
+        connection.send(body[:1500])
+        self.assert_refused(connection, 400)
+
+    def test_no_form(self) -> None:
+        """400 at the first byte that is no form."""
+        connection = self.begin(90_000)
+        connection.send(b"{}" * 100 + form([]))
+        self.assert_refused(connection, 400)
+
+    def test_expect(self) -> None:
+        """A client that asks for leave gets it, or is refused without."""
+        connection = self.begin(len(form(parts())), Expect="100-continue")
+        self.assertEqual(connection.received, b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.transport.clear()
+        connection.send(form(parts()))
+        self.assertEqual(connection.answer().status, 200)
+        connection = self.begin(10**6, Expect="100-continue")
+        self.check_raw(connection.answer(), 413)
+        connection.lose()
+
+    def test_whole_body(self) -> None:
+        """A client that sends all of a refused body has its answer, and no later cut."""
+        connection = self.begin(1000, Content_Type="text/plain")
+        connection.send(b"x" * 1000)
+        self.check_raw(connection.answer(), 415)
+        self.assertTrue(connection.closed)
+        connection.lose()
+        self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+
+    def test_nothing_after_a_refusal(self) -> None:
+        """What a client sends after a refused body is no request any more."""
+        connection = self.begin(1000, Content_Type="text/plain")
+        self.check_raw(connection.answer(), 415)
+        connection.send(b"x" * 1000 + head("GET /health", {}))
+        self.assertEqual(connection.received, b"")
+
+    def test_disk_full(self) -> None:
+        """503 where the disk does not take it, with a time and without a path."""
+        (self.root / "uploads").rename(self.root / "elsewhere")
+        (self.root / "uploads").write_text("no directory")
+        connection = self.begin(10_000)
+        connection.send(form(parts())[:-10])
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertIn("retry-after", answer.headers)
+        self.assertNotIn(str(self.root).encode(), answer.body)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        (self.root / "uploads").unlink()
+        (self.root / "uploads").mkdir()
+        connection.lose()
+
+    def test_long_name(self) -> None:
+        """400 where it is the client's own name that the disk does not take."""
+        body = form([Part(f"submission[{'a' * 300}]", b"x", "x"), *parts()])
+        connection = self.begin(len(body))
+        connection.send(body)
+        answer = connection.answer()
+        self.flushLoggedErrors(OSError)
+        self.assertIn(answer.status, (200, 400))
+
+
+class GivenUpTests(RawTestCase):
+    """Clients that go away."""
+
+    def test_in_the_middle(self) -> None:
+        """In the middle of an upload: nothing is left, no file open, no call, no directory."""
+        before = len(os.listdir("/proc/self/fd"))
+        body = form(parts(source=b"x" * 50_000))
+        for length in (0, 1, 200, 20_000, len(body) - 1):
+            connection = self.connect()
+            fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
+            connection.send(head("POST /evaluate", fields))
+            connection.send(body[:length])
+            if length >= 20_000:
+                self.assertEqual(len(self.service.leftovers()), 1)
+                (upload,) = (self.root / "uploads").iterdir()
+                self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
+            connection.lose()
+            self.assertEqual(self.service.leftovers(), [])
+            self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+        self.assertEqual(self.service.world.spawn.children, [])
+
+    def test_stalled(self) -> None:
+        """One that stays, but sends no more: after a time the connection is closed."""
+        connection = self.connect()
+        body = form(parts(source=b"x" * 50_000))
+        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
+        connection.send(head("POST /evaluate", fields))
+        connection.send(body[:20_000])
+        self.service.reactor.advance(61)
+        self.assertTrue(connection.closed)
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_after_the_answer(self) -> None:
+        """After the answer: the evaluation goes on."""
+        connection = self.connect()
+        connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
+        identifier = connection.answer().json()["evaluation_id"]
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [f"evaluations/{identifier}"])
+        self.assertTrue(self.child.running)
+
+    def test_cannot_be_removed(self) -> None:
+        """Where an upload cannot be removed that is logged, and nobody else is disturbed."""
+
+        async def fail(directory: Path) -> None:
+            raise OSError("no")
+
+        self.patch(type(self.service.api), "remove", lambda api, directory: fail(directory))
+        self.post(400, form(parts(seed=b"x")))
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
