@@ -16,7 +16,7 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl --wants g++
+	$(SETUP) --extras test --needs git,curl --wants g++,systemd-analyze
 	$(BIN)/python tests/run.py $(TESTS)
 
 check: ## check style, types, and that the layers import downwards only
