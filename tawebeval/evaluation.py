@@ -20,13 +20,14 @@ from tawebeval.events import encode_error
 from tawebeval.fileblock import WantedFile
 from tawebeval.form import EvaluationRequest
 from tawebeval.intake import Intake
+from tawebeval.markers import Markers
 from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
 from tawebeval.repositories import Repositories
 from tawebeval.ring import Ring
 from tawebeval.run import Run
 from tawebeval.sandbox import NoSandbox
-from tawebeval.segi import Markers, Parser
+from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal, Threads, completed
 from tawebeval.workspace import Workspace
 

@@ -24,7 +24,8 @@ import orjson
 TERMINATOR = b"\n"
 r"""The only line terminator: `\r`, U+2028 and the like are ordinary text."""
 
-_STAND_IN = b"\x7f"  # JSON leaves DEL unescaped, and text almost never has it
+# What JSON leaves unescaped and text almost never has: DEL, and Unicode's noncharacters.
+_STAND_INS = (b"\x7f", *(chr(code).encode() for code in range(0xFDD0, 0xFDF0)))
 _TEXT = b'{"type":"text","payload":'
 _TERMINATOR_EVENT = _TEXT + b'"\\n"}\n'
 _EMPTY_EVENT = _TEXT + b'""}\n'
@@ -56,7 +57,8 @@ def encode_text(block: bytes) -> Batch:
     """
     if not block:
         return NOTHING
-    if _STAND_IN in block:
+    stand_in = next((one for one in _STAND_INS if one not in block), None)
+    if stand_in is None:
         return _encode_each_line(block)
     if block[0] == TERMINATOR[0]:
         # The usual block begins with the terminator that was held back before it.
@@ -66,10 +68,10 @@ def encode_text(block: bytes) -> Batch:
             return Batch(count, head)
     else:
         head, count = b"", 0
-    string = orjson.dumps(block.replace(TERMINATOR, _STAND_IN).decode("utf-8", "replace"))
-    encoded = string.replace(_STAND_IN, _BETWEEN_LINES)
+    string = orjson.dumps(block.replace(TERMINATOR, stand_in).decode("utf-8", "replace"))
+    encoded = string.replace(stand_in, _BETWEEN_LINES)
     # Each terminator became as much longer, and two events. (Counting them costs more.)
-    count += 1 + 2 * ((len(encoded) - len(string)) // (len(_BETWEEN_LINES) - 1))
+    count += 1 + 2 * ((len(encoded) - len(string)) // (len(_BETWEEN_LINES) - len(stand_in)))
     lines = b"".join((head, _TEXT, encoded, b"}\n"))
     # `rfind` is several times as fast as `in` is for two equal bytes.
     if TERMINATOR[0] in (block[0], block[-1]) or block.rfind(b"\n\n") >= 0:

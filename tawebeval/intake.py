@@ -89,11 +89,11 @@ class Intake:
         self._balance()
 
     def release(self) -> None:
-        """Take whatever still comes, however full the ring is: the end is near."""
+        """Take what still comes, however full the ring is: the process has ended."""
         self._capacity = float("inf")
         self._balance()
 
-    def _take(self, batch: Batch, tell: bool = True) -> None:
+    def _take(self, batch: Batch) -> None:
         self._ring.append(batch)
         if self._parser.wanted is not None and not self._reading:
             self._reading = True
@@ -101,7 +101,7 @@ class Intake:
         if self._parser.partial and self._flush is None:
             self._flush = self._clock.callLater(PARTIAL_LINE, self._deliver_partial)
         self._balance()
-        if batch.count and tell:
+        if batch.count:
             self._changed()
 
     def _deliver_partial(self) -> None:
@@ -129,8 +129,7 @@ class Intake:
         if self._flush is not None:
             self._flush.cancel()
             self._flush = None
-        # Whoever waits is told of the last text together with the end that follows.
-        self._take(self._parser.finish(), tell=False)
+        self._take(self._parser.finish())
         if not self._reading:
             self.done.set(None)
 

@@ -16,7 +16,6 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from glob import glob
 from typing import Any
 
 from twisted.internet.task import deferLater
@@ -25,6 +24,7 @@ from twisted.logger import Logger
 from tawebeval.process import Spawner
 
 _PR_SET_CHILD_SUBREAPER = 36
+_EXITING = 0x4  # PF_EXITING among the flags of proc(5)'s stat
 _AGAIN = 0.002  # seconds between two looks at what was killed
 _LOOKS = 2500  # the most looks: after 5 s something hangs in the kernel
 
@@ -40,16 +40,18 @@ def become_subreaper() -> None:
 
 def children(pid: int | str) -> Iterator[int]:
     """Yield the children of a process (proc(5)), none if it is gone."""
-    for path in glob(f"/proc/{pid}/task/*/children"):
-        with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
-            yield from map(int, file.read().split())
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+                yield from map(int, file.read().split())
 
 
-def descendants(pid: int | str) -> Iterator[int]:
-    """Yield the children of a process, theirs, and so on."""
-    for child in children(pid):
-        yield child
-        yield from descendants(child)
+def descendants(pid: int) -> list[int]:
+    """Return the children of a process, theirs, and so on, however deep."""
+    found = [pid]
+    for one in found:
+        found.extend(children(one))
+    return found[1:]
 
 
 def send(pid: int, number: int) -> None:
@@ -97,11 +99,15 @@ class Orphans:
 
 def _belongs(pid: int, mark: bytes, directory: str) -> bool:
     try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            flags = int(file.read().rpartition(")")[2].split()[6])
+        if flags & _EXITING:
+            return True  # what it inherited cannot be seen any more: wait for it
         if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(f"{directory}/"):
             return True
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read()
     except (FileNotFoundError, ProcessLookupError):
-        return True  # it is just dying: wait for it
+        return True  # it has died just now
     except PermissionError:
         return False

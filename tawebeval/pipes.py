@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +38,7 @@ class PipeReader:
         self._received = received
         self._lost = lost
         self._paused = False
-        self._last = False
+        self._left: int | None = None  # bytes that are still to be read, if that is decided
         self._closed = False
         reactor.addReader(self)
 
@@ -53,7 +55,7 @@ class PipeReader:
         try:
             chunk = os.read(self._descriptor, _READ)
         except (BlockingIOError, InterruptedError):
-            return CONNECTION_DONE if self._last else None
+            return None
         except OSError:
             return CONNECTION_DONE
         if not chunk:
@@ -80,22 +82,34 @@ class PipeReader:
         """Read on."""
         if self._paused and not self._closed:
             self._paused = False
-            self._reactor.addReader(self)
-            if self._last:
+            if self._left is None:
+                self._reactor.addReader(self)
+            else:
                 self._reactor.callLater(0, self._drain)
 
     def read_the_rest(self) -> None:
-        """Read what the pipe holds now and close it, even if somebody still holds its other end."""
-        self._last = True
-        self._reactor.callLater(0, self._drain)
+        """Read what the pipe holds now, no more, and close it: somebody may still write to it."""
+        if not self._closed:
+            self._reactor.removeReader(self)
+            self._left = _held(self._descriptor)
+            self._reactor.callLater(0, self._drain)
 
     def _drain(self) -> None:
         if self._paused or self._closed:
             return
-        if self.doRead() is not None:
-            self.connectionLost(Failure(CONNECTION_DONE))
-        else:
+        assert self._left is not None
+        chunk = os.read(self._descriptor, min(_READ, self._left)) if self._left else b""
+        if chunk:
+            self._left -= len(chunk)
             self._reactor.callLater(0, self._drain)
+            self._received(chunk)
+        else:
+            self.connectionLost(Failure(CONNECTION_DONE))
+
+
+def _held(descriptor: int) -> int:
+    """Return how many bytes a pipe holds (ioctl_tty(2), FIONREAD)."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:

@@ -188,10 +188,14 @@ class Registry:
             record.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
             self._forget(identifier)
 
-    async def close(self) -> None:
-        """Accept nothing more, end everything, and return when nothing is left."""
+    async def close(self) -> bool:
+        """Accept nothing more, end everything, and return when nothing is left.
+
+        Tell whether there was anything to end.
+        """
         self._closing = True
         over = [evaluation.over.wait() for evaluation in self._alive]
         for evaluation in list(self._alive):
             evaluation.stop(EvaluationError("shutdown", "the service was stopped"))
         await gatherResults(over)
+        return bool(over)

@@ -109,13 +109,12 @@ class Run(ProcessProtocol):
         if self.failure is None and not self._intake.done.is_set:
             self.failure = reason
             if self._child.running:
-                self._signal(signal.SIGTERM)
                 self._kill = self._clock.callLater(self._grace, self._signal, signal.SIGKILL)
-        self._intake.release()
+                self._signal(signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
         if self._child.running:
-            strays = list(descendants(self._child.pid))
+            strays = descendants(self._child.pid)
             self._child.signalProcess(number)
             for pid in strays:
                 send(pid, number)
@@ -150,6 +149,8 @@ class Run(ProcessProtocol):
             await self._end_orphans()
         finally:
             self._buried.set(None)
+            # What the pipe still holds is little: take it, so that the run can end.
+            self._intake.release()
             self._child.read_the_rest()
 
     def processEnded(self, reason: Failure) -> None:

@@ -23,50 +23,22 @@ where a line is delivered in parts; `tawebeval.utf8` knows where that is harmles
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, auto
 
-import attrs
 import msgspec
 
 from tawebeval import utf8
 from tawebeval.events import TERMINATOR, Batch, encode_data, encode_error, encode_file, encode_text
 from tawebeval.fileblock import File, FileBlock, FileBlockError, WantedFile
+from tawebeval.markers import MARKER_START, Markers
 
 MAX_PAYLOAD = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
 
 _PIECE = MAX_PAYLOAD // 3  # a byte that is not UTF-8 becomes U+FFFD, which is three
 _EXCERPT = 200
-_MARKER_START = b"~"  # seldom in text: where this one byte is absent, so are markers
 
 _decode_json = msgspec.json.Decoder(msgspec.Raw).decode
-
-
-@attrs.frozen
-class Markers:
-    """The four secret lines that delimit the blocks of one run."""
-
-    data_begin: bytes
-    data_end: bytes
-    file_begin: bytes
-    file_end: bytes
-
-    @classmethod
-    def fresh(cls, random: Callable[[int], bytes]) -> Markers:
-        """Draw markers of 128 bits each; `random(n)` gives n random bytes, as `os.urandom` does."""
-
-        def marker(name: bytes) -> bytes:
-            return b"%stawebeval:%s:%s" % (_MARKER_START, name, random(16).hex().encode())
-
-        return cls(*map(marker, (b"data-begin", b"data-end", b"file-begin", b"file-end")))
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell the markers to the evaluator."""
-        return {
-            f"EVALUATION_{name.upper()}": marker.decode()
-            for name, marker in attrs.asdict(self).items()
-        }
 
 
 class _State(Enum):
@@ -100,6 +72,7 @@ class Parser:
         self._imagined = True  # the input's first byte is a terminator that nobody wrote
         self._value = bytearray()  # VALUES: the part of a line that has come so far
         self._overlong = False  # ... which is over its limit, and not kept
+        self._sound = True  # VALUES: no line of the block was wrong so far
         self._file: FileBlock
         self._steps = {
             _State.TEXT: self._parse_text,
@@ -182,7 +155,7 @@ class Parser:
 
     def _parse_text(self) -> bool:
         data = self._input
-        if _MARKER_START in data:
+        if MARKER_START in data:
             values = data.find(self._values_begin)
             file = data.find(self._file_begin)
             if values >= 0 and not 0 <= file < values:
@@ -220,6 +193,7 @@ class Parser:
 
     def _begin_values(self, rest: bytes) -> bool:
         self._state = _State.VALUES
+        self._sound = True
         self._input = rest
         return True
 
@@ -235,28 +209,33 @@ class Parser:
         self._input = TERMINATOR + rest
 
     def _parse_values(self) -> bool:
-        lines = self._input.split(TERMINATOR)
-        for index, part in enumerate(lines[:-1], 1):
-            self._keep(part)
-            line, overlong = bytes(self._value), self._overlong
+        data, at = self._input, 0
+        while (end := data.find(TERMINATOR, at)) >= 0:
+            self._keep(data[at:end])
+            line, overlong, at = bytes(self._value), self._overlong, end + 1
             self._value.clear()
             self._overlong = False
             if overlong:
-                self._protocol(f"a line of a data block is over {self._max_value} bytes")
+                self._broken(f"a line of a data block is over {self._max_value} bytes")
             elif line == self._markers.data_end:
-                self._end_block(TERMINATOR.join(lines[index:]))
+                self._end_block(data[at:])
                 return True
             elif line in self._begins:
                 # No JSON looks like a marker: the evaluator broke off and began anew.
                 self._protocol("a block began inside a data block, before its end marker")
-                self._input = TERMINATOR + line + TERMINATOR + TERMINATOR.join(lines[index:])
-                self._state = _State.TEXT
+                self._end_block(line + data[end:])
                 return True
             else:
                 self._check_value(line)
-        self._keep(lines[-1])
+        self._keep(data[at:])
         self._input = b""
         return False
+
+    def _broken(self, message: str, **members: str) -> None:
+        """Report the first line of a data block that is wrong; one event says enough."""
+        if self._sound:
+            self._sound = False
+            self._protocol(message, **members)
 
     def _keep(self, part: bytes) -> None:
         """Add to the line of a data block, if that is not too long already."""
@@ -273,7 +252,7 @@ class Parser:
             _decode_json(value)
         except (msgspec.DecodeError, RecursionError) as error:
             excerpt = value[:_EXCERPT].decode("utf-8", "replace")
-            self._protocol(f"a line of a data block is not JSON: {error}", line=excerpt)
+            self._broken(f"a line of a data block is not JSON: {error}", line=excerpt)
         else:
             self._emit(encode_data(value))
 

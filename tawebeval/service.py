@@ -8,8 +8,9 @@ from typing import Any
 from twisted.application.internet import TimerService
 from twisted.application.service import MultiService, Service
 from twisted.application.strports import service as listen
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.error import CannotListenError
+from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.admission import Queue
@@ -29,6 +30,7 @@ from tawebeval.web.api import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
 
+_FAREWELL = 0.5  # seconds in which clients can still fetch the end that the stop has brought
 _HOUSEKEEPING = 1.0  # seconds between two looks for what is abandoned
 
 log = Logger()
@@ -49,8 +51,8 @@ class EvaluationService(Service):
         self._repositories.load()
         super().startService()
 
-    def stopService(self) -> Deferred[None]:
-        """End all evaluations, and wait for that."""
+    def stopService(self) -> Deferred[bool]:
+        """End all evaluations, and wait for that; tell whether there were any."""
         super().stopService()
         return Deferred.fromCoroutine(self._registry.close())
 
@@ -61,9 +63,14 @@ class Daemon(MultiService):
     It holds its directories, and with them their locks, as long as it is.
     """
 
-    def __init__(self, directories: Directories) -> None:
+    def __init__(
+        self, evaluations: EvaluationService, directories: Directories, reactor: Any
+    ) -> None:
         super().__init__()
         self.directories = directories
+        self._evaluations = evaluations
+        self._reactor = reactor
+        evaluations.setServiceParent(self)
 
     def privilegedStartService(self) -> None:
         """Begin to listen; exits with a message where that is impossible."""
@@ -72,6 +79,15 @@ class Daemon(MultiService):
                 part.privilegedStartService()
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
                 raise SystemExit(f"tawebeval: listen: {part.name}: {error}") from None
+
+    def stopService(self) -> Deferred[None]:
+        """End the evaluations, let those be told who wait for them, and stop listening."""
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        if await self._evaluations.stopService():
+            await deferLater(self._reactor, _FAREWELL)
+        await maybeDeferred(super().stopService)
 
 
 def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
@@ -105,18 +121,20 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     )
     api = Api(registry, configuration, directories.uploads, threads, os.urandom)
     site = ApiSite(make_app(api), api, reactor)
-    daemon = Daemon(directories)
-    EvaluationService(registry, repositories).setServiceParent(daemon)
+    daemon = Daemon(EvaluationService(registry, repositories), directories, reactor)
 
     def keep_house() -> None:
-        registry.expire()
-        orphans.reap()
+        for chore in (registry.expire, orphans.reap):
+            try:
+                chore()
+            except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
+                log.failure("{chore} failed", chore=chore.__name__)
 
     TimerService(_HOUSEKEEPING, keep_house).setServiceParent(daemon)
     for endpoint in dict.fromkeys(configuration.listen):
         try:
             listening = listen(endpoint, site, reactor=reactor)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, OSError) as error:
             raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
         listening.setName(endpoint)
         listening.setServiceParent(daemon)

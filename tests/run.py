@@ -25,6 +25,7 @@ CORE = (
     "errors",
     "events",
     "utf8",
+    "markers",
     "segi",
     "fileblock",
     "filenames",

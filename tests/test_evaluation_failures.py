@@ -152,6 +152,7 @@ class StopTests(EvaluationTestCase):
         self.evaluation._surroundings = self.world.surroundings()
         self.begin()
         self.stop()
+        self.stop(EvaluationError("shutdown", "too late"))
         self.assertFalse(self.evaluation.state.ended)
         threads.finish()
         self.assert_over(State.CANCELLED, "cancelled")

@@ -124,10 +124,10 @@ class TextTests(IntakeTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_end(self) -> None:
-        """The end of stdout delivers what is left; it is told with the end that follows."""
+        """The end of stdout delivers what is left, and stops the waiting."""
         self.intake.received(b"half a li")
         self.end()
-        self.assertEqual((self.events(), self.changes), (["half a li"], 0))
+        self.assertEqual((self.events(), self.changes), (["half a li"], 1))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_nothing(self) -> None:

@@ -39,7 +39,8 @@ LAYERS = {
     ),
     # Bytes in, values out.
     "core": Layer(
-        "__init__ errors events utf8 segi fileblock filenames ring pages identity form config",
+        "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
+        "config",
         below="",
     ),
 }

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
+
+import tawebeval
+from tawebeval import orphans
+from tawebeval.orphans import Orphans
+from tests.fake_children import NO_PROCESS, FakeSpawner
 
 SUBREAPER = '''
 import asyncio, json, os, signal, subprocess, sys, time
@@ -83,6 +91,7 @@ class OrphanTests(SynchronousTestCase):
         whole = SUBREAPER.replace("    SCRIPT", indented)
         played = subprocess.run(
             [sys.executable, "-c", whole, *arguments],
+            env={**os.environ, "PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)},
             stdout=subprocess.PIPE,
             timeout=60,
             check=True,
@@ -199,3 +208,34 @@ result["children"] = list(orphans.children(gone.pid)) + list(orphans.descendants
 """
         )
         self.assertEqual(result, {"children": []})
+
+
+class LookTests(SynchronousTestCase):
+    """How long it takes, with a Clock and a process that is none."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.orphans = Orphans(self.clock, FakeSpawner(self.clock))
+        self.adopted = [NO_PROCESS]
+        self.patch(Orphans, "_adopted", lambda orphans: iter(self.adopted))
+
+    def test_waits(self) -> None:
+        """It returns when they are gone, and not when they have been told to go."""
+        ended = Deferred.fromCoroutine(self.orphans.end(b"secret", "/nonexistent"))
+        self.clock.pump([0.002] * 100)
+        self.assertNoResult(ended)
+        self.adopted = []
+        self.clock.advance(0.002)
+        self.successResultOf(ended)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_gives_up(self) -> None:
+        """What hangs in the kernel is waited for some seconds, and then logged."""
+        logged: list[object] = []
+        self.patch(orphans.log, "observer", logged.append)
+        ended = Deferred.fromCoroutine(self.orphans.end(b"secret", "/nonexistent"))
+        self.clock.pump([0.002] * 2000)
+        self.assertNoResult(ended)
+        self.clock.pump([0.002] * 600)
+        self.successResultOf(ended)
+        self.assertEqual(len(logged), 1)

@@ -32,7 +32,7 @@ class Recorder(ProcessProtocol):
     def __init__(self) -> None:
         self.stdout = bytearray()
         self.stderr = bytearray()
-        self.chunks = 0
+        self.largest = 0  # bytes of stdout that came at once
         self.calls: list[str] = []
         self.first: Latch[None] = Latch()
         self.exited: Latch[ProcessDone | ProcessTerminated] = Latch()
@@ -44,7 +44,7 @@ class Recorder(ProcessProtocol):
 
     def outReceived(self, data: bytes) -> None:
         self.stdout += data
-        self.chunks += 1
+        self.largest = max(self.largest, len(data))
         self.first.set(None)
 
     def errReceived(self, data: bytes) -> None:
@@ -257,8 +257,10 @@ class FailureTests(ProcessTestCase):
 
     async def test_no_pidfd(self) -> None:
         """Where its end could not be told, the child is killed and nothing is left."""
+        started = []
 
         def fail(pid: int) -> int:
+            started.append(pid)
             raise OSError("no more descriptors")
 
         before = descriptors()
@@ -266,6 +268,7 @@ class FailureTests(ProcessTestCase):
         with self.assertRaises(OSError):
             Spawner(reactor)(Recorder(), ["/bin/sleep", "60"], PATH, "/")
         self.assertEqual(descriptors(), before)
+        self.assertFalse(os.path.exists(f"/proc/{started[0]}"))
 
 
 class TransportTests(ProcessTestCase):

@@ -63,7 +63,15 @@ class InheritanceTests(ProcessTestCase):
         self.assertEqual((seen["session"], seen["group"]), (seen["pid"], seen["pid"]))
 
     async def test_stdin(self) -> None:
-        """Stdin is at its end."""
+        """Stdin is at its end, whatever the daemon's own is."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, writing)
+        own = os.dup(0)
+        self.addCleanup(os.close, own)
+        self.addCleanup(os.dup2, own, 0)
+        os.dup2(reading, 0)
+        os.close(reading)
+        os.write(writing, b"x")
         self.assertEqual((await self.look())["stdin"], "")
 
     async def test_umask_and_signals(self) -> None:

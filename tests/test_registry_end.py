@@ -137,7 +137,7 @@ class CloseTests(RegistryTestCase):
         for child in self.world.spawn.children:
             self.assertNoResult(closed)
             self.finish(child)
-        self.assertIsNone(self.successResultOf(closed))
+        self.assertTrue(self.successResultOf(closed))
         for identifier in identifiers:
             self.assertEqual(self.consume(identifier), ["shutdown"])
         self.assertEqual(len(self.world.spawn.children), 2)

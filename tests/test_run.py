@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -33,6 +34,7 @@ class RunTestCase(SynchronousTestCase):
         self.clock = Clock()
         self.ring = Ring()
         self.orphans = Gate()
+        self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
         self.held: list[bool] = []
         self.intake = Intake(
             self.clock,
@@ -41,7 +43,7 @@ class RunTestCase(SynchronousTestCase):
             self.capacity,
             changed=lambda: None,
             held=self.hold,
-            read_file=lambda wanted: self.fail("no file was named"),
+            read_file=lambda wanted: self.file,
         )
         self.run = Run(self.clock, self.intake, self.limits, GRACE, self.orphans.wait)
         self.child = FakeChild(self.clock, self.run)
@@ -135,6 +137,16 @@ class EndTests(RunTestCase):
         self.assertTrue(self.child.rest_wanted)
         self.assert_over(status=0)
         self.assertEqual(self.text(), "printed")
+
+    def test_files_hold_up_the_end(self) -> None:
+        """Nor before a file that it named is read, and stands among the events."""
+        self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE")
+        self.child.end()
+        self.turn()
+        self.assertFalse(self.run.ended.is_set)
+        self.file.callback(b"content")
+        self.assert_over(status=0)
+        self.assertEqual(self.ring.newest, 1)
 
     def test_orphans_hold_up_the_end(self) -> None:
         """It has not ended before its orphans are gone, although its pipes are closed."""

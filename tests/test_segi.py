@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.fileblock import MAX_HEADERS, File
-from tawebeval.segi import MAX_PAYLOAD, Markers, Parser
+from tawebeval.markers import Markers
+from tawebeval.segi import MAX_PAYLOAD, Parser
 from tests.strategies import (
     MARKERS,
     MAX_FILE,

@@ -17,6 +17,7 @@ from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
+import tawebeval
 from tawebeval import __version__
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
@@ -188,4 +189,6 @@ class PluginTests(SynchronousTestCase):
             "import sys\nfrom twisted.plugins.tawebeval_plugin import tawebeval\ntawebeval.options"
             "\nsys.exit('twisted.internet.reactor' in sys.modules)"
         )
-        subprocess.run([sys.executable, "-c", script], check=True)
+        root = str(Path(tawebeval.__file__).parent.parent)
+        environment = {**os.environ, "PYTHONPATH": root}
+        subprocess.run([sys.executable, "-c", script], check=True, env=environment)

@@ -44,7 +44,12 @@ class EarlyRefusalTests(RawTestCase):
 
     def test_too_large(self) -> None:
         """413 before the body, where its length is announced."""
-        self.assert_refused(self.begin(10**6), 413)
+        connection = self.begin(10**6)
+        answer = connection.received
+        for _ in range(20):
+            connection.send(b"x" * 10_000)
+        self.assertEqual(connection.received, answer)
+        self.assert_refused(connection, 413)
 
     def test_becomes_too_large(self) -> None:
         """413 in the body, where it is not."""

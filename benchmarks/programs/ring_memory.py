@@ -11,8 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from tawebeval.markers import Markers
 from tawebeval.ring import Ring
-from tawebeval.segi import Markers, Parser
+from tawebeval.segi import Parser
 
 _EVENTS = 1_000_000
 _LINE = b"123456789\n"

@@ -12,10 +12,11 @@ from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.config import Limits
 from tawebeval.fileblock import WantedFile
 from tawebeval.intake import Intake
+from tawebeval.markers import Markers
 from tawebeval.process import Spawner
 from tawebeval.ring import Ring
 from tawebeval.run import Run
-from tawebeval.segi import Markers, Parser
+from tawebeval.segi import Parser
 
 _CAPACITY = 4 * 1024 * 1024
 

@@ -122,7 +122,7 @@ class Daemon:
                     CACHE_DIRECTORY=str(self.cache),
                     **self._environment,
                 ),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # kept open: an evaluator that got it would wait
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

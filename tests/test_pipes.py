@@ -1,0 +1,168 @@
+"""`tawebeval.pipes`: one pipe, with a reactor of which the test is the master."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from twisted.internet.interfaces import IReadDescriptor
+from twisted.internet.main import CONNECTION_DONE
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
+
+from tawebeval.pipes import PipeReader, open_pipe
+
+
+class FakeReactor(Clock):
+    """A Clock that knows its readers, and reads when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers: list[PipeReader] = []
+
+    def callLater(self, delay: float, *call: Any) -> Any:
+        """Call in a later turn, never in this one."""
+        return super().callLater(max(delay, 0.001), *call)
+
+    def turn(self, times: int = 1) -> None:
+        """Let some turns pass."""
+        self.pump([0.001] * times)
+
+    def addReader(self, reader: PipeReader) -> None:
+        """Take a reader, once."""
+        assert reader not in self.readers
+        self.readers.append(reader)
+
+    def removeReader(self, reader: PipeReader) -> None:
+        """Forget a reader, if it is one."""
+        if reader in self.readers:
+            self.readers.remove(reader)
+
+    def read(self) -> None:
+        """Let each reader read once, as the reactor does when there is something to read."""
+        for reader in list(self.readers):
+            why = reader.doRead()
+            if why is not None:
+                self.removeReader(reader)
+                reader.connectionLost(Failure(why))
+
+
+class PipeTests(SynchronousTestCase):
+    """A pipe of which the test holds the writing end."""
+
+    def setUp(self) -> None:
+        self.reactor = FakeReactor()
+        self.received: list[bytes] = []
+        self.lost = 0
+        stack = contextlib.ExitStack()
+        self.reading, self.writing = open_pipe(stack, stack)
+        self.addCleanup(self.close)
+        self.reader = PipeReader(self.reactor, self.reading, self.received.append, self.lose)
+
+    def lose(self) -> None:
+        """Count the ends."""
+        self.lost += 1
+
+    def close(self) -> None:
+        """Close the writing end."""
+        if self.writing >= 0:
+            os.close(self.writing)
+            self.writing = -1
+
+    def assert_lost(self, received: bytes) -> None:
+        """Hold that just this was read, that the end was told once, and that nothing is left."""
+        self.assertEqual((b"".join(self.received), self.lost), (received, 1))
+        self.assertEqual((self.reactor.readers, self.reactor.getDelayedCalls()), ([], []))
+        self.assertEqual(self.reader.fileno(), -1)
+        with self.assertRaises(OSError):
+            os.fstat(self.reading)
+
+    def test_reads(self) -> None:
+        """What is there is read, 64 KiB at a time, until the end, which is told once."""
+        verifyObject(IReadDescriptor, self.reader)
+        self.assertEqual(self.reader.fileno(), self.reading)
+        os.set_blocking(self.writing, False)
+        written = os.write(self.writing, b"x" * 200_000)
+        self.reactor.read()
+        self.assertEqual(list(map(len, self.received)), [min(written, 2**16)])
+        while sum(map(len, self.received)) < written:
+            self.reactor.read()
+        self.reactor.read()  # in vain
+        self.assertEqual(self.lost, 0)
+        self.close()
+        self.reactor.read()
+        self.assert_lost(b"x" * written)
+        self.reader.connectionLost(Failure(CONNECTION_DONE))
+        self.assertEqual(self.lost, 1)
+
+    def test_pause(self) -> None:
+        """Paused it is no reader, resumed it is one again, and never twice."""
+        for _ in range(2):
+            self.reader.pauseProducing()
+            self.assertEqual(self.reactor.readers, [])
+        for _ in range(2):
+            self.reader.resumeProducing()
+            self.assertEqual(self.reactor.readers, [self.reader])
+
+    def test_the_rest(self) -> None:
+        """Of what it holds all is read, of what comes later nothing, and nobody is waited for."""
+        os.set_blocking(self.writing, False)
+        written = os.write(self.writing, b"x" * 150_000)
+        self.reader.read_the_rest()
+        self.assertEqual((self.reactor.readers, self.received), ([], []))
+        self.reactor.turn()
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.writing, b"later" * 10_000)
+        self.reactor.turn(10)
+        self.assert_lost(b"x" * written)
+
+    def test_nothing_left(self) -> None:
+        """A pipe with nothing in it is closed at once."""
+        self.reader.read_the_rest()
+        self.reactor.turn(2)
+        self.assert_lost(b"")
+
+    def test_the_rest_at_the_end(self) -> None:
+        """A pipe that is at its end anyway is read to that end."""
+        os.write(self.writing, b"x")
+        self.close()
+        self.reader.read_the_rest()
+        self.reactor.turn(3)
+        self.assert_lost(b"x")
+
+    def test_the_rest_while_paused(self) -> None:
+        """The rest waits while it is paused, before or in the middle, and is whole in the end."""
+        os.set_blocking(self.writing, False)
+        written = os.write(self.writing, b"x" * 150_000)
+        self.reader.pauseProducing()
+        self.reader.read_the_rest()
+        self.reactor.turn(5)
+        self.assertEqual((self.received, self.lost), ([], 0))
+        self.reader.resumeProducing()
+        self.reactor.turn()
+        self.reader.pauseProducing()
+        got = sum(map(len, self.received))
+        self.reactor.turn(5)
+        self.assertEqual((sum(map(len, self.received)), self.lost), (got, 0))
+        self.reader.resumeProducing()
+        self.reactor.turn(10)
+        self.assert_lost(b"x" * written)
+
+    def test_closed(self) -> None:
+        """On one that is closed nothing has an effect."""
+        self.reader.connectionLost(Failure(CONNECTION_DONE))
+        self.reader.pauseProducing()
+        self.reader.resumeProducing()
+        self.reader.read_the_rest()
+        self.reactor.turn(2)
+        self.assert_lost(b"")
+
+    def test_ends(self) -> None:
+        """Neither end is inherited, and only reading does not block."""
+        for end in (self.reading, self.writing):
+            self.assertFalse(os.get_inheritable(end))
+        self.assertFalse(os.get_blocking(self.reading))
+        self.assertTrue(os.get_blocking(self.writing))
