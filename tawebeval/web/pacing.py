@@ -179,10 +179,6 @@ class PacedChannel(HTTPChannel):
         else:
             self.body_late()
 
-    def stop_waiting_for_body(self) -> None:
-        """Let a body that is not wanted come as slowly as it likes, for `LINGER` seconds."""
-        self.read_within(None)
-
     def _head_late(self) -> None:
         if self.phase is Phase.NEW:
             self.loseConnection()

@@ -104,11 +104,10 @@ class ApiRequest(Request):
             self.refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
 
     def refuse(self, error: RequestError, body_follows: bool = True) -> None:
-        """Answer now, although the body is still coming."""
+        """Answer now, although the body is still coming; the first answer is the only one."""
         if self._refused:
             return
         self._refused = True
-        self.channel.stop_waiting_for_body()
         self._drop_form()
         if not body_follows:
             self._write_problem(error)
