@@ -71,6 +71,20 @@ class Polls(Section, frozen=True):
     wait: Annotated[float, Meta(ge=0, le=3600)] = 30
 
 
+class Http(Section, frozen=True):
+    """`[http]`: what connections and requests may take before they are understood."""
+
+    connections: Count = 800
+    connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
+    line: Bytes = 8 * KIB
+    headers: Count = 100
+    header_bytes: Bytes = 32 * KIB
+    head_deadline: Seconds = 20
+    window: Seconds = 30
+    rate: Bytes = 4 * KIB
+    idle: Seconds = 60
+
+
 class Configuration(Section, frozen=True):
     """The whole file."""
 
@@ -80,6 +94,7 @@ class Configuration(Section, frozen=True):
     limits: Limits = Limits()
     buffers: Buffers = Buffers()
     polls: Polls = Polls()
+    http: Http = Http()
 
 
 def parse_configuration(text: str) -> Configuration:

@@ -81,6 +81,10 @@ class TooLarge(RequestError):
     """The request's body, or a part of it, is over a limit (bytes or number)."""
 
 
+class TooSlow(RequestError):
+    """The body comes at less than the rate that it must have."""
+
+
 class UnsupportedMediaType(RequestError):
     """The body is not `multipart/form-data`."""
 

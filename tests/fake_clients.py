@@ -15,6 +15,7 @@ from treq.client import HTTPClient
 from treq.testing import RequestTraversalAgent, _SynchronousProducer
 from twisted.internet.address import IPv4Address
 from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
@@ -107,8 +108,8 @@ class _Stream(io.BytesIO):
 class Connection:
     """A connection to a site, byte by byte if need be."""
 
-    def __init__(self, site: ApiSite) -> None:
-        address = IPv4Address("TCP", "127.0.0.1", 31337)
+    def __init__(self, site: ApiSite, address: IAddress | None = None) -> None:
+        address = address or IPv4Address("TCP", "127.0.0.1", 31337)
         self.transport = StringTransport(IPv4Address("TCP", "127.0.0.1", 8080), address)
         channel = site.buildProtocol(address)
         assert channel is not None
@@ -132,6 +133,11 @@ class Connection:
     def closed(self) -> bool:
         """Whether the server has closed the connection."""
         return bool(self.transport.disconnecting)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the server has ended it without waiting for what was still to be sent."""
+        return bool(self.transport.disconnected)
 
     def answer(self, method: str = "GET") -> Answer:
         """Take the answer, of which all must have come and after which nothing may."""
@@ -192,9 +198,9 @@ class Service:
         self.api = Api(self.registry, self.configuration, uploads, self.world.threads, straw(2))
         self.site = ApiSite(make_app(self.api), self.api, self.reactor)
 
-    def connect(self) -> Connection:
-        """Return a new connection."""
-        return Connection(self.site)
+    def connect(self, address: IAddress | None = None) -> Connection:
+        """Return a new connection, from 127.0.0.1 if nothing is said."""
+        return Connection(self.site, address)
 
     def treq(self) -> tuple[HTTPClient, RequestTraversalAgent]:
         """Return a client as our users have one, and its agent."""

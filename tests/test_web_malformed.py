@@ -31,8 +31,8 @@ class MalformedTests(RawTestCase):
         self.refuse(400, start + b"zz\r\n", closed=True)
 
     def test_long_line(self) -> None:
-        """431 for a line that is too long, be it the first or a header."""
-        self.refuse(431, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n", closed=True)
+        """414 for a first line that is too long, 431 for a header."""
+        self.refuse(414, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n", closed=True)
         self.refuse(431, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n", closed=True)
 
     def test_not_utf8(self) -> None:

@@ -60,6 +60,7 @@ class TableTests(SynchronousTestCase):
                 "EvaluationGone": 410,
                 "DiscardedCursor": 410,
                 "TooLarge": 413,
+                "TooSlow": 408,
                 "UnsupportedMediaType": 415,
                 "KeyReused": 422,
                 "Busy": 503,

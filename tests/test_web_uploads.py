@@ -176,13 +176,15 @@ class GivenUpTests(RawTestCase):
         self.assertEqual(self.service.world.spawn.children, [])
 
     def test_stalled(self) -> None:
-        """One that stays, but sends no more: after a time the connection is closed."""
+        """One that stays, but sends no more: it is told so, and the connection is closed."""
         connection = self.connect()
         body = form(parts(source=b"x" * 50_000))
         fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
         connection.send(head("POST /evaluate", fields))
         connection.send(body[:20_000])
-        self.service.reactor.advance(61)
+        self.service.reactor.advance(31)
+        self.assertEqual(connection.answer().status, 408)
+        self.service.reactor.advance(6)
         self.assertTrue(connection.closed)
         connection.lose()
         self.assertEqual(self.service.leftovers(), [])

@@ -24,6 +24,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.EvaluationGone: HTTPStatus.GONE,
     errors.DiscardedCursor: HTTPStatus.GONE,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,

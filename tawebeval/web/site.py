@@ -19,29 +19,23 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
-from twisted.web.http import HTTPChannel, datetimeToString
+from twisted.web.http import datetimeToString
 from twisted.web.server import Request, Site
 
-from tawebeval import __version__
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web import problems
 from tawebeval.web.api import Api
+from tawebeval.web.channel import HEADERS, ApiChannel
+from tawebeval.web.connections import Connections
+from tawebeval.web.pacing import LINGER
 from tawebeval.web.upload import FormReceiver
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
-_LINGER = 5.0  # seconds for which a refused body is read
-_IDLE = 60.0  # seconds without a byte after which a connection is closed
 
 _SLASHES = re.compile(rb"/+")  # clients join paths carelessly
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
-_HEADERS = {
-    b"Server": b"tawebeval/" + __version__.encode(),
-    b"Access-Control-Allow-Origin": b"*",
-    b"Access-Control-Expose-Headers": b"Location, Preference-Applied, Retry-After",
-    b"X-Content-Type-Options": b"nosniff",
-}
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
     b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key, Prefer",
@@ -63,7 +57,7 @@ class ApiRequest(Request):
     def gotLength(self, length: int | None) -> None:
         """Judge the headers: Twisted calls this between them and the body."""
         self.content = BytesIO()
-        for name, value in _HEADERS.items():
+        for name, value in HEADERS.items():
             self.setHeader(name, value)
         self.method, target, self.clientproto = self.channel.request_line()
         self.uri = _origin_form(target)
@@ -75,7 +69,7 @@ class ApiRequest(Request):
             elif (length or 0) > _BODY:
                 raise _body_not_expected()
         except RequestError as error:
-            self._refuse(error, body_follows=length != 0)
+            self.refuse(error, body_follows=length != 0)
 
     def _check_target(self) -> None:
         """Refuse what Twisted or Klein would answer in HTML. Raises MalformedRequest."""
@@ -86,11 +80,14 @@ class ApiRequest(Request):
         except UnicodeDecodeError:
             raise MalformedRequest("the path is not UTF-8") from None
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
+        if len(hosts) > 1:
+            raise MalformedRequest("Host: stands in the request more than once")
         if not all(map(_HOST.fullmatch, hosts)):
             raise MalformedRequest("Host: names no host")
 
     def handleContentChunk(self, data: bytes) -> None:
         """Take a part of the body."""
+        self.channel.body_received(len(data))
         try:
             if self._refused:
                 return
@@ -101,13 +98,15 @@ class ApiRequest(Request):
                 if self._discarded > _BODY:
                     raise _body_not_expected()
         except RequestError as error:
-            self._refuse(error)
+            self.refuse(error)
         except OSError as error:
             log.failure("a form cannot be stored")
-            self._refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
+            self.refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
 
-    def _refuse(self, error: RequestError, body_follows: bool = True) -> None:
-        """Answer now, although the body is still coming."""
+    def refuse(self, error: RequestError, body_follows: bool = True) -> None:
+        """Answer now, although the body is still coming; the first answer is the only one."""
+        if self._refused:
+            return
         self._refused = True
         self._drop_form()
         if not body_follows:
@@ -118,7 +117,7 @@ class ApiRequest(Request):
         self.channel.persistent = False
         self.setHeader(b"Connection", b"close")
         self._write_problem(error)
-        self._linger = self.channel.callLater(_LINGER, self.channel.forceAbortClient)
+        self._linger = self.channel.callLater(LINGER, self.channel.forceAbortClient)
 
     def _write_problem(self, error: BaseException | None) -> None:
         body = problems.answer(self, error)
@@ -145,7 +144,7 @@ class ApiRequest(Request):
 
     def render(self, resource: Any) -> None:
         """Let the resource answer; `Server` is ours, not Twisted's."""
-        self.setHeader(b"Server", _HEADERS[b"Server"])
+        self.setHeader(b"Server", HEADERS[b"Server"])
         super().render(resource)
 
     def processingFailed(self, reason: Failure) -> Failure:
@@ -187,41 +186,6 @@ def _body_not_expected() -> TooLarge:
     return TooLarge(f"no body of over {_BODY} bytes is expected here", limit=_BODY)
 
 
-class ApiChannel(HTTPChannel):
-    """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
-
-    site: ApiSite
-
-    def request_line(self) -> tuple[bytes, bytes, bytes]:
-        """Return method, target and version of the request whose body is arriving."""
-        return self._command, self._path, self._version
-
-    def lineLengthExceeded(self, line: bytes) -> None:
-        """Refuse a request with too long a line, which Twisted would drop without a word."""
-        self._refuse(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "a line of the request is too long"
-        )
-
-    def _respondToBadRequestAndDisconnect(self) -> None:
-        self._refuse(
-            HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1 that can be understood"
-        )
-
-    def _refuse(self, status: HTTPStatus, detail: str) -> None:
-        body = problems.document(status, detail)
-        headers = {
-            **_HEADERS,
-            b"Connection": b"close",
-            b"Content-Type": problems.CONTENT_TYPE.encode(),
-            b"Content-Length": b"%d" % len(body),
-        }
-        head = b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
-        lines = (b"%s: %s\r\n" % header for header in headers.items())
-        assert self.transport is not None
-        self.transport.write(b"".join((head, *lines, b"\r\n", body)))
-        self.loseConnection()
-
-
 class ApiSite(Site):
     """Serves the API; its access log is off, for the log tells of each evaluation."""
 
@@ -233,11 +197,12 @@ class ApiSite(Site):
         super().__init__(
             app.resource(),
             requestFactory=ApiRequest,
-            timeout=_IDLE,
+            timeout=None,  # the channel has deadlines of its own
             reactor=reactor,
             parsePOSTFormSubmission=False,
         )
         self.api = api
+        self.connections = Connections(api.configuration.http)
 
     def log(self, request: object) -> None:
         """Write no access log."""

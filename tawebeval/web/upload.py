@@ -23,6 +23,8 @@ from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, Unsupport
 from tawebeval.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
 from tawebeval.registry import Upload
 
+_BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
+
 
 class FormReceiver:
     """Takes one form and puts its files below `directory`, in a subdirectory `submission`.
@@ -61,9 +63,12 @@ class FormReceiver:
                 f"this is {media_type or 'of no declared type'}"
             )
         self._check_length(length or 0)
+        boundary = options.get("boundary", "")
+        if len(boundary) > _BOUNDARY:
+            raise MalformedRequest(f"the boundary of the form has over {_BOUNDARY} characters")
         try:
             self._parser = PushMultipartParser(
-                options.get("boundary", ""),
+                boundary,
                 content_length=-1 if length is None else length,
                 max_segment_count=self._limits.fields,
             )

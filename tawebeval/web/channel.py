@@ -1,0 +1,224 @@
+"""Connections: those that are too many, and what on them is no request.
+
+Requests whose end is not plain are refused, for a proxy might see another end than we do, and
+take for one request what is two.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from twisted.internet.interfaces import IHalfCloseableDescriptor
+from twisted.python.failure import Failure
+
+from tawebeval import __version__
+from tawebeval.config import Http
+from tawebeval.errors import TooSlow
+from tawebeval.web import problems
+from tawebeval.web.connections import group_of
+from tawebeval.web.pacing import LINGER, PacedChannel, Phase
+
+if TYPE_CHECKING:
+    from tawebeval.web.site import ApiSite
+
+_RETRY_AFTER = 5  # seconds
+_TURNED_AWAY = 64  # connections over the limit that are told so at the same time
+_DIGITS = 18  # of a Content-Length; more are no length of anything
+
+HEADERS = {
+    b"Server": b"tawebeval/" + __version__.encode(),
+    b"Access-Control-Allow-Origin": b"*",
+    b"Access-Control-Expose-Headers": b"Location, Preference-Applied, Retry-After",
+    b"X-Content-Type-Options": b"nosniff",
+}
+
+
+class ApiChannel(PacedChannel):
+    """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
+
+    site: ApiSite
+    # Counted here, in bytes of lines and in lines; Twisted would answer 400 and not say why.
+    totalHeadersSize = 2**30
+    maxHeaders = 2**30
+
+    _group: str | None = None  # None while the connection is not counted
+    _turned_away = False
+    _head_size = 0  # bytes of the head that is arriving
+
+    @property
+    def limits(self) -> Http:
+        """The settings."""
+        return self.site.connections.limits
+
+    def request_line(self) -> tuple[bytes, bytes, bytes]:
+        """Return method, target and version of the request whose body is arriving."""
+        return self._command, self._path, self._version
+
+    # Connections
+
+    def connectionMade(self) -> None:
+        """Count the connection, and wait for a head; where there are too many, see it off."""
+        self.MAX_LENGTH = self.limits.line
+        super().connectionMade()
+        assert self.transport is not None
+        group = group_of(self.transport.getPeer())
+        connections = self.site.connections
+        if connections.enter(group):
+            self._group = group
+            self.connection_begins()
+        elif connections.turned_away < _TURNED_AWAY:
+            connections.turned_away += 1
+            self._turned_away = True
+            self.write_within(LINGER)
+        else:
+            self.forceAbortClient()
+
+    def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
+        """Count one less."""
+        if self._group is not None:
+            self.site.connections.leave(self._group)
+            self._group = None
+        if self._turned_away:
+            self.site.connections.turned_away -= 1
+            self._turned_away = False
+        super().connectionLost(reason)
+
+    # What the client sends
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take what has come."""
+        if self._turned_away and self.phase is not Phase.CLOSED:
+            # Not before the client has said something: few expect an answer to nothing.
+            self._refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "there are as many connections as there may be; try again later",
+                {b"Retry-After": b"%d" % _RETRY_AFTER},
+            )
+        if self.phase is Phase.CLOSED:
+            return
+        super().dataReceived(data)
+        if self._buffer:
+            self.head_begins()
+
+    def lineReceived(self, line: bytes) -> None:
+        """Take a line of a head."""
+        if self.phase is Phase.CLOSED:
+            return
+        if line:
+            self.head_begins()
+        self._head_size += len(line) + 2
+        if self._head_size > self.limits.header_bytes:
+            self._too_large(f"the head of the request has over {self.limits.header_bytes} bytes")
+        elif line[:1] in (b" ", b"\t"):
+            self._bad_request("a line of the head begins with a space")  # RFC 9112, 5.2
+        else:
+            super().lineReceived(line)
+
+    def headerReceived(self, line: bytes) -> bool:
+        """Take a header; return whether it can be taken."""
+        name, _, value = line.partition(b":")
+        name, value = name.lower(), value.strip(b" \t")
+        if self.phase is Phase.CLOSED:
+            return False
+        if self._receivedHeaderCount >= self.limits.headers:
+            self._too_large(f"the request has over {self.limits.headers} headers")
+        elif name == b"content-length" and len(value) > _DIGITS:
+            self._bad_request("Content-Length: is no length")
+        elif name == b"transfer-encoding" and (
+            # Twisted passes over "identity", which RFC 9112 does not have any more.
+            value.lower() != b"chunked" or self._version != b"HTTP/1.1"
+        ):
+            self._bad_request("Transfer-Encoding: only chunked is known, in HTTP/1.1")
+        else:
+            return bool(super().headerReceived(line))
+        return False
+
+    def allHeadersReceived(self) -> None:
+        """Take the end of a head."""
+        self._head_size = 0
+        if self.phase is not Phase.CLOSED:
+            super().allHeadersReceived()
+
+    def rawDataReceived(self, data: bytes) -> None:
+        """Take a part of a body, or what is sent while an answer is made."""
+        if self.phase is not Phase.CLOSED:
+            super().rawDataReceived(data)
+
+    def allContentReceived(self) -> None:
+        """Take the end of a request."""
+        if self.phase is not Phase.CLOSED:
+            super().allContentReceived()
+
+    # Refusals
+
+    def head_late(self) -> None:
+        """Refuse a request whose head has not come."""
+        seconds = self.limits.head_deadline
+        self._refuse(
+            HTTPStatus.REQUEST_TIMEOUT, f"the head of the request has not come within {seconds:g} s"
+        )
+
+    def body_late(self) -> None:
+        """Refuse a request whose body comes too slowly."""
+        self.requests[-1].refuse(
+            TooSlow(
+                f"the body comes too slowly: {self.limits.rate} bytes per second are expected,"
+                f" reckoned over {self.limits.window:g} s"
+            )
+        )
+
+    def lineLengthExceeded(self, line: bytes) -> None:
+        """Refuse a request with too long a line, which Twisted would drop without a word."""
+        if hasattr(self, "_command"):  # which Twisted has while headers come
+            self._too_large(f"a header has over {self.limits.line} bytes")
+        elif self.phase is not Phase.CLOSED:
+            self._refuse(
+                HTTPStatus.REQUEST_URI_TOO_LONG,
+                f"the first line of the request has over {self.limits.line} bytes",
+            )
+
+    def _too_large(self, detail: str) -> None:
+        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail)
+
+    def _bad_request(self, detail: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, detail)
+
+    def _respondToBadRequestAndDisconnect(self) -> None:
+        self._bad_request("this is no request of HTTP/1.1 that can be understood")
+
+    def _refuse(
+        self, status: HTTPStatus, detail: str, more: dict[bytes, bytes] | None = None
+    ) -> None:
+        """Answer what is no request, and close the connection so that the answer arrives."""
+        if self.phase is Phase.CLOSED:
+            return
+        if any(request.startedWriting for request in self.requests):
+            self.loseConnection()  # it has its answer: the rest of its body is broken
+            return
+        body = problems.document(status, detail)
+        headers = {
+            **HEADERS,
+            b"Connection": b"close",
+            b"Content-Type": problems.CONTENT_TYPE.encode(),
+            b"Content-Length": b"%d" % len(body),
+            **(more or {}),
+        }
+        head = b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
+        lines = (b"%s: %s\r\n" % header for header in headers.items())
+        self.write(b"".join((head, *lines, b"\r\n", body)))
+        self._close_after_answer()
+
+    def _close_after_answer(self) -> None:
+        """End our side, and throw away what comes: unread data would reset the connection."""
+        transport = self.transport
+        if IHalfCloseableDescriptor.providedBy(transport):
+            self.phase = Phase.CLOSED
+            self.read_within(None)
+            self.write_within(LINGER)
+            self.clearLineBuffer()
+            self._networkProducer.unregisterProducer()
+            self._networkProducer.resumeProducing()
+            transport.loseWriteConnection()
+        else:
+            self.loseConnection()

@@ -1,0 +1,186 @@
+"""How slow a connection may be.
+
+A connection is in one of a few phases: it waits for a request, its head arrives, its body
+arrives, or it is being answered. Each but the last has a deadline for what the client sends;
+in the last a long poll may wait as long as it likes. Besides, there is one for the client to
+take what is written.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from enum import Enum
+from typing import Any
+
+from twisted.internet.interfaces import IDelayedCall
+from twisted.python.failure import Failure
+from twisted.web.http import HTTPChannel, Request
+
+from tawebeval.config import Http
+
+LINGER = 5.0  # seconds for which what a refused client still sends is read
+
+
+class Phase(Enum):
+    """What a connection is waiting for."""
+
+    NEW = "the first byte at all"
+    IDLE = "the next request"
+    HEAD = "the end of a head"
+    BODY = "the end of a body"
+    ANSWER = "an answer, and the client to take it"
+    CLOSED = "the end"  # what still comes is thrown away
+
+
+class PacedChannel(HTTPChannel):
+    """A connection with deadlines, which knows in what phase it is.
+
+    `TimeoutMixin`, from which Twisted's own comes, is not used: any byte puts that off.
+    """
+
+    phase = Phase.NEW
+    _body_size = 0  # bytes of the body that have come since the last look
+    _unsent = 0  # bytes at most that the client has yet to take of the answer
+    _reading: IDelayedCall | None = None  # the deadline for what the client sends
+    _writing: IDelayedCall | None = None  # the deadline for what it has to take
+    _answered: Request | None = None  # is done, save that the client has yet to take it
+
+    @property
+    @abstractmethod
+    def limits(self) -> Http:
+        """The settings."""
+
+    @abstractmethod
+    def head_late(self) -> None:
+        """Answer a client whose request has begun, but does not come to its body."""
+
+    @abstractmethod
+    def body_late(self) -> None:
+        """Answer a client whose body comes too slowly."""
+
+    def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
+        """Forget all deadlines, and the request that was answered."""
+        self.phase = Phase.CLOSED
+        self.read_within(None)
+        self.write_within(None)
+        if self._answered is not None:
+            self.requests.remove(self._answered)
+            self._answered = None
+        super().connectionLost(reason)
+
+    def loseConnection(self) -> None:
+        """Close it when the client has taken all; abort it when that takes too long."""
+        self.phase = Phase.CLOSED
+        self.read_within(None)
+        if self._writing is None:
+            self.write_within(self._patience())
+        super().loseConnection()
+
+    def forceAbortClient(self) -> None:
+        """End it now, whatever is on its way."""
+        self.phase = Phase.CLOSED
+        # All transports have it, though ITransport does not.
+        self.transport.abortConnection()  # type: ignore[union-attr]
+
+    # What the client sends
+
+    def connection_begins(self) -> None:
+        """Wait for the first head."""
+        self.read_within(self.limits.head_deadline, self._head_late)
+
+    def head_begins(self) -> None:
+        """Note that something of a head has come."""
+        if self.phase is Phase.IDLE:
+            self.phase = Phase.HEAD
+            self.read_within(self.limits.head_deadline, self._head_late)
+        elif self.phase is Phase.NEW:
+            self.phase = Phase.HEAD  # with the deadline that the connection began with
+
+    def allHeadersReceived(self) -> None:
+        """Take the end of a head."""
+        self.phase = Phase.BODY
+        self._body_size = 0
+        self._unsent = 0
+        self.read_within(self.limits.window, self._look_at_rate)
+        super().allHeadersReceived()
+
+    def body_received(self, count: int) -> None:
+        """Note that so many bytes of the body have come, without what frames them."""
+        self._body_size += count
+
+    def allContentReceived(self) -> None:
+        """Take the end of a request."""
+        self.phase = Phase.ANSWER
+        self.read_within(None)
+        super().allContentReceived()
+
+    # What the client takes
+
+    def write(self, data: bytes) -> None:
+        """Write a part of an answer."""
+        self._unsent += len(data)
+        super().write(data)
+
+    def writeSequence(self, iovec: Any) -> None:
+        """Write parts of an answer."""
+        self._unsent += sum(map(len, iovec))
+        super().writeSequence(iovec)
+
+    def pauseProducing(self) -> None:
+        """Wait for the client to take what was written: the transport has enough."""
+        super().pauseProducing()
+        self.write_within(self._patience())
+
+    def resumeProducing(self) -> None:
+        """Go on: the client has taken all that was written."""
+        self._unsent = 0
+        self.write_within(None)
+        super().resumeProducing()
+        request, self._answered = self._answered, None
+        if request is not None:
+            self.requestDone(request)
+
+    def requestDone(self, request: Request) -> None:
+        """Go on to the next request, once the client has taken most of this one's answer.
+
+        Otherwise requests that were sent together would pile up answers in memory.
+        """
+        if self._waitingForTransport and self.persistent:
+            self._answered = request
+            return
+        if self.persistent:
+            self.phase = Phase.IDLE
+            self.read_within(self.limits.idle, self.loseConnection)
+        super().requestDone(request)
+
+    # Deadlines
+
+    def read_within(self, seconds: float | None, late: Any = None) -> None:
+        """Call `late` in so many seconds, unless this is called before; None is never."""
+        if self._reading is not None and self._reading.active():
+            self._reading.cancel()
+        self._reading = None if seconds is None else self.callLater(seconds, late)
+
+    def write_within(self, seconds: float | None) -> None:
+        """Abort in so many seconds, unless this is called before; None is never."""
+        if self._writing is not None and self._writing.active():
+            self._writing.cancel()
+        self._writing = None if seconds is None else self.callLater(seconds, self.forceAbortClient)
+
+    def _patience(self) -> float:
+        """Return for how many seconds a client may take what was written."""
+        return self.limits.window + self._unsent / self.limits.rate
+
+    def _look_at_rate(self) -> None:
+        """See whether enough of the body has come since the last look."""
+        if self._body_size >= self.limits.window * self.limits.rate:
+            self._body_size = 0
+            self.read_within(self.limits.window, self._look_at_rate)
+        else:
+            self.body_late()
+
+    def _head_late(self) -> None:
+        if self.phase is Phase.NEW:
+            self.loseConnection()
+        else:
+            self.head_late()

@@ -1,0 +1,268 @@
+"""Clients that mean harm, each on real sockets; beside them the daemon serves honest ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.integration.harness import DaemonTestCase, until
+from tests.integration.raw import BOUNDARY, Connection, body_of, chunked, head_of, part
+from tests.integration.uploads import MIB, UploadTestCase
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+SETTINGS = """
+    [repositories]
+    protocols = ["file"]
+    [buffers]
+    evaluation = 16_000_000
+    page = 16_000_000
+    [http]
+    connections = 40
+    connections_per_address = 20
+    head_deadline = 1
+    window = 1
+    rate = 10_000_000
+    idle = 2
+    """
+
+
+def sockets(pid: int) -> int:
+    """Return how many sockets a process has."""
+    found = 0
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(path).startswith("socket:")
+    return found
+
+
+class SlowTests(DaemonTestCase):
+    """Clients that hold connections."""
+
+    configuration = SETTINGS
+
+    def connect(self) -> Connection:
+        """Return a connection that is closed after the test."""
+        connection = Connection(self.daemon.port)
+        self.addCleanup(connection.close)
+        return connection
+
+    @contextlib.contextmanager
+    def within(self, least: float, most: float) -> Iterator[None]:
+        """Hold that something takes so many seconds."""
+        begin = time.monotonic()
+        yield
+        taken = time.monotonic() - begin
+        self.assertTrue(least < taken < most, taken)
+
+    async def test_headers_without_an_end_are_cut_off(self) -> None:
+        """A header now and then: 408 in time, however many do it, and honest ones are served."""
+        slow = [self.connect() for _ in range(10)]
+        for connection in slow:
+            connection.send(b"GET /health HTTP/1.1\r\n")
+        with self.within(0.5, 5):
+            for _ in range(8):
+                self.assertEqual(self.connect().ask(HEALTH).code, 200)
+                for connection in slow:
+                    connection.send(b"X: y\r\n")
+                time.sleep(0.1)
+            for connection in slow:
+                connection.answer().problem(408)
+                self.assertTrue(connection.ended)
+
+    async def test_a_body_that_trickles_is_cut_off(self) -> None:
+        """A byte now and then: 408, and nothing is left of the form."""
+        connection = self.connect()
+        connection.send(head_of(MIB) + part("submission[s]", b"x", "s")[:-5])
+        with self.within(0.5, 5):
+            for _ in range(8):
+                connection.send(b"x")
+                time.sleep(0.1)
+            connection.answer().problem(408)
+        await until(lambda: not list((self.daemon.state / "uploads").iterdir()), "it is removed")
+        with self.within(2, 9):  # what it sends is thrown away, for a while
+            self.assertTrue(connection.ended)
+
+    async def test_answers_that_nobody_reads_are_given_up(self) -> None:
+        """Whoever asks and never reads is cut off, and takes no more memory than an answer."""
+        line = "0123456789012345678901234567890123456789"
+        identifier = await self.begin(f"yes {line} | head -c 2500000; sleep 600")
+        url = f"/evaluation/{identifier}/events"
+
+        async def grown() -> bool:
+            return bool((await self.client.status(identifier))["buffered_bytes"] > 6_000_000)
+
+        while not await grown():
+            time.sleep(0.05)
+        before = sockets(self.daemon.pid)
+        memory = self.daemon.memory
+        for version in ("1.1", "1.0"):
+            deaf = []
+            for _ in range(3):
+                one = socket.socket()
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.connect(("127.0.0.1", self.daemon.port))
+                self.addCleanup(one.close)
+                one.sendall(f"GET {url} HTTP/{version}\r\n\r\n".encode() * 200)
+                deaf.append(one)
+            await until(lambda: sockets(self.daemon.pid) >= before + 3, "they are connected")
+            self.assertEqual(self.connect().ask(HEALTH).code, 200)
+            self.assertLess(self.daemon.memory - memory, 100 * MIB)
+            await until(lambda: sockets(self.daemon.pid) <= before + 1, "they are given up")
+
+    async def test_an_address_has_so_many_connections(self) -> None:
+        """Those over its share are told so; another address is served, and so is this one later."""
+        held = [self.connect() for _ in range(20)]
+        answer = self.connect().ask(HEALTH)
+        answer.problem(503)
+        self.assertEqual(answer.headers["retry-after"], "5")
+        other = socket.create_connection(
+            ("127.0.0.1", self.daemon.port), 15, source_address=("127.0.0.2", 0)
+        )
+        with other:
+            other.sendall(HEALTH)
+            self.assertTrue(other.recv(1000).startswith(b"HTTP/1.1 200"))
+        for connection in held:
+            connection.close()
+        await until(lambda: self.connect().ask(HEALTH).code == 200, "they are given back")
+
+    async def test_connections_have_an_end_in_all(self) -> None:
+        """A flood of connections is answered, or ended, and does not outlive itself."""
+        before = sockets(self.daemon.pid)
+        flood = [socket.create_connection(("127.0.0.1", self.daemon.port)) for _ in range(300)]
+        await until(lambda: sockets(self.daemon.pid) > before, "they come")
+        await until(lambda: sockets(self.daemon.pid) <= before + 20 + 64 + 1, "most are ended")
+        for one in flood:
+            one.close()
+        await until(lambda: sockets(self.daemon.pid) <= before, "all are gone")
+
+    async def test_a_waiting_request_is_not_cut_off(self) -> None:
+        """A long poll may wait for longer than any deadline."""
+        identifier = await self.begin("sleep 600")
+        connection = self.connect()
+        with self.within(3, 8):
+            answer = connection.ask(
+                f"GET /evaluation/{identifier}/events?wait=4 HTTP/1.1\r\n\r\n".encode()
+            )
+        self.assertEqual(answer.code, 200)
+        self.assertEqual(connection.ask(HEALTH).code, 200)
+
+    async def test_a_long_head_can_read_its_answer(self) -> None:
+        """However much is sent, the answer arrives, and not a reset in its place."""
+        for start, code in ((b"GET /", 414), (b"GET / HTTP/1.1\r\nX: ", 431)):
+            connection = self.connect()
+            connection.send(start + b"x" * 3 * MIB)
+            connection.answer().problem(code)
+            self.assertTrue(connection.ended)
+
+
+class MultipartTests(UploadTestCase):
+    """Forms that are bombs."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.post([part("x", b"")])  # what is imported and allocated once is there
+        self.memory = self.daemon.memory
+
+    async def check(self) -> None:
+        """Hold that nothing is left, little memory was taken, and an honest form is served."""
+        self.assertLess(self.daemon.memory - self.memory, 30 * MIB)
+        uploads = self.daemon.state / "uploads"
+        await until(lambda: not list(uploads.iterdir()), "nothing is left")
+        self.assertEqual(len(await self.run_command("echo well")), 2)
+
+    def bomb(self, code: int, body: bytes, *, content_type: str = "") -> None:
+        """Hold that a body is refused, with a length and in chunks."""
+        for in_chunks in (False, True):
+            head = head_of(None if in_chunks else len(body))
+            if in_chunks:
+                head = head[:-2] + b"Transfer-Encoding: chunked\r\n\r\n"
+            if content_type:
+                usual = f"multipart/form-data; boundary={BOUNDARY}"
+                head = head.replace(usual.encode(), content_type.encode())
+            with Connection(self.daemon.port) as connection:
+                connection.send(head)
+                try:
+                    connection.send(chunked(body, 60_000) if in_chunks else body)
+                except (BrokenPipeError, ConnectionResetError):
+                    self.fail("refused without an answer")
+                connection.answer().problem(code)
+
+    async def test_parts_without_number(self) -> None:
+        """100,000 parts, empty or not, files or not."""
+        for one in (part("x", b""), part("submission[s]", b"x", "s"), part("x", b"", "x")):
+            self.bomb(413 if b"[" not in one else 400, body_of([one] * 100_000))
+        names = [part(f"submission[s{number}]", b"x", "s") for number in range(10_000)]
+        self.bomb(413, body_of(names))
+        await self.check()
+
+    async def test_headers_without_end(self) -> None:
+        """A part whose headers do not end, in number or in length."""
+        start = f"--{BOUNDARY}\r\n".encode()
+        self.bomb(413, start + b"X: y\r\n" * MIB)
+        self.bomb(413, start + b"X: " + b"y" * 8 * MIB)
+        self.bomb(413, start + b"X" * 8 * MIB)
+        name = b'Content-Disposition: form-data; name="'
+        self.bomb(413, start + name + b"x" * 8 * MIB + b'"\r\n\r\n')
+        self.bomb(400, start + name + b'x"' + b';a="b"' * 600 + b"\r\n\r\n")
+        await self.check()
+
+    async def test_boundaries(self) -> None:
+        """No boundary, an empty one, one that never comes, one of 1000 or 10,000 bytes."""
+        body = body_of([part("x", b"y")])
+        for content_type in (
+            "multipart/form-data",
+            "multipart/form-data; boundary=",
+            'multipart/form-data; boundary=""',
+            "multipart/form-data; boundary=other",
+            f"multipart/form-data; boundary={'x' * 1000}",
+            "multipart/form-data; boundary=" + "; boundary=".join(map(str, range(500))),
+        ):
+            self.bomb(400, body, content_type=content_type)
+        self.bomb(431, body, content_type=f"multipart/form-data; boundary={'x' * 10_000}")
+        self.bomb(400, b"x" * 30 * MIB)
+        self.bomb(400, b"\r\n" * 10 * MIB)
+        self.bomb(400, f"--{BOUNDARY}".encode() * MIB)
+        await self.check()
+
+    async def test_wrong_lengths(self) -> None:
+        """A length that is too small, and parts that claim lengths of their own."""
+        body = body_of([*self.fields(), part("submission[s]", b"x" * 1000, "s")])
+        with Connection(self.daemon.port) as connection:
+            connection.ask(head_of(len(body) - 100) + body[:-100]).problem(400)
+        wrong = body.replace(b'name="s', b'name="s', 1).replace(
+            b"Content-Disposition", b"Content-Length: 99999999\r\nContent-Disposition"
+        )
+        with Connection(self.daemon.port) as connection:
+            connection.ask(head_of(len(wrong)) + wrong)
+        await self.client.cancel_all()
+        await self.check()
+
+    async def test_nesting(self) -> None:
+        """Forms in forms are not taken apart: the outermost is looked at, the rest is bytes."""
+        inner = b"x"
+        for depth in range(1000):
+            line = b"--b%d\r\n" % depth
+            inner = b"%sContent-Type: multipart/mixed; boundary=b%d\r\n\r\n%s\r\n--b%d--" % (
+                line,
+                depth,
+                inner,
+                depth,
+            )
+        self.bomb(400, body_of([part("x", inner)]))
+        mixed = part("x", inner).replace(
+            b"\r\n\r\n", b"\r\nContent-Type: multipart/mixed; boundary=b999\r\n\r\n", 1
+        )
+        self.bomb(400, body_of([mixed]))
+        await self.check()
+
+    async def test_a_part_without_an_end(self) -> None:
+        """A part that goes on until the form's limit, of a file or of a field."""
+        self.bomb(413, part("submission[s]", b"x" * 35 * MIB, "s"))
+        self.bomb(413, part("evaluator_cmd", b"x" * 8 * MIB))
+        self.bomb(400, part("x", b"x" * 8 * MIB))
+        await self.check()
