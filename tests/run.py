@@ -31,6 +31,8 @@ CORE = (
     "ring",
     "pages",
     "identity",
+    "callers",
+    "exposure",
     "form",
     "config",
 )

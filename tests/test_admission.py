@@ -31,20 +31,20 @@ class QueueTests(SynchronousTestCase):
     def test_full(self) -> None:
         """It is full when nobody more can run or wait, and only then."""
         for name in "abcd":
-            self.assertFalse(self.queue.full)
+            self.assertFalse(self.queue.full())
             self.queue.enter(name)
-        self.assertTrue(self.queue.full)
+        self.assertTrue(self.queue.full())
         self.queue.leave("a")
-        self.assertFalse(self.queue.full)
+        self.assertFalse(self.queue.full())
 
     def test_nobody_may_wait(self) -> None:
         """Where none may wait it is full when all places are taken, not before."""
         queue = Queue(1, 0)
-        self.assertFalse(queue.full)
+        self.assertFalse(queue.full())
         self.successResultOf(queue.enter("a"))
-        self.assertTrue(queue.full)
+        self.assertTrue(queue.full())
         queue.leave("a")
-        self.assertFalse(queue.full)
+        self.assertFalse(queue.full())
 
     def test_place(self) -> None:
         """The place of one who waits is the number of those before; others have none."""
@@ -60,7 +60,7 @@ class QueueTests(SynchronousTestCase):
         _, _, third, fourth = [self.queue.enter(name) for name in "abcd"]
         third.cancel()
         self.failureResultOf(third, CancelledError)
-        self.assertEqual((self.queue.full, self.queue.place("d")), (False, 0))
+        self.assertEqual((self.queue.full(), self.queue.place("d")), (False, 0))
         self.queue.leave("a")
         self.successResultOf(fourth)
         self.queue.leave("b")

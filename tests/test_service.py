@@ -14,7 +14,7 @@ from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import service as module
-from tawebeval.config import Configuration, Evaluations
+from tawebeval.config import Callers, Configuration, Evaluations
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError
 from tawebeval.service import Daemon, EvaluationService, make_service
@@ -61,7 +61,8 @@ class ServiceTests(SynchronousTestCase):
 
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""
-        daemon = self.make(listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"))
+        listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
+        daemon = self.make(listen=listen, callers=Callers(open=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
         daemon.privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
@@ -134,9 +135,9 @@ class ServiceTests(SynchronousTestCase):
             assert isinstance(evaluations, EvaluationService)
             queue = evaluations._registry._queue
             for number in range(places):
-                self.assertFalse(queue.full)
+                self.assertFalse(queue.full())
                 queue.enter(str(number))
-            self.assertTrue(queue.full)
+            self.assertTrue(queue.full())
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""

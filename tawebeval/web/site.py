@@ -23,9 +23,11 @@ from twisted.web.http import HTTPChannel, datetimeToString
 from twisted.web.server import Request, Site
 
 from tawebeval import __version__
+from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web import problems
 from tawebeval.web.api import Api
+from tawebeval.web.origins import share_with
 from tawebeval.web.upload import FormReceiver
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
@@ -36,9 +38,10 @@ _SLASHES = re.compile(rb"/+")  # clients join paths carelessly
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
+_OPEN = (b"/health",)  # paths for which nobody needs a token
+
 _HEADERS = {
     b"Server": b"tawebeval/" + __version__.encode(),
-    b"Access-Control-Allow-Origin": b"*",
     b"Access-Control-Expose-Headers": b"Location, Preference-Applied, Retry-After",
     b"X-Content-Type-Options": b"nosniff",
 }
@@ -56,6 +59,7 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: FormReceiver | None = None
+    caller = ANYBODY
     _refused = False
     _discarded = 0
     _linger: IDelayedCall | None = None
@@ -63,15 +67,20 @@ class ApiRequest(Request):
     def gotLength(self, length: int | None) -> None:
         """Judge the headers: Twisted calls this between them and the body."""
         self.content = BytesIO()
-        for name, value in _HEADERS.items():
+        origins = self.channel.site.api.configuration.callers.origins
+        shared = share_with(origins, self.requestHeaders.getRawHeaders(b"Origin", []))
+        for name, value in {**_HEADERS, **shared}.items():
             self.setHeader(name, value)
         self.method, target, self.clientproto = self.channel.request_line()
         self.uri = _origin_form(target)
         self.path = self.uri.split(b"?", 1)[0]
         try:
             self._check_target()
+            if self.method != b"OPTIONS" and _SLASHES.sub(b"/", self.path) not in _OPEN:
+                self.caller = self.channel.site.api.admit(self.method, self.requestHeaders)
             if self.method == b"POST" and _SLASHES.sub(b"/", unquote(self.path)) == b"/evaluate":
-                self.form = self.channel.site.api.receive_form(self.requestHeaders, length)
+                api = self.channel.site.api
+                self.form = api.receive_form(self.requestHeaders, length, self.caller)
             elif (length or 0) > _BODY:
                 raise _body_not_expected()
         except RequestError as error:
@@ -211,6 +220,7 @@ class ApiChannel(HTTPChannel):
         body = problems.document(status, detail)
         headers = {
             **_HEADERS,
+            **share_with(self.site.api.configuration.callers.origins, []),
             b"Connection": b"close",
             b"Content-Type": problems.CONTENT_TYPE.encode(),
             b"Content-Length": b"%d" % len(body),
