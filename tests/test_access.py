@@ -50,8 +50,7 @@ class RateTests(SynchronousTestCase):
         clock = Clock()
         rate = Rate(per_minute, clock.seconds)
         rate._left["a"] = (0, 0)
-        taken = 0
-        for pause in pauses:
+        for taken, pause in enumerate(pauses, 1):
             clock.advance(pause)
             try:
                 rate.take("a")
@@ -59,7 +58,6 @@ class RateTests(SynchronousTestCase):
                 self.assertGreaterEqual(error.retry_after, 1)
                 clock.advance(error.retry_after)
                 rate.take("a")
-            taken += 1
             self.assertLessEqual(taken, clock.seconds() * per_minute / 60 + 1e-6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import service as module
+from tawebeval.callers import new_token
 from tawebeval.config import Callers, Configuration, Evaluations
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError
-from tawebeval.service import Daemon, EvaluationService, make_service
+from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
 from tawebeval.web.site import ApiSite
 from tests.fake_clients import Connection
 from tests.fakes import straw
@@ -145,6 +147,55 @@ class ServiceTests(SynchronousTestCase):
             with self.assertRaises(ConfigurationError) as caught:
                 self.make(listen=("tcp:1", endpoint))
             self.assertIn(repr(endpoint), str(caught.exception))
+
+    def test_strangers(self) -> None:
+        """Without tokens it is for this machine only, unless the operator wants otherwise."""
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(listen=("unix:/x", "tcp:80"))
+        self.assertIn("'tcp:80'", str(caught.exception))
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        self.make(listen=("tcp:80",), callers=Callers(open=True))
+        self.make(listen=("tcp:80",), callers=Callers(tokens=str(tokens)))
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(callers=Callers(tokens=str(tokens), open=True))
+        self.assertIn(str(tokens), str(caught.exception))
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(callers=Callers(tokens=f"{tokens}.missing"))
+        self.assertIn(f"{tokens}.missing", str(caught.exception))
+
+    def test_credential(self) -> None:
+        """Tokens that systemd hands over count."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        (folder / "tokens").write_text(new_token("alice", straw())[1])
+        self.patch(module.os, "environ", {"CREDENTIALS_DIRECTORY": str(folder)})
+        self.start(listen=("tcp:80",))
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x")
+        self.assertEqual(connection.answer().status, 401)
+
+    def test_reload(self) -> None:
+        """SIGHUP has the tokens read again, in the reactor; after the end it is as before."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        before = signal.getsignal(signal.SIGHUP)
+        tokens = Path(self.mktemp()).absolute()
+        _, line = new_token("alice", straw())
+        tokens.write_text(line)
+        daemon = self.start(callers=Callers(tokens=str(tokens)))
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        token, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        reload()
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x", Authorization=f"Bearer {token}")
+        self.assertEqual(connection.answer().status, 404)
+        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        reloading.stopService()
+        self.assertIs(signal.getsignal(signal.SIGHUP), before)
+        reloading.startService()
 
     def test_cannot_listen(self) -> None:
         """Where it cannot listen it does not start, and says where."""
