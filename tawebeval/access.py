@@ -13,6 +13,7 @@ from tawebeval.callers import ANYBODY, Tokens, parse_tokens
 from tawebeval.errors import ConfigurationError, OverShare
 
 _CREDENTIAL = "tokens"
+_ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refused for a bit
 
 log = Logger()
 
@@ -37,7 +38,7 @@ class Rate:
         now = self._seconds()
         left, since = self._left.get(caller, (self._per_minute, now))
         left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
-        if left < 1:
+        if left < 1 - _ROUNDING:
             wait = (1 - left) * 60 / self._per_minute
             raise OverShare(
                 f"these are more than the {self._per_minute} requests that you may make in a "
