@@ -1,47 +1,102 @@
-"""Places to run, and the queue of those who wait for one."""
+"""Places to run, and the queue of those who wait for one, fair between callers."""
 
 from __future__ import annotations
+
+from collections import Counter
 
 from twisted.internet.defer import Deferred, succeed
 
 
 class Queue:
-    """Lets at most `running` in at once, in the order in which they came; `queued` may wait."""
+    """Lets at most `running` in at once; `queued` may wait.
 
-    def __init__(self, running: int, queued: int) -> None:
+    Callers take turns: a place that becomes free goes to the caller whose last turn is longest
+    ago, and among what that caller has waiting to what came first. Of one caller at
+    most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own.
+    """
+
+    def __init__(
+        self, running: int, queued: int, own_running: int = 0, own_queued: int = 0
+    ) -> None:
         self._running = running
         self._queued = queued
-        self._inside: set[str] = set()
-        self._waiting: dict[str, Deferred[None]] = {}
+        self._own_running = own_running or running
+        self._own_queued = own_queued or queued
+        self._inside: dict[str, str] = {}  # of whom each is
+        self._taken: Counter[str] = Counter()  # places, by caller
+        self._callers: dict[str, str] = {}  # of those that wait
+        # By caller, in the order of their turns; none is empty.
+        self._waiting: dict[str, dict[str, Deferred[None]]] = {}
 
-    @property
-    def full(self) -> bool:
-        """Whether the next to enter would have no place even to wait."""
-        return len(self._inside) >= self._running and len(self._waiting) >= self._queued
+    def full(self, caller: str = "") -> bool:
+        """Whether the next of `caller` would have no place even to wait."""
+        return not self._may_run(caller) and len(self._callers) >= self._queued
 
-    def enter(self, name: str) -> Deferred[None]:
+    def share_used(self, caller: str) -> bool:
+        """Whether the next of `caller` would wait, and as many of its own wait as may."""
+        # Where nobody may have more than there is, it is not this caller's own fault.
+        if self._may_run(caller) or self._own_queued >= self._queued:
+            return False
+        return len(self._waiting.get(caller, ())) >= self._own_queued
+
+    def _may_run(self, caller: str) -> bool:
+        return len(self._inside) < self._running and self._taken[caller] < self._own_running
+
+    def enter(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a place to run. Cancelling it gives up waiting."""
-        if len(self._inside) < self._running:
-            self._inside.add(name)
+        if self._may_run(caller):  # then nobody waits who could have the place
+            self._let_in(name, caller)
             return succeed(None)
         place: Deferred[None] = Deferred(lambda _: self._give_up(name))
-        self._waiting[name] = place
+        self._callers[name] = caller
+        self._waiting.setdefault(caller, {})[name] = place
         return place
 
+    def _let_in(self, name: str, caller: str) -> None:
+        self._inside[name] = caller
+        self._taken[caller] += 1
+
     def _give_up(self, name: str) -> None:
-        del self._waiting[name]
+        self._take_out(name)
+
+    def _take_out(self, name: str) -> Deferred[None]:
+        """Let `name` wait no more."""
+        caller = self._callers.pop(name)
+        own = self._waiting[caller]
+        place = own.pop(name)
+        if not own:
+            del self._waiting[caller]
+        return place
 
     def leave(self, name: str) -> None:
-        """Give back the place of `name`, to who has waited longest."""
-        self._inside.remove(name)
-        if self._waiting:
-            following = next(iter(self._waiting))
-            self._inside.add(following)
-            self._waiting.pop(following).callback(None)
+        """Give back the place of `name`, to whose turn it is."""
+        caller = self._inside.pop(name)
+        self._taken[caller] -= 1
+        if not self._taken[caller]:
+            del self._taken[caller]
+        following = next((caller for caller in self._waiting if self._may_run(caller)), None)
+        if following is not None:
+            name = next(iter(self._waiting[following]))
+            place = self._take_out(name)
+            if following in self._waiting:  # the others' turns come first
+                self._waiting[following] = self._waiting.pop(following)
+            self._let_in(name, following)
+            place.callback(None)
 
     def place(self, name: str) -> int | None:
-        """Return how many wait before `name`; None if it does not wait."""
-        for index, waiting in enumerate(self._waiting):
-            if waiting == name:
-                return index
-        return None
+        """Return how many are let in before `name`; None if it does not wait.
+
+        As things stand: a caller that comes later has its turns, too, and one that has as many
+        running as it may is passed over.
+        """
+        if name not in self._callers:
+            return None
+        caller = self._callers[name]
+        rounds = before = list(self._waiting[caller]).index(name)
+        first = 1  # whose turn is earlier takes one more
+        for other, waiting in self._waiting.items():
+            if other == caller:
+                first = 0
+            else:
+                before += min(len(waiting), rounds + first)
+        return before

@@ -23,9 +23,26 @@ Count = Annotated[int, Meta(ge=1, le=10**9)]
 Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
+Share = Annotated[int, Meta(ge=0, le=10**6)]
+# As browsers write it: in lower case, and without a slash at the end.
+Origin = Annotated[
+    str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)\Z")
+]
+
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file; what it does not know is an error."""
+
+
+class Callers(Section, frozen=True):
+    """`[callers]`: who may call, and each one's share."""
+
+    tokens: str = ""
+    open: bool = False
+    origins: tuple[Origin, ...] = ("*",)
+    running: Share = 0
+    queued: Share = 200
+    requests_per_minute: Share = 6000
 
 
 class Repositories(Section, frozen=True):
@@ -89,6 +106,7 @@ class Configuration(Section, frozen=True):
     """The whole file."""
 
     listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)
+    callers: Callers = Callers()
     repositories: Repositories = Repositories()
     evaluations: Evaluations = Evaluations()
     limits: Limits = Limits()

@@ -93,6 +93,14 @@ class KeyReused(RequestError):
     """An `Idempotency-Key` came back with another form."""
 
 
+class Unauthorized(RequestError):
+    """The request does not show, by a token, who calls."""
+
+
+class ForeignPage(RequestError):
+    """A browser asks for the page of somebody who is not known here."""
+
+
 class Busy(RequestError):
     """There is no place to queue, or the service is about to stop.
 
@@ -102,6 +110,10 @@ class Busy(RequestError):
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
+
+
+class OverShare(Busy):
+    """This caller has used up its share; others are still served."""
 
 
 @attrs.frozen(auto_exc=True, str=False)

@@ -13,7 +13,14 @@ from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
 
 from tawebeval.admission import Queue
-from tawebeval.errors import Busy, EvaluationError, EvaluationGone, KeyReused, UnknownEvaluation
+from tawebeval.errors import (
+    Busy,
+    EvaluationError,
+    EvaluationGone,
+    KeyReused,
+    OverShare,
+    UnknownEvaluation,
+)
 from tawebeval.evaluation import Evaluation, Surroundings
 from tawebeval.form import MAX_SEED, EvaluationRequest
 from tawebeval.identity import Identities
@@ -46,10 +53,14 @@ class _Record:
     evaluation: Evaluation
     upload: Upload
     asked: float
+    caller: str
 
 
 class Registry:
-    """All evaluations of one daemon, in directories below `root`."""
+    """All evaluations of one daemon, in directories below `root`.
+
+    `caller` is always who asks. What another has begun is to it as if it had never been.
+    """
 
     def __init__(
         self, surroundings: Surroundings, identities: Identities, queue: Queue, root: Path
@@ -62,32 +73,34 @@ class Registry:
         self._root = root
         # In the order in which clients last asked for them.
         self._records: OrderedDict[str, _Record] = OrderedDict()
-        self._keys: dict[str, str] = {}
+        self._keys: dict[tuple[str, str], str] = {}
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: set[Evaluation] = set()
         self._closing = False
 
-    def check_admission(self) -> None:
-        """Raise Busy where a new evaluation would not be accepted."""
+    def check_admission(self, caller: str = "") -> None:
+        """Raise Busy, or OverShare, where a new evaluation would not be accepted."""
         if self._closing:
             raise Busy("the service is about to stop", _RETRY_AFTER)
-        if self._queue.full:
+        if self._queue.share_used(caller):
+            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
+        if self._queue.full(caller):
             raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
 
-    def accept(self, upload: Upload) -> str:
+    def accept(self, upload: Upload, caller: str = "") -> str:
         """Begin an evaluation and return its identifier.
 
-        With an `Idempotency-Key` that was seen before, return what it was answered then.
-        Raises KeyReused when that was for another form, and Busy.
+        With an `Idempotency-Key` that this caller has sent before, return what it was answered
+        then. Raises KeyReused when that was for another form, Busy and OverShare.
         """
-        if upload.key is not None and upload.key in self._keys:
-            identifier = self._keys[upload.key]
+        if upload.key is not None and (caller, upload.key) in self._keys:
+            identifier = self._keys[caller, upload.key]
             if self._records[identifier].upload.digest != upload.digest:
                 raise KeyReused("this Idempotency-Key was used before, with another form")
             self._discard(upload)
             return identifier
-        self.check_admission()
-        identifier = self._identities.issue()
+        self.check_admission(caller)
+        identifier = self._identities.issue(caller)
         seed = upload.request.seed
         if seed is None:
             seed = int.from_bytes(self._surroundings.random(4), "big") & MAX_SEED
@@ -99,12 +112,12 @@ class Registry:
             workspace=Workspace(self._root / identifier),
             surroundings=self._surroundings,
         )
-        self._records[identifier] = _Record(evaluation, upload, self._clock.seconds())
+        self._records[identifier] = _Record(evaluation, upload, self._clock.seconds(), caller)
         if upload.key is not None:
-            self._keys[upload.key] = identifier
+            self._keys[caller, upload.key] = identifier
         self._alive.add(evaluation)
         evaluation.begin(
-            lambda: self._queue.enter(identifier), lambda: self._queue.leave(identifier)
+            lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
         evaluation.over.wait().addCallback(lambda _: self._alive.discard(evaluation))
         return identifier
@@ -115,12 +128,12 @@ class Registry:
             lambda failure: log.failure("an upload could not be removed", failure)
         )
 
-    def _find(self, identifier: str) -> Evaluation | None:
+    def _find(self, identifier: str, caller: str) -> Evaluation | None:
         """Return an evaluation, None for one that is forgotten. Raises UnknownEvaluation."""
+        if not self._identities.issued(identifier, caller):
+            raise UnknownEvaluation
         record = self._records.get(identifier)
         if record is None:
-            if not self._identities.issued(identifier):
-                raise UnknownEvaluation
             return None
         record.asked = self._clock.seconds()
         self._records.move_to_end(identifier)
@@ -129,15 +142,15 @@ class Registry:
     def _forget(self, identifier: str) -> None:
         record = self._records.pop(identifier)
         if record.upload.key is not None:
-            del self._keys[record.upload.key]
+            del self._keys[record.caller, record.upload.key]
 
-    def page(self, identifier: str, after: str | None) -> Page:
+    def page(self, identifier: str, after: str | None, caller: str = "") -> Page:
         """Return the page that begins at the cursor `after`, acknowledging what is before it.
 
         Raises the RequestErrors of the contract, section 3.
         """
         cursor = parse_cursor(after)
-        evaluation = self._find(identifier)
+        evaluation = self._find(identifier, caller)
         if evaluation is None:
             if cursor == DUMMY_END:
                 return after_the_end()
@@ -149,29 +162,31 @@ class Registry:
         evaluation.acknowledged()
         return page
 
-    async def next_page(self, identifier: str, after: str | None, wait: float) -> Page:
+    async def next_page(
+        self, identifier: str, after: str | None, wait: float, caller: str = ""
+    ) -> Page:
         """Return the page as `page` does, up to `wait` seconds later while it would be empty."""
-        page = self.page(identifier, after)
+        page = self.page(identifier, after, caller)
         if page.events.count or page.final or wait <= 0:
             return page
         changed = self._records[identifier].evaluation.changed.wait()
         with suppress(WaitedInVain):
             await changed.addTimeout(wait, self._clock)
-        return self.page(identifier, after)
+        return self.page(identifier, after, caller)
 
-    def status(self, identifier: str) -> dict[str, Any]:
+    def status(self, identifier: str, caller: str = "") -> dict[str, Any]:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone."""
-        evaluation = self._find(identifier)
+        evaluation = self._find(identifier, caller)
         if evaluation is None:
             raise EvaluationGone
         return status(evaluation, self._queue.place(identifier))
 
-    async def cancel(self, identifier: str) -> None:
+    async def cancel(self, identifier: str, caller: str = "") -> None:
         """End an evaluation; return when nothing of it is left but its events.
 
         Raises UnknownEvaluation. One that has ended is left as it is.
         """
-        evaluation = self._find(identifier)
+        evaluation = self._find(identifier, caller)
         if evaluation is not None:
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
             await evaluation.over.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 from twisted.application.internet import TimerService
@@ -13,11 +14,13 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluation import Surroundings
+from tawebeval.exposure import check_endpoints
 from tawebeval.git import Git
 from tawebeval.identity import Identities
 from tawebeval.orphans import Orphans, become_subreaper
@@ -57,6 +60,26 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._registry.close())
 
 
+class Reloading(Service):
+    """Reads the tokens again when the operator says so, by SIGHUP."""
+
+    def __init__(self, access: Access, reactor: Any) -> None:
+        self._access = access
+        self._reactor = reactor
+        self._before: Any = None
+
+    def startService(self) -> None:
+        """Wait for the signal, which would end the daemon otherwise."""
+        super().startService()
+        reload = self._access.reload
+        self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
+
+    def stopService(self) -> None:
+        """Wait no more."""
+        super().stopService()
+        signal.signal(signal.SIGHUP, self._before)
+
+
 class Daemon(MultiService):
     """All of it, which does not start where it cannot listen.
 
@@ -90,8 +113,38 @@ class Daemon(MultiService):
         await maybeDeferred(super().stopService)
 
 
+def open_access(configuration: Configuration, clock: Any) -> Access:
+    """Return who may call. Raises ConfigurationError for tokens that cannot be read."""
+    callers = configuration.callers
+    source = find_tokens(callers.tokens, os.environ)
+    access = Access(Rate(callers.requests_per_minute, clock.seconds), source)
+    if not access.open and callers.open:
+        raise ConfigurationError(
+            f"callers.open: is true, but there are tokens in {source}; one of them is a mistake"
+        )
+    return access
+
+
+def check_exposure(configuration: Configuration) -> None:
+    """Look at who can reach a daemon without tokens. Raises ConfigurationError if it is many."""
+    if configuration.callers.open:
+        log.warn("there are no tokens, and callers.open is true: anybody may run programs here")
+        return
+    for endpoint in check_endpoints(configuration.listen):
+        log.warn(
+            "there are no tokens: whoever can reach the socket of {endpoint} may run programs here",
+            endpoint=endpoint,
+        )
+
+
 def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
-    """Return the whole daemon. Raises ConfigurationError for what is no endpoint."""
+    """Return the whole daemon.
+
+    Raises ConfigurationError for what is no endpoint, for tokens that cannot be read, and
+    where strangers could reach a daemon without tokens.
+    """
+    callers = configuration.callers
+    access = open_access(configuration, reactor)
     threads = Threads(reactor, reactor.getThreadPool())
     spawn = Spawner(reactor)
     repositories = Repositories(
@@ -116,12 +169,15 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     registry = Registry(
         surroundings,
         Identities(directories.key, os.urandom),
-        Queue(running, configuration.evaluations.queued),
+        Queue(running, configuration.evaluations.queued)
+        if access.open
+        else Queue(running, configuration.evaluations.queued, callers.running, callers.queued),
         directories.evaluations,
     )
-    api = Api(registry, configuration, directories.uploads, threads, os.urandom)
+    api = Api(registry, configuration, directories.uploads, threads, os.urandom, access)
     site = ApiSite(make_app(api), api, reactor)
     daemon = Daemon(EvaluationService(registry, repositories), directories, reactor)
+    Reloading(access, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:
         for chore in (registry.expire, orphans.reap):
@@ -138,4 +194,6 @@ def make_service(configuration: Configuration, directories: Directories, reactor
             raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
         listening.setName(endpoint)
         listening.setServiceParent(daemon)
+    if access.open:
+        check_exposure(configuration)
     return daemon

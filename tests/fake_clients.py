@@ -20,6 +20,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
+from tawebeval.access import Access, Rate
 from tawebeval.admission import Queue
 from tawebeval.config import Configuration
 from tawebeval.identity import Identities
@@ -179,6 +180,8 @@ class Service:
     running: int = 2
     queued: int = 2
     reactor: MemoryReactorClock = attrs.field(factory=MemoryReactorClock)
+    tokens: Path | None = None
+    access: Access = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
     api: Api = attrs.field(init=False)
@@ -191,11 +194,26 @@ class Service:
         self.registry = Registry(
             self.world.surroundings(),
             Identities(b"k" * 32, straw(1)),
-            Queue(self.running, self.queued),
+            Queue(
+                self.running,
+                self.queued,
+                self.configuration.callers.running,
+                self.configuration.callers.queued,
+            ),
             self.root / "evaluations",
         )
         uploads = self.root / "uploads"
-        self.api = Api(self.registry, self.configuration, uploads, self.world.threads, straw(2))
+        self.access = Access(
+            Rate(self.configuration.callers.requests_per_minute, self.reactor.seconds), self.tokens
+        )
+        self.api = Api(
+            self.registry,
+            self.configuration,
+            uploads,
+            self.world.threads,
+            straw(2),
+            self.access,
+        )
         self.site = ApiSite(make_app(self.api), self.api, self.reactor)
 
     def connect(self, address: IAddress | None = None) -> Connection:

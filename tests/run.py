@@ -32,6 +32,8 @@ CORE = (
     "ring",
     "pages",
     "identity",
+    "callers",
+    "exposure",
     "form",
     "config",
 )

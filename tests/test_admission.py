@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
@@ -31,20 +33,20 @@ class QueueTests(SynchronousTestCase):
     def test_full(self) -> None:
         """It is full when nobody more can run or wait, and only then."""
         for name in "abcd":
-            self.assertFalse(self.queue.full)
+            self.assertFalse(self.queue.full())
             self.queue.enter(name)
-        self.assertTrue(self.queue.full)
+        self.assertTrue(self.queue.full())
         self.queue.leave("a")
-        self.assertFalse(self.queue.full)
+        self.assertFalse(self.queue.full())
 
     def test_nobody_may_wait(self) -> None:
         """Where none may wait it is full when all places are taken, not before."""
         queue = Queue(1, 0)
-        self.assertFalse(queue.full)
+        self.assertFalse(queue.full())
         self.successResultOf(queue.enter("a"))
-        self.assertTrue(queue.full)
+        self.assertTrue(queue.full())
         queue.leave("a")
-        self.assertFalse(queue.full)
+        self.assertFalse(queue.full())
 
     def test_place(self) -> None:
         """The place of one who waits is the number of those before; others have none."""
@@ -60,7 +62,7 @@ class QueueTests(SynchronousTestCase):
         _, _, third, fourth = [self.queue.enter(name) for name in "abcd"]
         third.cancel()
         self.failureResultOf(third, CancelledError)
-        self.assertEqual((self.queue.full, self.queue.place("d")), (False, 0))
+        self.assertEqual((self.queue.full(), self.queue.place("d")), (False, 0))
         self.queue.leave("a")
         self.successResultOf(fourth)
         self.queue.leave("b")
@@ -105,3 +107,145 @@ class QueueTests(SynchronousTestCase):
             self.assertLessEqual(len(inside), running)
             self.assertEqual(len(inside) < running and bool(waiting), False)
             self.assertEqual([queue.place(name) for name in waiting], list(range(len(waiting))))
+
+
+class ShareTests(SynchronousTestCase):
+    """Several callers."""
+
+    def names(self, queue: Queue, *names: str) -> list[str]:
+        """Let these enter, of the callers that their first letters name; return who waits."""
+        self.entered: list[str] = []
+        for name in names:
+            queue.enter(name, name[0]).addCallback(lambda _, name=name: self.entered.append(name))
+        return [name for name in names if name not in self.entered]
+
+    def order(self, queue: Queue) -> list[str]:
+        """Let those inside leave one after the other; return the order of those who follow."""
+        order: list[str] = []
+        while self.entered:
+            before = len(self.entered)
+            queue.leave(self.entered.pop(0))
+            order += self.entered[before - 1 :]
+        return order
+
+    def test_turns(self) -> None:
+        """A caller with many does not keep out one with one; each one's own order is kept."""
+        queue = Queue(1, 100)
+        self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
+        self.assertEqual(self.order(queue), ["a1", "b1", "c1", "a2", "b2", "a3"])
+
+    def test_place(self) -> None:
+        """The place counts in the order of turns."""
+        queue = Queue(1, 100)
+        waiting = self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
+        places = {name: queue.place(name) for name in waiting}
+        self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
+
+    def test_running(self) -> None:
+        """One caller takes no more places than its share; others run meanwhile."""
+        queue = Queue(3, 100, own_running=2)
+        self.assertEqual(self.names(queue, "a1", "a2", "a3", "b1", "b2"), ["a3", "b2"])
+        queue.leave("b1")
+        self.assertEqual(self.entered, ["a1", "a2", "b1", "b2"])
+        queue.leave("a1")
+        self.assertEqual(self.entered[-1], "a3")
+
+    def test_queued(self) -> None:
+        """One caller's share of the queue is used up, another's not; one who may run may come."""
+        queue = Queue(2, 3, own_running=1, own_queued=2)
+        self.names(queue, "a1", "a2")
+        self.assertFalse(queue.share_used("a"))
+        self.names(queue, "a3")
+        self.assertEqual([queue.share_used(caller) for caller in "ab"], [True, False])
+        self.assertEqual([queue.full(caller) for caller in "ab"], [False, False])
+        self.names(queue, "b1", "b2")
+        self.assertEqual([queue.full(caller) for caller in "abc"], [True, True, True])
+        queue.leave("a1")
+        self.assertFalse(queue.share_used("a"))
+
+    def test_share_beyond_the_whole(self) -> None:
+        """A share as large as the queue is none: then it is the queue that is full."""
+        for own in (0, 2, 5):
+            queue = Queue(1, 2, own_queued=own)
+            self.names(queue, "a1", "a2", "a3")
+            self.assertEqual((queue.share_used("a"), queue.full("a")), (False, True))
+
+    @given(
+        st.integers(1, 4),
+        st.integers(0, 3),
+        st.lists(
+            st.tuples(
+                st.sampled_from(["enter", "enter", "leave", "give up"]),
+                st.sampled_from("abc"),
+                st.integers(0, 30),
+            ),
+            max_size=80,
+        ),
+    )
+    def test_model(self, running: int, own: int, steps: list[tuple[str, str, int]]) -> None:
+        """Never too many; no place idle; each one's order kept; nobody overtaken twice.
+
+        Twice, that is: while a caller could have had a place, no other gets two.
+        """
+        queue = Queue(running, 1000, own_running=own)
+        share = own or running
+        inside: dict[str, str] = {}
+        waiting: dict[str, tuple[str, Deferred[None]]] = {}
+        since: dict[str, set[str]] = {}  # by caller that waits: who was let in since its turn
+
+        def turn(caller: str) -> None:
+            taken = Counter(inside.values())
+            eligible = {c for c, _ in waiting.values() if taken[c] < share}
+            for other in eligible - {caller}:
+                self.assertNotIn(caller, since.setdefault(other, set()))
+            for other in {c for c, _ in waiting.values()} - {caller}:
+                since.setdefault(other, set()).add(caller)
+            since[caller] = set()
+
+        def let_in(name: str, caller: str) -> None:
+            own_waiting = [n for n, (c, _) in waiting.items() if c == caller]
+            if name in waiting:
+                self.assertEqual(own_waiting[0], name)
+                del waiting[name]
+            else:
+                self.assertEqual(own_waiting, [])
+            turn(caller)
+            inside[name] = caller
+
+        for number, (step, caller, choice) in enumerate(steps):
+            name = f"{caller}{number}"
+            if step == "enter":
+                place = queue.enter(name, caller)
+                if not place.called:
+                    waiting[name] = caller, place
+                    since.setdefault(caller, set())
+                place.addCallbacks(
+                    lambda _, name=name, caller=caller: let_in(name, caller),
+                    lambda failure: failure.trap(CancelledError),
+                )
+            elif step == "leave" and inside:
+                leaving = list(inside)[choice % len(inside)]
+                del inside[leaving]
+                queue.leave(leaving)
+            elif step == "give up" and waiting:
+                waiting.pop(list(waiting)[choice % len(waiting)])[1].cancel()
+            for gone in set(since) - {c for c, _ in waiting.values()}:
+                del since[gone]
+            taken = Counter(inside.values())
+            self.assertLessEqual(len(inside), running)
+            self.assertLessEqual(max(taken.values(), default=0), share)
+            if len(inside) < running:
+                self.assertTrue(all(taken[c] >= share for c, _ in waiting.values()))
+        if own:
+            return
+        places = {name: queue.place(name) for name in waiting}
+        before = len(inside)
+        order: list[str] = []
+        while waiting:
+            there = set(inside)
+            leaving = next(iter(inside))
+            del inside[leaving]
+            queue.leave(leaving)
+            order += set(inside) - there
+        self.assertEqual(places, {name: place for place, name in enumerate(order)})
+        self.assertEqual(len(inside), before)

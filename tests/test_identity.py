@@ -110,6 +110,14 @@ class IssuedTests(SynchronousTestCase):
         """The key is in no representation, which may end in a log."""
         self.assertNotIn(repr(KEY)[2:-1], repr(Identities(KEY, os.urandom)))
 
+    @given(draws, st.text(max_size=5), st.text(max_size=5))
+    def test_caller(self, drawn: bytes, caller: str, other: str) -> None:
+        """To another caller it looks like one that was never issued."""
+        identities = Identities(KEY, repeating(drawn))
+        identifier = identities.issue(caller)
+        assert identities.issued(identifier, caller)
+        assert identities.issued(identifier, other) == (caller == other)
+
     def test_key_size(self) -> None:
         """The key has 256 bits."""
         self.assertEqual(KEY_BYTES, 32)

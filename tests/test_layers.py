@@ -33,14 +33,14 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
-        " sandbox workspace directories git bare repositories",
+        " sandbox access workspace directories git bare repositories",
         below="core",
         never="klein werkzeug multipart",
     ),
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config",
+        "config callers exposure",
         below="",
     ),
 }

@@ -146,7 +146,7 @@ class CloseTests(RegistryTestCase):
         """With nothing to end it is closed at once."""
         identifier, child = self.start()
         self.finish(child)
-        self.successResultOf(self.close())
+        self.assertFalse(self.successResultOf(self.close()))
         self.assertEqual(self.consume(identifier), [])
 
     def test_nothing_new(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import service as module
-from tawebeval.config import Configuration, Evaluations
+from tawebeval.callers import new_token
+from tawebeval.config import Callers, Configuration, Evaluations
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError
-from tawebeval.service import Daemon, EvaluationService, make_service
+from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
 from tawebeval.web.site import ApiSite
 from tests.fake_clients import Connection
 from tests.fakes import straw
@@ -61,7 +63,8 @@ class ServiceTests(SynchronousTestCase):
 
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""
-        daemon = self.make(listen=("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x"))
+        listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
+        daemon = self.make(listen=listen, callers=Callers(open=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
         daemon.privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
@@ -134,9 +137,9 @@ class ServiceTests(SynchronousTestCase):
             assert isinstance(evaluations, EvaluationService)
             queue = evaluations._registry._queue
             for number in range(places):
-                self.assertFalse(queue.full)
+                self.assertFalse(queue.full())
                 queue.enter(str(number))
-            self.assertTrue(queue.full)
+            self.assertTrue(queue.full())
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""
@@ -144,6 +147,55 @@ class ServiceTests(SynchronousTestCase):
             with self.assertRaises(ConfigurationError) as caught:
                 self.make(listen=("tcp:1", endpoint))
             self.assertIn(repr(endpoint), str(caught.exception))
+
+    def test_strangers(self) -> None:
+        """Without tokens it is for this machine only, unless the operator wants otherwise."""
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(listen=("unix:/x", "tcp:80"))
+        self.assertIn("'tcp:80'", str(caught.exception))
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        self.make(listen=("tcp:80",), callers=Callers(open=True))
+        self.make(listen=("tcp:80",), callers=Callers(tokens=str(tokens)))
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(callers=Callers(tokens=str(tokens), open=True))
+        self.assertIn(str(tokens), str(caught.exception))
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(callers=Callers(tokens=f"{tokens}.missing"))
+        self.assertIn(f"{tokens}.missing", str(caught.exception))
+
+    def test_credential(self) -> None:
+        """Tokens that systemd hands over count."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        (folder / "tokens").write_text(new_token("alice", straw())[1])
+        self.patch(module.os, "environ", {"CREDENTIALS_DIRECTORY": str(folder)})
+        self.start(listen=("tcp:80",))
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x")
+        self.assertEqual(connection.answer().status, 401)
+
+    def test_reload(self) -> None:
+        """SIGHUP has the tokens read again, in the reactor; after the end it is as before."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        before = signal.getsignal(signal.SIGHUP)
+        tokens = Path(self.mktemp()).absolute()
+        _, line = new_token("alice", straw())
+        tokens.write_text(line)
+        daemon = self.start(callers=Callers(tokens=str(tokens)))
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        token, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        reload()
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x", Authorization=f"Bearer {token}")
+        self.assertEqual(connection.answer().status, 404)
+        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        reloading.stopService()
+        self.assertIs(signal.getsignal(signal.SIGHUP), before)
+        reloading.startService()
 
     def test_cannot_listen(self) -> None:
         """Where it cannot listen it does not start, and says where."""

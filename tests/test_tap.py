@@ -130,13 +130,13 @@ class MakeServiceTests(SynchronousTestCase):
     def test_listen(self) -> None:
         """Endpoints on the command line take the place of the file's."""
         path = self.mktemp()
-        Path(path).write_text('listen = ["tcp:1111"]')
+        Path(path).write_text('listen = ["tcp:1111:interface=127.0.0.1"]')
         self.assertEqual(self.listeners("-c", path), [1111])
 
     def test_listen_repeated(self) -> None:
         """All of them are listened on."""
         path = self.mktemp()
-        Path(path).write_text('listen = ["tcp:1111"]')
+        Path(path).write_text('listen = ["tcp:1111"]\n[callers]\nopen = true')
         ports = self.listeners("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
         self.assertEqual(ports, [2222, 3333])
 

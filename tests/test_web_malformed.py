@@ -55,6 +55,19 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404))
             self.check_raw(answer, answer.status)
 
+    def test_odd_headers(self) -> None:
+        """Headers that are not UTF-8 are refused, or passed over, in a document as ever."""
+        for line, name, status in (
+            ("POST /evaluate", b"Idempotency-Key", 400),
+            ("POST /evaluate", b"Content-Type", 400),
+            ("POST /evaluate", b"Authorization", 415),
+            ("GET /evaluation/x/events", b"Prefer", 404),
+        ):
+            connection = self.connect()
+            connection.send(line.encode() + b" HTTP/1.1\r\nHost: x\r\n" + name + b": \xff\r\n\r\n")
+            answer = connection.answer()
+            self.check_raw(answer, status)
+
     def test_odd_targets(self) -> None:
         """Targets that are no path are refused as everything is."""
         for target in ("/../x", "http://[/", "health", "%", "/%", "/evaluation/%00/events"):

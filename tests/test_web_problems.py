@@ -63,6 +63,9 @@ class TableTests(SynchronousTestCase):
                 "TooSlow": 408,
                 "UnsupportedMediaType": 415,
                 "KeyReused": 422,
+                "Unauthorized": 401,
+                "ForeignPage": 403,
+                "OverShare": 429,
                 "Busy": 503,
             },
         )
@@ -144,7 +147,7 @@ class RouteTests(WebTestCase):
 
     def test_defect(self) -> None:
         """500, which is logged, and of which the client learns no more than that."""
-        self.patch(self.service.registry, "status", lambda identifier: 1 // 0)
+        self.patch(self.service.registry, "status", lambda *_: 1 // 0)
         answer = self.request("GET", "/evaluation/x", 500)
         self.assertNotIn(b"ZeroDivision", answer.body)
         self.assertNotIn(b"division", answer.body)
@@ -152,7 +155,7 @@ class RouteTests(WebTestCase):
 
     def test_defect_in_a_coroutine(self) -> None:
         """The same where the route is a coroutine."""
-        self.patch(self.service.registry, "page", lambda identifier, after: 1 // 0)
+        self.patch(self.service.registry, "page", lambda *_: 1 // 0)
         self.request("GET", "/evaluation/x/events", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import attrs
 from twisted.web.http_headers import Headers
 
+from tawebeval.access import Access
 from tawebeval.config import Configuration
 from tawebeval.errors import MalformedRequest
+from tawebeval.exposure import check_page
 from tawebeval.registry import Registry
 from tawebeval.signals import Threads
 from tawebeval.web.upload import FormReceiver
@@ -20,15 +22,27 @@ _MAX_KEY = 255
 
 @attrs.frozen
 class Api:
-    """The registry, and where forms are put while they arrive."""
+    """The registry, where forms are put while they arrive, and who may call."""
 
     registry: Registry
     configuration: Configuration
     uploads: Path
     threads: Threads
     random: Callable[[int], bytes]
+    access: Access
 
-    def receive_form(self, headers: Headers, length: int | None) -> FormReceiver:
+    def admit(self, method: bytes, headers: Headers) -> str:
+        """Return the name of the caller whose request has these headers, and count it.
+
+        Raises Unauthorized, OverShare, ForeignPage.
+        """
+        callers = self.configuration.callers
+        if self.access.open and not callers.open:
+            origin, host = _header(headers, "Origin"), _header(headers, "Host")
+            check_page(method, origin, host, callers.origins)
+        return self.access.admit(headers.getRawHeaders(b"Authorization", []))
+
+    def receive_form(self, headers: Headers, length: int | None, caller: str) -> FormReceiver:
         """Return what takes the form of a request with these headers. Raises RequestErrors.
 
         `length` is that of the body in bytes, None if it is not known beforehand.
@@ -45,7 +59,7 @@ class Api:
         )
         if key is None:
             # Before the body is sent, for nothing. (A key may be for one that is accepted.)
-            self.registry.check_admission()
+            self.registry.check_admission(caller)
         return form
 
     async def remove(self, directory: Path) -> None:
@@ -55,7 +69,10 @@ class Api:
 
 def _header(headers: Headers, name: str) -> str | None:
     """Return a header of which there should be one. Raises MalformedRequest if there are more."""
-    values = headers.getRawHeaders(name, [])
+    values = headers.getRawHeaders(name.encode(), [])
     if len(values) > 1:
         raise MalformedRequest(f"{name}: stands in the request more than once")
-    return values[0] if values else None
+    try:
+        return values[0].decode() if values else None
+    except UnicodeDecodeError:
+        raise MalformedRequest(f"{name}: is not UTF-8") from None

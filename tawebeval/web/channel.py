@@ -17,6 +17,7 @@ from tawebeval.config import Http
 from tawebeval.errors import TooSlow
 from tawebeval.web import problems
 from tawebeval.web.connections import group_of
+from tawebeval.web.origins import share_with
 from tawebeval.web.pacing import LINGER, PacedChannel, Phase
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ _DIGITS = 18  # of a Content-Length; more are no length of anything
 
 HEADERS = {
     b"Server": b"tawebeval/" + __version__.encode(),
-    b"Access-Control-Allow-Origin": b"*",
     b"Access-Control-Expose-Headers": b"Location, Preference-Applied, Retry-After",
     b"X-Content-Type-Options": b"nosniff",
 }
@@ -199,6 +199,7 @@ class ApiChannel(PacedChannel):
         body = problems.document(status, detail)
         headers = {
             **HEADERS,
+            **share_with(self.site.api.configuration.callers.origins, []),
             b"Connection": b"close",
             b"Content-Type": problems.CONTENT_TYPE.encode(),
             b"Content-Length": b"%d" % len(body),

@@ -27,6 +27,9 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
+    errors.ForeignPage: HTTPStatus.FORBIDDEN,
+    errors.OverShare: HTTPStatus.TOO_MANY_REQUESTS,
     errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
@@ -56,6 +59,8 @@ def answer(request: Request, error: BaseException | None) -> bytes:
         members.update(error.members)
         if isinstance(error, errors.Busy):
             request.setHeader(b"Retry-After", b"%d" % error.retry_after)
+        if isinstance(error, errors.Unauthorized):
+            request.setHeader(b"WWW-Authenticate", b"Bearer")
     elif isinstance(error, HTTPException) and error.code is not None:
         status = HTTPStatus(error.code)
         detail = error.description or status.description or status.phrase

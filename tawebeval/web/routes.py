@@ -36,7 +36,7 @@ def make_app(api: Api) -> Klein:
         received = cast(ApiRequest, request)
         if received.form is None:
             raise NotFound  # another spelling of the path, for which no form was received
-        identifier = registry.accept(received.form.finish())
+        identifier = registry.accept(received.form.finish(), received.caller)
         received.form = None  # from now on its files are the evaluation's
         request.setHeader(b"Location", b"/evaluation/" + identifier.encode())
         return _json(request, {"evaluation_id": identifier})
@@ -46,7 +46,7 @@ def make_app(api: Api) -> Klein:
         """Return a page of events, waiting for some if the client prefers that."""
         after = _argument(request, b"after")
         wait = min(_wait(request), int(api.configuration.polls.wait))
-        page = await registry.next_page(identifier, after, wait)
+        page = await registry.next_page(identifier, after, wait, _caller(request))
         if wait:
             request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
         return _send(request, page.encode())
@@ -54,12 +54,12 @@ def make_app(api: Api) -> Klein:
     @app.route("/evaluation/<identifier>", methods=["GET"])
     def status(request: IRequest, identifier: str) -> bytes:
         """Return the status document."""
-        return _json(request, registry.status(identifier))
+        return _json(request, registry.status(identifier, _caller(request)))
 
     @app.route("/evaluation/<identifier>", methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
         """End an evaluation, and answer when it has ended."""
-        await registry.cancel(identifier)
+        await registry.cancel(identifier, _caller(request))
         request.setResponseCode(NO_CONTENT)
         return b""
 
@@ -80,6 +80,10 @@ def make_app(api: Api) -> Klein:
         return _send_problem(request, failure)
 
     return app
+
+
+def _caller(request: IRequest) -> str:
+    return cast(ApiRequest, request).caller
 
 
 def _send(request: IRequest, body: bytes, content_type: bytes = b"application/json") -> bytes:
@@ -113,8 +117,8 @@ def _wait(request: IRequest) -> int:
         if not _SECONDS.fullmatch(argument):
             raise MalformedRequest(f"wait: {argument[:80]!r} is no whole number of seconds")
         return int(argument)
-    for header in request.requestHeaders.getRawHeaders("Prefer", []):
-        preference = parse_dict_header(header).get("wait") or ""
+    for header in request.requestHeaders.getRawHeaders(b"Prefer", []):
+        preference = parse_dict_header(header.decode("latin-1")).get("wait") or ""
         if _SECONDS.fullmatch(preference):
             return int(preference)
     return 0

@@ -22,11 +22,13 @@ from twisted.python.failure import Failure
 from twisted.web.http import datetimeToString
 from twisted.web.server import Request, Site
 
+from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web import problems
 from tawebeval.web.api import Api
 from tawebeval.web.channel import HEADERS, ApiChannel
 from tawebeval.web.connections import Connections
+from tawebeval.web.origins import share_with
 from tawebeval.web.pacing import LINGER
 from tawebeval.web.upload import FormReceiver
 
@@ -35,6 +37,8 @@ _BODY = 64 * 1024  # bytes that are read where no body is expected
 _SLASHES = re.compile(rb"/+")  # clients join paths carelessly
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
+
+_OPEN = (b"/health",)  # paths for which nobody needs a token
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
@@ -50,6 +54,7 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: FormReceiver | None = None
+    caller = ANYBODY
     _refused = False
     _discarded = 0
     _linger: IDelayedCall | None = None
@@ -57,18 +62,23 @@ class ApiRequest(Request):
     def gotLength(self, length: int | None) -> None:
         """Judge the headers: Twisted calls this between them and the body."""
         self.content = BytesIO()
-        for name, value in HEADERS.items():
+        origins = self.channel.site.api.configuration.callers.origins
+        shared = share_with(origins, self.requestHeaders.getRawHeaders(b"Origin", []))
+        for name, value in {**HEADERS, **shared}.items():
             self.setHeader(name, value)
         self.method, target, self.clientproto = self.channel.request_line()
         self.uri = _origin_form(target)
         self.path = self.uri.split(b"?", 1)[0]
         try:
             self._check_target()
+            if self.method != b"OPTIONS" and _SLASHES.sub(b"/", self.path) not in _OPEN:
+                self.caller = self.channel.site.api.admit(self.method, self.requestHeaders)
             if self.method == b"POST" and _SLASHES.sub(b"/", unquote(self.path)) == b"/evaluate":
-                self.form = self.channel.site.api.receive_form(self.requestHeaders, length)
+                api = self.channel.site.api
+                self.form = api.receive_form(self.requestHeaders, length, self.caller)
             elif (length or 0) > _BODY:
                 raise _body_not_expected()
-        except RequestError as error:
+        except Exception as error:  # noqa: BLE001  (silence is no answer)
             self.refuse(error, body_follows=length != 0)
 
     def _check_target(self) -> None:
@@ -97,16 +107,18 @@ class ApiRequest(Request):
                 self._discarded += len(data)
                 if self._discarded > _BODY:
                     raise _body_not_expected()
-        except RequestError as error:
-            self.refuse(error)
         except OSError as error:
             log.failure("a form cannot be stored")
             self.refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
+        except Exception as error:  # noqa: BLE001  (silence is no answer)
+            self.refuse(error)
 
-    def refuse(self, error: RequestError, body_follows: bool = True) -> None:
+    def refuse(self, error: Exception, body_follows: bool = True) -> None:
         """Answer now, although the body is still coming; the first answer is the only one."""
         if self._refused:
             return
+        if not isinstance(error, RequestError):
+            log.failure("a request failed", Failure(error))
         self._refused = True
         self._drop_form()
         if not body_follows:
@@ -206,3 +218,7 @@ class ApiSite(Site):
 
     def log(self, request: object) -> None:
         """Write no access log."""
+
+    def acceptableProtocols(self) -> list[bytes]:
+        """Return what TLS may negotiate."""
+        return [b"http/1.1"]

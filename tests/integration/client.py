@@ -60,10 +60,11 @@ class Answer:
 
 
 class Client:
-    """Talks to the daemon at `url`, over connections that are kept."""
+    """Talks to the daemon at `url`, over connections that are kept, with a token if need be."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         self.url = url
+        self._credentials = {"Authorization": f"Bearer {token}"} if token else {}
         self.evaluations: list[str] = []
         self._pool = HTTPConnectionPool(reactor)
         self._http = HTTPClient(Agent(reactor, connectTimeout=10, pool=self._pool))
@@ -80,7 +81,10 @@ class Client:
 
     async def request(self, method: str, path: str, **arguments: Any) -> Answer:
         """Return the answer to a request, whatever its status."""
-        response = await self._http.request(method, self.url + path, timeout=30, **arguments)
+        headers = {**self._credentials, **(arguments.pop("headers", None) or {})}
+        response = await self._http.request(
+            method, self.url + path, timeout=30, headers=headers, **arguments
+        )
         return Answer(response.code, response.headers, await response.content())
 
     async def get(self, path: str, **arguments: Any) -> Answer:

@@ -106,8 +106,8 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
         atexit.register(self.remove)
 
-    def start(self) -> None:
-        """Start the process; `ready` waits until it answers."""
+    def start(self, *options: str) -> None:
+        """Start the process with further options; `ready` waits until it answers."""
         assert TWISTD.exists(), f"there is no twistd beside {sys.executable}: install tawebeval"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -115,6 +115,7 @@ class Daemon:
                     *(str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval"),
                     *("--config", str(self.folder / "tawebeval.toml")),
                     *("--listen", f"tcp:{self.port}:interface=127.0.0.1"),
+                    *options,
                 ],
                 cwd=self.folder,
                 env=environment(

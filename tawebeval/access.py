@@ -1,0 +1,116 @@
+"""Who may call, and how often: the tokens as they are now, and each caller's rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.callers import ANYBODY, Tokens, parse_tokens
+from tawebeval.errors import ConfigurationError, OverShare
+
+_CREDENTIAL = "tokens"
+_ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refused for a bit
+
+log = Logger()
+
+
+@attrs.define
+class Rate:
+    """Lets each caller make `per_minute` requests, at once or spread; 0 is no limit.
+
+    `seconds` is a clock. Each has a bucket that holds the requests of one minute at most, and
+    fills steadily.
+    """
+
+    _per_minute: int
+    _seconds: Callable[[], float]
+    # By caller: how many requests were left, and when.
+    _left: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
+
+    def take(self, caller: str) -> None:
+        """Count a request. Raises OverShare, and counts nothing, where there is none left."""
+        if not self._per_minute:
+            return
+        now = self._seconds()
+        left, since = self._left.get(caller, (self._per_minute, now))
+        left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
+        if left < 1 - _ROUNDING:
+            wait = (1 - left) * 60 / self._per_minute
+            raise OverShare(
+                f"these are more than the {self._per_minute} requests that you may make in a "
+                "minute",
+                max(1, ceil(wait)),
+            )
+        self._left[caller] = left - 1, now
+
+
+@attrs.define
+class Access:
+    """Lets requests in; `source` is the file of tokens, None where anybody may call."""
+
+    _rate: Rate
+    source: Path | None = None
+    _tokens: Tokens | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Read the tokens. Raises ConfigurationError."""
+        if self.source is not None:
+            self._tokens = read_tokens(self.source)
+
+    @property
+    def open(self) -> bool:
+        """Whether anybody may call."""
+        return self._tokens is None
+
+    def admit(self, authorization: Sequence[bytes]) -> str:
+        """Return the name of who calls, with such headers `Authorization`; count the request.
+
+        Raises Unauthorized, OverShare.
+        """
+        if self._tokens is None:
+            return ANYBODY
+        caller = self._tokens.authenticate(authorization)
+        self._rate.take(caller)
+        return caller
+
+    def reload(self) -> None:
+        """Read the tokens again. What is wrong with the file is logged, and changes nothing."""
+        if self.source is None:
+            log.info("there is no file of tokens to read again")
+            return
+        try:
+            self._tokens = read_tokens(self.source)
+        except ConfigurationError as error:
+            log.error("the tokens stay as they were: {error}", error=error)  # noqa: TRY400
+        else:
+            log.info("the tokens were read again from {path}", path=self.source)
+
+
+def find_tokens(configured: str, environment: Mapping[str, str]) -> Path | None:
+    """Return where the file of tokens is, None if there is none.
+
+    It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`).
+    """
+    if configured:
+        return Path(configured).absolute()
+    if environment.get("CREDENTIALS_DIRECTORY"):
+        given = Path(environment["CREDENTIALS_DIRECTORY"], _CREDENTIAL)
+        if given.exists():
+            return given
+    return None
+
+
+def read_tokens(path: Path) -> Tokens:
+    """Return what the file at `path` says. Raises ConfigurationError with file and line."""
+    try:
+        return parse_tokens(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: is not UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None

@@ -1,0 +1,93 @@
+"""Who calls: the file of tokens, and which caller a request is from.
+
+A line of the file is `NAME sha256:HEX`, the name of a caller and the SHA-256 of its token.
+A hash that is quick to compute is right here: slow ones, with salt, protect what people
+choose and others guess. A token has 256 random bits, so there is nothing to guess, with
+whatever hash; and a slow one would have to be computed for every request.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+
+import attrs
+
+from tawebeval.errors import ConfigurationError, Unauthorized
+
+ANYBODY = ""
+"""The name of the one caller that there is without tokens; no file can have it."""
+
+TOKEN_BYTES = 32
+
+_PREFIX = "tawebeval_"  # whoever finds a token somewhere sees what it is for
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LINE = re.compile(rf"({_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
+_BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
+
+
+@attrs.frozen
+class Tokens:
+    """The tokens that count: the SHA-256 of each, and whose it is."""
+
+    _callers: Sequence[tuple[bytes, str]] = attrs.field(repr=False)
+
+    def authenticate(self, authorization: Sequence[bytes]) -> str:
+        """Return the caller's name; `authorization` is what such headers of a request say.
+
+        It takes equally long whichever token it is, and however much of one is right.
+        Raises Unauthorized, which repeats nothing of what was sent.
+        """
+        if not authorization:
+            raise Unauthorized("this needs a token: send Authorization: Bearer TOKEN")
+        bearer = _BEARER.fullmatch(authorization[0]) if len(authorization) == 1 else None
+        if bearer is None:
+            raise Unauthorized("Authorization: must be there once, as: Bearer TOKEN")
+        digest = sha256(bearer[1]).digest()
+        names = [name for known, name in self._callers if hmac.compare_digest(known, digest)]
+        if not names:
+            raise Unauthorized("this token is not, or no longer, one of a caller")
+        return names[0]
+
+
+def parse_tokens(text: str) -> Tokens:
+    """Return what a file of tokens says; a caller may have several, to change one for another.
+
+    Empty lines do not count, nor do those that begin with `#`. Raises ConfigurationError with
+    the number of the line, of which it shows nothing: it may be a token, put there by mistake.
+    """
+    callers: dict[bytes, str] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise ConfigurationError(
+                f"line {number}: should be NAME sha256:HEX, as `tawebeval token new NAME` prints it"
+            )
+        digest = bytes.fromhex(found[2])
+        if digest in callers:
+            raise ConfigurationError(f"line {number}: this token stands in an earlier line, too")
+        callers[digest] = found[1]
+    if not callers:
+        raise ConfigurationError("there is no token in it, so nobody could call")
+    return Tokens(tuple(callers.items()))
+
+
+def new_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
+    """Return a new token, and the line for the file that makes it one of the caller `name`.
+
+    `random` is as `os.urandom`. Raises ConfigurationError for what is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            "a caller's name has 1 to 64 of the characters A-Z a-z 0-9 . _ @ -, "
+            "the first a letter or digit"
+        )
+    drawn = urlsafe_b64encode(random(TOKEN_BYTES)).decode().rstrip("=")
+    token = _PREFIX + drawn
+    return token, f"{name} sha256:{sha256(token.encode()).hexdigest()}"

@@ -1,0 +1,193 @@
+"""Callers with tokens, against the real daemon, by treq, curl and byte by byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from io import BytesIO
+from pathlib import Path
+
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client
+from tests.integration.harness import CONFIGURATION, Daemon, until
+from tests.integration.raw import Connection, head_of
+from tests.integration.repositories import GitRepository
+
+COMMAND = Path(sys.executable).with_name("tawebeval")
+
+
+def new_token(name: str) -> tuple[str, str]:
+    """Return a token and its line, from the command that operators use."""
+    said = subprocess.run(
+        [COMMAND, "token", "new", name], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+    return re.findall(r"tawebeval_\S+", said)[0], re.findall(rf"{name} sha256:\S+", said)[0]
+
+
+class CallersTests(TestCase):
+    """One daemon for each test, with a place to run and two callers."""
+
+    timeout = 60
+
+    async def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.repository = GitRepository(self.folder / "repository")
+        self.repository.write("README", "an evaluator\n")
+        self.commit = self.repository.commit()
+        self.tokens, lines = {}, []
+        for name in ("alice", "bob"):
+            self.tokens[name], line = new_token(name)
+            lines.append(line)
+        self.file = self.folder / "tokens"
+        self.file.write_text("# callers\n" + "\n".join(lines))
+        configuration = CONFIGURATION.replace("running = 4", "running = 1")
+        self.daemon = Daemon(f"{configuration}\n[callers]\ntokens = '{self.file}'\n")
+        self.addCleanup(self.daemon.remove)
+        self.daemon.start()
+        self.alice = Client(self.daemon.url, self.tokens["alice"])
+        self.bob = Client(self.daemon.url, self.tokens["bob"])
+        self.stranger = Client(self.daemon.url)
+        for client in (self.alice, self.bob, self.stranger):
+            self.addCleanup(client.close)
+        await self.daemon.ready()
+
+    async def finish(self) -> None:
+        """Stop the daemon: nothing is left, and no token in what it has written."""
+        await self.daemon.stop()
+        for token in self.tokens.values():
+            self.assertNotIn(token, self.daemon.log)
+
+    async def begin(self, client: Client, command: str) -> str:
+        """Begin an evaluation."""
+        return await client.evaluate(self.repository.url, self.commit, command)
+
+    async def hang_up(self, words: str) -> None:
+        """Send SIGHUP, and wait until that is logged."""
+        count = self.daemon.log.count(words)
+        os.kill(self.daemon.pid, signal.SIGHUP)
+        await until(lambda: self.daemon.log.count(words) > count, f"{words} is logged")
+
+    async def test_two_callers(self) -> None:
+        """Bob neither sees nor cancels what Alice has begun, during it and after."""
+        identifier = await self.begin(self.alice, "echo ready; exec sleep 60")
+        await self.alice.printed(identifier, "ready")
+        for client, code in ((self.bob, 404), (self.stranger, 401)):
+            for method, path in (("GET", ""), ("GET", "/events"), ("DELETE", "")):
+                answer = await client.request(method, f"/evaluation/{identifier}{path}")
+                answer.problem(code)
+        self.assertEqual((await self.alice.status(identifier))["state"], "running")
+        await self.alice.cancel(identifier)
+        await self.alice.follow(identifier)
+        (await self.bob.ask(identifier, "end")).problem(404)
+        self.assertEqual((await self.alice.ask(identifier, "end")).code, 200)
+        await self.finish()
+
+    async def test_reload(self) -> None:
+        """SIGHUP: new tokens count, old ones do not; a broken file changes nothing."""
+        carol, line = new_token("carol")
+        self.tokens["carol"] = carol
+        client = Client(self.daemon.url, carol)
+        self.addCleanup(client.close)
+        (await client.get("/evaluation/x")).problem(401)
+        before = self.file.read_text()
+        self.file.write_text(f"{before}\n{carol}\n")
+        await self.hang_up(f"{self.file}: line 4")
+        (await client.get("/evaluation/x")).problem(401)
+        (await self.alice.get("/evaluation/x")).problem(404)
+        self.file.write_text(line)
+        await self.hang_up("read again")
+        (await client.get("/evaluation/x")).problem(404)
+        (await self.alice.get("/evaluation/x")).problem(401)
+        await self.finish()
+
+    async def test_refused_before_the_body(self) -> None:
+        """401 reaches curl and treq in the midst of a large upload; nothing of it is stored."""
+        with Connection(self.daemon.port) as connection:
+            answer = connection.ask(head_of(50_000_000))
+            answer.problem(401)
+            self.assertEqual(answer.headers["www-authenticate"], "Bearer")
+        large = self.folder / "large"
+        large.write_bytes(b"x" * 40_000_000)
+        for expect in ("Expect:", "Expect: 100-continue"):
+            curl = subprocess.run(
+                [
+                    *("curl", "-sS", "-o", "-", "-w", "\n%{http_code} %{size_upload}"),
+                    *("-H", expect, "-H", "Authorization: Bearer wrong"),
+                    *("-F", f"submission[s]=@{large}", f"{self.daemon.url}/evaluate"),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=30,
+            )
+            body, _, figures = curl.stdout.rpartition("\n")
+            self.assertEqual(figures.split()[0], "401", curl)
+            self.assertEqual(json.loads(body)["status"], 401)
+        files = [("submission[s]", ("s", "text/plain", BytesIO(large.read_bytes())))]
+        (await self.stranger.request("POST", "/evaluate", files=files)).problem(401)
+        self.assertEqual(list((self.daemon.state / "uploads").iterdir()), [])
+        await self.finish()
+
+    async def test_fair(self) -> None:
+        """Bob's one is next, whatever Alice has waiting before it."""
+        first = await self.begin(self.alice, "echo ready; exec sleep 60")
+        await self.alice.printed(first, "ready")
+        many = [await self.begin(self.alice, "exec sleep 60") for _ in range(20)]
+        bobs = await self.begin(self.bob, "echo bob")
+        self.assertEqual((await self.bob.status(bobs))["queue_place"], 1)
+        self.assertEqual((await self.alice.status(many[0]))["queue_place"], 0)
+        self.assertEqual((await self.alice.status(many[-1]))["queue_place"], 20)
+        await self.alice.cancel(first)
+        await self.alice.cancel(many[0])
+        events = await self.bob.follow(bobs)
+        self.assertEqual(events[0]["payload"], "bob")
+        states = [(await self.alice.status(identifier))["state"] for identifier in many[2:]]
+        self.assertEqual(set(states), {"queued"})
+        await self.finish()
+
+
+class ExposureTests(TestCase):
+    """Daemons without tokens, or with broken ones."""
+
+    timeout = 60
+
+    async def refused(self, configuration: str) -> str:
+        """Return what a daemon says that does not start."""
+        daemon = Daemon(configuration)
+        self.addCleanup(daemon.remove)
+        port = daemon.port
+        daemon.start("--listen", f"tcp:{port}")
+        await until(lambda: not daemon.running, "it ends", 30)
+        self.assertNotIn("Traceback", daemon.log)
+        return daemon.log
+
+    async def test_strangers(self) -> None:
+        """It does not start where others could reach it, and says what to write."""
+        self.assertIn("open = true", await self.refused(""))
+
+    async def test_broken_file(self) -> None:
+        """Nor with a file of tokens that is broken: the line is named."""
+        folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "tokens").write_text("# one\nsecret\n")
+        said = await self.refused(f"[callers]\ntokens = '{folder / 'tokens'}'")
+        self.assertIn(f"{folder / 'tokens'}: line 2", said)
+        self.assertNotIn("secret", said)
+
+    async def test_hang_up(self) -> None:
+        """SIGHUP does not end a daemon without tokens."""
+        daemon = Daemon()
+        self.addCleanup(daemon.remove)
+        daemon.start()
+        await daemon.ready()
+        os.kill(daemon.pid, signal.SIGHUP)
+        await until(lambda: "no file of tokens" in daemon.log, "it is logged")
+        await daemon.ready()
+        await daemon.stop()

@@ -1,0 +1,150 @@
+"""`tawebeval.access`: the tokens as they are now, and each caller's rate."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.task import Clock
+from twisted.logger import globalLogPublisher
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.access import Access, Rate, find_tokens
+from tawebeval.callers import new_token
+from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
+
+
+class RateTests(SynchronousTestCase):
+    """Requests in a minute."""
+
+    def test_share(self) -> None:
+        """So many at once, and then as they come again; one caller's are not another's."""
+        clock = Clock()
+        rate = Rate(3, clock.seconds)
+        for _ in range(3):
+            rate.take("a")
+        error = self.assertRaises(OverShare, rate.take, "a")
+        self.assertEqual(error.retry_after, 20)
+        rate.take("b")
+        clock.advance(19.5)
+        self.assertEqual(self.assertRaises(OverShare, rate.take, "a").retry_after, 1)
+        clock.advance(0.5)
+        rate.take("a")
+        self.assertRaises(OverShare, rate.take, "a")
+        clock.advance(1000)
+        for _ in range(3):
+            rate.take("a")
+        self.assertRaises(OverShare, rate.take, "a")
+
+    def test_none(self) -> None:
+        """0 is no limit."""
+        rate = Rate(0, Clock().seconds)
+        for _ in range(10_000):
+            rate.take("a")
+
+    @given(st.integers(1, 10_000), st.lists(st.floats(0, 90), max_size=60))
+    def test_patience(self, per_minute: int, pauses: list[float]) -> None:
+        """Whoever waits as long as it was told is let in; in no minute are there more than 2 x."""
+        clock = Clock()
+        rate = Rate(per_minute, clock.seconds)
+        rate._left["a"] = (0, 0)
+        for taken, pause in enumerate(pauses, 1):
+            clock.advance(pause)
+            try:
+                rate.take("a")
+            except OverShare as error:
+                self.assertGreaterEqual(error.retry_after, 1)
+                clock.advance(error.retry_after)
+                rate.take("a")
+            self.assertLessEqual(taken, clock.seconds() * per_minute / 60 + 1e-6)
+
+
+class AccessTests(SynchronousTestCase):
+    """The file of tokens, and reading it again."""
+
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp()).absolute()
+        self.alice, line = new_token("alice", os.urandom)
+        self.path.write_text(line)
+        self.access = Access(Rate(0, Clock().seconds), self.path)
+        self.logged: list[str] = []
+
+    def admit(self, token: str) -> str:
+        """Ask with a token."""
+        return self.access.admit([b"Bearer " + token.encode()])
+
+    def reload(self) -> str:
+        """Read the file again; return what was logged."""
+        events: list[str] = []
+
+        def observe(event: object) -> None:
+            events.append(event["log_format"].format(**event))  # type: ignore[index]
+
+        globalLogPublisher.addObserver(observe)
+        try:
+            self.access.reload()
+        finally:
+            globalLogPublisher.removeObserver(observe)
+        (said,) = events
+        return said
+
+    def test_open(self) -> None:
+        """Without a file everybody is the same caller, for whom there is no rate."""
+        access = Access(Rate(1, Clock().seconds))
+        self.assertTrue(access.open)
+        for headers in ([], [b"Bearer x"], [b"nonsense"]):
+            self.assertEqual(access.admit(headers), "")
+        self.access = access
+        self.assertIn("no file of tokens", self.reload())
+
+    def test_reload(self) -> None:
+        """A new token counts from then on, and one that was taken out no more."""
+        bob, line = new_token("bob", os.urandom)
+        self.assertFalse(self.access.open)
+        self.assertEqual(self.admit(self.alice), "alice")
+        self.path.write_text(line)
+        self.assertRaises(Unauthorized, self.admit, bob)
+        self.assertIn(str(self.path), self.reload())
+        self.assertEqual(self.admit(bob), "bob")
+        self.assertRaises(Unauthorized, self.admit, self.alice)
+
+    def test_broken_reload(self) -> None:
+        """A file that is broken, or gone, changes nothing and is logged."""
+        self.path.write_text(f"# x\n{self.alice}\n")
+        said = self.reload()
+        self.assertIn(f"{self.path}: line 2", said)
+        self.assertNotIn(self.alice, said)
+        self.path.write_bytes(b"\xff")
+        self.assertIn("UTF-8", self.reload())
+        self.path.unlink()
+        self.assertIn("No such file", self.reload())
+        self.assertEqual(self.admit(self.alice), "alice")
+        self.assertFalse(self.access.open)
+
+    def test_broken_at_first(self) -> None:
+        """At the start it is an error with the file's name."""
+        self.path.write_text("nonsense")
+        error = self.assertRaises(ConfigurationError, Access, Rate(0, Clock().seconds), self.path)
+        self.assertIn(f"{self.path}: line 1", str(error))
+
+    def test_strangers_are_not_counted(self) -> None:
+        """Whoever has no token uses up nobody's requests."""
+        self.access = Access(Rate(1, Clock().seconds), self.path)
+        for _ in range(3):
+            self.assertRaises(Unauthorized, self.admit, "x")
+        self.admit(self.alice)
+        self.assertRaises(OverShare, self.admit, self.alice)
+
+    def test_find(self) -> None:
+        """The configured file wins over systemd's, which is taken if there is one."""
+        credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
+        given = self.path.parent / "tokens"
+        self.assertEqual(find_tokens("", {}), None)
+        self.assertEqual(find_tokens("", credentials), None)
+        given.touch()
+        self.addCleanup(given.unlink)
+        self.assertEqual(find_tokens("", credentials), given)
+        self.assertEqual(find_tokens("/x", credentials), Path("/x"))
+        self.assertEqual(find_tokens("x", {}), Path.cwd() / "x")

@@ -1,0 +1,160 @@
+"""`tawebeval.callers`: the file of tokens, and who is let in by it."""
+
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import callers
+from tawebeval.callers import TOKEN_BYTES, Tokens, new_token, parse_tokens
+from tawebeval.errors import ConfigurationError, Unauthorized
+
+
+def line(name: str, token: str) -> str:
+    """Return a line of the file."""
+    return f"{name} sha256:{sha256(token.encode()).hexdigest()}"
+
+
+class FileTests(SynchronousTestCase):
+    """What may stand in a file of tokens."""
+
+    def refuse(self, text: str, number: int | None) -> str:
+        """Hold that a file is refused because of that line, of which nothing is shown."""
+        error = str(self.assertRaises(ConfigurationError, parse_tokens, text))
+        self.assertEqual(error.startswith(f"line {number}: "), number is not None, error)
+        self.assertNotIn("secret", error)
+        return error
+
+    def test_file(self) -> None:
+        """A caller on each line; comments, empty lines and spaces around do not count."""
+        text = f"# ours\n\n{line('alice', 'a')}\r\n \t\n  {line('bob', 'b').upper()[3:]}  "
+        text = text.replace("SHA256", "sha256").replace("\n  ", "\n  bob")
+        tokens = parse_tokens(text)
+        self.assertEqual(tokens.authenticate([b"Bearer a"]), "alice")
+        self.assertEqual(tokens.authenticate([b"Bearer b"]), "bob")
+
+    def test_several(self) -> None:
+        """One caller may have several tokens."""
+        tokens = parse_tokens(f"{line('alice', 'a')}\n{line('alice', 'b')}")
+        self.assertEqual({tokens.authenticate([b"Bearer " + t]) for t in (b"a", b"b")}, {"alice"})
+
+    def test_broken(self) -> None:
+        """What is anything else is refused with its line."""
+        good = line("alice", "a")
+        for broken in (
+            "alice",
+            "secret",
+            "alice secret",
+            "alice sha256:",
+            good[:-1],
+            good + "0",
+            good + " # secret",
+            good.replace("sha256", "md5"),
+            good.replace("alice", ""),
+            good.replace("alice", "al ice"),
+            good.replace("alice", "ül"),
+            good.replace("alice", "a" * 65),
+            good.replace("alice", "-a"),
+        ):
+            self.refuse(f"# first\n{broken}\n", 2)
+            self.refuse(f"{line('bob', 'b')}\n\n{broken}", 3)
+
+    def test_same_token(self) -> None:
+        """A token cannot be two callers', nor stand there twice."""
+        self.refuse(f"{line('alice', 'a')}\n{line('bob', 'a')}", 2)
+
+    def test_empty(self) -> None:
+        """A file without a token lets nobody in: surely a mistake."""
+        self.refuse("", None)
+        self.refuse("# alice\n", None)
+
+
+class AuthenticateTests(SynchronousTestCase):
+    """`Authorization`."""
+
+    tokens = parse_tokens(f"{line('alice', 'secret-a')}\n{line('bob', 'secret-b')}")
+
+    def test_known(self) -> None:
+        """The scheme is Bearer, however it is written."""
+        for header in (b"Bearer secret-a", b"bearer secret-a", b"BEARER   secret-a "):
+            self.assertEqual(self.tokens.authenticate([header]), "alice")
+        self.assertEqual(self.tokens.authenticate([b"Bearer secret-b"]), "bob")
+
+    def test_refused(self) -> None:
+        """No header, two, another scheme, no token, a wrong one; nothing of it is repeated."""
+        for headers in (
+            [],
+            [b"Bearer secret-a", b"Bearer secret-a"],
+            [b""],
+            [b"Bearer"],
+            [b"Bearer "],
+            [b"Bearersecret-a"],
+            [b"Basic secret-a"],
+            [b"Bearer secret-a secret-b"],
+            [b"Bearer secret-A"],
+            [b"Bearer secret-"],
+            [b"Bearer secret-aa"],
+            [b"Bearer secret-a\0"],
+            [b"Bearer \xff"],
+            [b"Bearer " + sha256(b"secret-a").hexdigest().encode()],
+        ):
+            error = self.assertRaises(Unauthorized, self.tokens.authenticate, headers)
+            self.assertNotIn("secret", str(error))
+
+    @given(st.binary(max_size=80))
+    def test_garbage(self, sent: bytes) -> None:
+        """Nothing else gets in."""
+        self.assertRaises(Unauthorized, self.tokens.authenticate, [b"Bearer " + sent])
+
+    def test_constant_time(self) -> None:
+        """Each token of the file is compared, in constant time, whichever it is."""
+        compared: list[bytes] = []
+
+        def compare(known: bytes, digest: bytes) -> bool:
+            compared.append(known)
+            return known == digest
+
+        self.patch(callers.hmac, "compare_digest", compare)
+        for token in (b"secret-a", b"secret-b"):
+            compared.clear()
+            self.tokens.authenticate([b"Bearer " + token])
+            self.assertEqual(len(compared), 2)
+
+    def test_not_shown(self) -> None:
+        """What is known of tokens is in no representation, which may end in a log."""
+        self.assertEqual(repr(self.tokens), "Tokens()")
+        self.assertIsInstance(self.tokens, Tokens)
+
+
+class NewTests(SynchronousTestCase):
+    """New tokens."""
+
+    def test_new(self) -> None:
+        """A token of 256 random bits, and the line that makes it a caller's."""
+        asked: list[int] = []
+
+        def random(count: int) -> bytes:
+            asked.append(count)
+            return os.urandom(count)
+
+        token, written = new_token("alice", random)
+        self.assertEqual((asked, TOKEN_BYTES), ([32], 32))
+        self.assertRegex(token, r"\Atawebeval_[A-Za-z0-9_-]{43}\Z")
+        self.assertNotIn(token, written)
+        found = parse_tokens(written).authenticate([b"Bearer " + token.encode()])
+        self.assertEqual(found, "alice")
+
+    def test_fresh(self) -> None:
+        """No two are the same."""
+        self.assertEqual(len({new_token("a", os.urandom)[0] for _ in range(50)}), 50)
+
+    def test_name(self) -> None:
+        """What could not stand in the file is refused."""
+        for name in ("", "a b", "#a", "a\nb", "a" * 65, "ü"):
+            self.assertRaises(ConfigurationError, new_token, name, os.urandom)
+        for name in ("a" * 64, "alice@example.org", "site-1"):
+            parse_tokens(new_token(name, os.urandom)[1])

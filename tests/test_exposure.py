@@ -1,0 +1,102 @@
+"""`tawebeval.exposure`: who may be able to ask a daemon without tokens."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import ConfigurationError, ForeignPage
+from tawebeval.exposure import Reach, check_endpoints, check_page, reach
+
+
+class EndpointTests(SynchronousTestCase):
+    """Endpoint strings, as Twisted understands them."""
+
+    def test_machine(self) -> None:
+        """Loopback addresses and UNIX sockets."""
+        for endpoint in (
+            "tcp:8080:interface=127.0.0.1",
+            "tcp:interface=127.1.2.3:port=1",
+            "tcp:8080:interface=localhost",
+            r"tcp6:8080:interface=\:\:1",
+            r"tcp:8080:interface=\:\:1",
+            "ssl:443:interface=127.0.0.1:privateKey=/x",
+            "haproxy:tcp:8080:interface=127.0.0.1",
+            "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
+            "unix:/run/x",
+        ):
+            self.assertIs(reach(endpoint), Reach.MACHINE, endpoint)
+
+    def test_unknown(self) -> None:
+        """Sockets that somebody else has opened are the operator's affair."""
+        endpoints = ["unix:/x", "systemd:domain=INET:index=0", "fd:fileno=3"]
+        self.assertEqual(check_endpoints(endpoints), endpoints[1:])
+
+    def test_others(self) -> None:
+        """Everything else, also what only looks like this machine."""
+        for endpoint in (
+            "",
+            "tcp:8080",
+            "tcp:8080:interface=",
+            "tcp:8080:interface=0.0.0.0",
+            "tcp:8080:interface=10.0.0.1",
+            "tcp:8080:interface=127.0.0.1.example.org",
+            "tcp:8080:127.0.0.1",
+            r"tcp6:8080:interface=\:\:",
+            "tcp6:8080",
+            "haproxy:tcp:8080",
+            "tcp:8080:interface=127.0.0.1:interface=0.0.0.0",
+            r"tcp:8080:interface=127.0.0.1:inter\face=0.0.0.0",
+            r"tcp:8080:interface\=127.0.0.1",
+            r"tcp:8080:x=a\:interface=127.0.0.1",
+            "onion:80:interface=127.0.0.1",
+        ):
+            self.assertIs(reach(endpoint), Reach.OTHERS, endpoint)
+            error = str(
+                self.assertRaises(ConfigurationError, check_endpoints, ["unix:/x", endpoint])
+            )
+            self.assertIn(repr(endpoint), error)
+            for words in ("open = true", "tokens = ", "interface=127.0.0.1", "token new"):
+                self.assertIn(words, error)
+
+
+class PageTests(SynchronousTestCase):
+    """Pages in a browser on this machine."""
+
+    def check(self, origin: str | None, host: str | None, method: bytes = b"POST") -> None:
+        """Ask for a page."""
+        check_page(method, origin, host, ("*", "https://judge.example.org"))
+
+    def test_allowed(self) -> None:
+        """No browser; the daemon's own pages, at a name of this machine; those that are named."""
+        for origin, host in (
+            (None, "localhost:8080"),
+            (None, "anything"),
+            (None, None),
+            ("http://localhost:8080", "localhost:8080"),
+            ("http://localhost:8080", "LOCALHOST:8080"),
+            ("http://127.0.0.1", "127.0.0.1"),
+            ("http://[::1]:8080", "[::1]:8080"),
+            ("https://judge.example.org", "localhost:8080"),
+        ):
+            self.check(origin, host)
+            self.check(origin, host, b"DELETE")
+
+    def test_refused(self) -> None:
+        """Other pages, and names that could be anybody's; `*` names nobody."""
+        for origin, host in (
+            ("https://example.org", "localhost:8080"),
+            ("http://localhost:8081", "localhost:8080"),
+            ("http://localhost", "localhost:8080"),
+            ("http://localhost:8080", None),
+            ("http://example.org:8080", "example.org:8080"),  # a name that leads here
+            ("http://127.0.0.1.example.org:8080", "127.0.0.1.example.org:8080"),
+            ("null", "localhost:8080"),
+            ("", ""),
+        ):
+            for method in (b"POST", b"DELETE", b"PUT"):
+                self.assertRaises(ForeignPage, self.check, origin, host, method)
+
+    def test_reading(self) -> None:
+        """What changes nothing is not refused: who reads has to know an identifier."""
+        for method in (b"GET", b"HEAD", b"OPTIONS"):
+            self.check("https://example.org", "localhost:8080", method)

@@ -1,0 +1,116 @@
+"""`tawebeval.registry`: callers do not see each other, and each has its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.admission import Queue
+from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
+from tests.test_registry import END, RegistryTestCase
+
+
+class CallerTests(RegistryTestCase):
+    """Alice has begun something, and Bob knows its identifier."""
+
+    def asked(self, identifier: str, caller: str) -> list[type[Exception] | None]:
+        """Ask for everything that there is; return how each is refused."""
+        registry = self.registry
+
+        refusals: list[type[Exception] | None] = []
+        questions: list[Callable[[], object]] = [
+            lambda: registry.page(identifier, None, caller),
+            lambda: registry.page(identifier, "0", caller),
+            lambda: registry.page(identifier, END, caller),
+            lambda: registry.status(identifier, caller),
+            lambda: registry.cancel(identifier, caller).send(None),
+        ]
+        for question in questions:
+            try:
+                question()
+            except (StopIteration, Exception) as error:  # noqa: BLE001
+                refusals.append(None if isinstance(error, StopIteration) else type(error))
+            else:
+                refusals.append(None)
+        waited = Deferred.fromCoroutine(registry.next_page(identifier, "0", 5, caller))
+        if waited.called:
+            waited.addErrback(lambda failure: refusals.append(failure.type))
+        else:
+            waited.addErrback(lambda _: None)
+            waited.cancel()
+        return refusals
+
+    def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
+        """Begin an evaluation."""
+        return self.registry.accept(self.upload(key, digest), caller)
+
+    def test_others(self) -> None:
+        """For Bob it was never there, from the first moment to after it was forgotten."""
+        identifier = self.begin("alice")
+        child = self.world.child
+        child.print(b"a\nb\n")
+        nothing = [UnknownEvaluation] * 6
+        for caller in ("bob", "", "alic", "alicee"):
+            self.assertEqual(self.asked(identifier, caller), nothing)
+        self.assertEqual(child.signals, [])
+        self.finish(child)
+        self.assertEqual(self.asked(identifier, "bob"), nothing)
+        self.assertEqual(self.registry.page(identifier, None, "alice").end, END)
+        self.registry.page(identifier, END, "alice")
+        self.assertEqual(self.asked(identifier, "bob"), nothing)
+        with self.assertRaises(EvaluationGone):
+            self.registry.status(identifier, "alice")
+        self.assertEqual(self.registry.page(identifier, END, "alice").end, None)
+
+    def test_restart(self) -> None:
+        """Neither does a daemon that has lost everything tell Bob of it."""
+        identifier = self.begin("alice")
+        self.end_all()
+        self.registry = self.make(2)
+        self.assertEqual(self.asked(identifier, "bob"), [UnknownEvaluation] * 6)
+        with self.assertRaises(EvaluationGone):
+            self.registry.page(identifier, None, "alice")
+
+    def test_others_do_not_keep_it(self) -> None:
+        """That Bob asks for it does not count as a request."""
+        identifier = self.begin("alice")
+        self.world.clock.advance(899)
+        self.asked(identifier, "bob")
+        self.world.clock.advance(1)
+        self.registry.expire()
+        with self.assertRaises(EvaluationGone):
+            self.registry.page(identifier, None, "alice")
+
+    def test_keys(self) -> None:
+        """An `Idempotency-Key` is its caller's own."""
+        first = self.begin("alice", "k", b"1")
+        second = self.begin("bob", "k", b"2")
+        self.assertNotEqual(first, second)
+        self.assertEqual(self.begin("alice", "k", b"1"), first)
+        self.assertEqual(self.begin("bob", "k", b"2"), second)
+        self.assertRaises(KeyReused, self.begin, "bob", "k", b"1")
+
+
+class ShareTests(RegistryTestCase):
+    """Two places to run, three to wait, of which one is each caller's share."""
+
+    def make(self, seed: int = 1) -> object:  # type: ignore[override]
+        """Return a registry with shares."""
+        registry = super().make(seed)
+        registry._queue = Queue(2, 3, own_running=1, own_queued=1)
+        return registry
+
+    def test_shares(self) -> None:
+        """Over its share: OverShare, while another is let in; where all is full, Busy."""
+        begin = self.registry.accept
+        for _ in range(2):
+            begin(self.upload(), "alice")
+        error = self.assertRaises(OverShare, begin, self.upload(), "alice")
+        self.assertEqual(error.retry_after, 5)
+        self.assertRaises(OverShare, self.registry.check_admission, "alice")
+        for caller in ("bob", "bob", "carol"):
+            begin(self.upload(), caller)
+        self.assertIs(type(self.assertRaises(Busy, begin, self.upload(), "dave")), Busy)
+        states = [child.signals for child in self.world.spawn.children]
+        self.assertEqual(states, [[], []])
