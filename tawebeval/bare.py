@@ -1,25 +1,31 @@
 """One bare repository on the disk: which commits are in it, and how others get there.
 
 Beside what git keeps there it has `url`, for people, and `commits/`: a marker for each
-commit that is here with all of its tree, named by the commit's OID and holding the tree's.
-So whether a commit is here is known without asking git.
+commit that is here with all of its tree, named by the commit's OID and holding the tree's,
+how many files that has, and how many bytes. So whether a commit is here, and how large its
+tree is, is known without asking git.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.task import LoopingCall
 
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git, Outcome
+from tawebeval.hosts import Route
+from tawebeval.remotes import Remotes
 from tawebeval.signals import Threads
+from tawebeval.trees import TreeLimits, TreeMeter
 from tawebeval.workspace import Workspace, remove
 
 _FETCH = (
@@ -32,7 +38,8 @@ _FETCH = (
     "--no-auto-maintenance",
 )
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
-_OID = re.compile(r"[0-9a-f]{40}")
+_MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
+_LOOK = 0.25  # seconds between two looks at how much a fetch has brought
 # What git says when a server has a commit, or may have it, but does not hand it out.
 _NOT_OFFERED = re.compile(
     "does not allow request for unadvertised object|find remote ref|dumb http transport|"
@@ -44,39 +51,53 @@ _NOT_THERE = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object 
 
 @attrs.frozen
 class Commit:
-    """A commit and its tree, by their OIDs."""
+    """A commit and its tree, by their OIDs; how many files the tree has, and bytes in them."""
 
     oid: str
     tree: str
+    files: int = 0
+    size: int = 0
+
+
+@attrs.frozen
+class FetchLimits:
+    """What may be fetched.
+
+    Each attempt may take `timeout` seconds and bring `size` bytes, and what is checked out
+    may be as `tree` says.
+    """
+
+    clock: Any
+    timeout: float
+    size: int
+    tree: TreeLimits
 
 
 @attrs.define
 class BareRepository:
-    """The repository at `path`, which the first fetch makes; only one fetches at a time.
-
-    Each attempt to fetch takes at most `timeout` seconds.
-    """
+    """The repository at `path`, which the first fetch makes; only one fetches at a time."""
 
     path: Path
     _git: Git
     _threads: Threads
-    _timeout: float
+    _remotes: Remotes
+    _limits: FetchLimits
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
 
     def known(self, oid: str) -> Commit | None:
         """Return the commit if it is marked as being here."""
         try:
-            tree = self._marker(oid).read_text()
+            marker = _MARKER.fullmatch(self._marker(oid).read_text())
         except OSError:
             return None
-        return Commit(oid, tree) if _OID.fullmatch(tree) else None
+        return marker and Commit(oid, marker[1], int(marker[2]), int(marker[3]))
 
     def _marker(self, oid: str) -> Path:
         return self.path / "commits" / oid
 
     def _mark(self, commit: Commit) -> None:
         unfinished = self._marker(commit.oid).with_suffix(".new")
-        unfinished.write_text(commit.tree)
+        unfinished.write_text(f"{commit.tree} {commit.files} {commit.size}")
         unfinished.replace(self._marker(commit.oid))
 
     def touch(self) -> None:
@@ -86,12 +107,17 @@ class BareRepository:
 
     def size(self) -> int:
         """Return the number of bytes that it takes on the disk. Blocks."""
-        size = 0
+        return sum(status.st_blocks * 512 for status in self._files().values())
+
+    def _files(self) -> dict[str, os.stat_result]:
+        """Return all that it consists of, by names relative to it. Blocks."""
+        found = {}
         for directory, _, names in os.walk(self.path):
             for name in names:
+                path = os.path.join(directory, name)
                 with suppress(OSError):
-                    size += os.lstat(os.path.join(directory, name)).st_blocks * 512
-        return size
+                    found[os.path.relpath(path, self.path)] = os.lstat(path)
+        return found
 
     def tidy(self) -> None:
         """Remove what an interrupted fetch leaves: locks and unfinished packs. Blocks."""
@@ -101,12 +127,13 @@ class BareRepository:
 
     async def check_out(self, commit: Commit, workspace: Workspace) -> None:
         """Put the tree of a commit that is here into the workspace. Raises EvaluationError."""
+        self._limits.tree.check(commit.files, commit.size)
         outcome = await self._git(
             self.path,
             f"--work-tree={workspace.tree}",
             *("read-tree", "--reset", "-u", commit.tree),
             environment={"GIT_INDEX_FILE": str(workspace.index)},
-            timeout=self._timeout,
+            timeout=self._limits.timeout,
         )
         if outcome.status:
             raise _failed("the commit's tree could not be checked out", outcome)
@@ -118,6 +145,7 @@ class BareRepository:
         try:
             await self._initialise(repository.url)
             commit = await self._find(oid) or await self._ask(repository, oid)
+            commit = await self._measure(commit)
             await self._threads.run(self._mark, commit)
             complete = True
             return commit
@@ -153,16 +181,34 @@ class BareRepository:
         # git takes the OID of a tag, too, for the commit that it names.
         return Commit(oid, tree) if outcome.status == 0 and found == oid else None
 
+    async def _measure(self, commit: Commit) -> Commit:
+        """Return the commit with the size of its tree. Raises EvaluationError over the limits."""
+        meter = TreeMeter(self._limits.tree)
+        outcome = await self._git(
+            self.path,
+            *("ls-tree", "-r", "-t", "-l", "-z", commit.tree),
+            timeout=self._limits.timeout,
+            received=meter.feed,
+        )
+        if outcome.status:
+            raise _failed("the commit's tree could not be listed", outcome)
+        return attrs.evolve(commit, files=meter.files, size=meter.size)
+
     async def _ask(self, repository: Repository, oid: str) -> Commit:
         """Fetch a commit over the network, by the cheapest way that the server allows."""
-        for way in _ways(repository, oid):
+        route = await self._remotes.route(repository.url)
+        for way in _ways(repository, route, oid):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
                 deepen = (f"--depth={_EVERYTHING}",)
-            outcome = await self._git(self.path, *_FETCH, *deepen, *way, timeout=self._timeout)
+            outcome = await self._bounded(*_FETCH, *deepen, *way, environment=route.environment)
             if outcome.timed_out:
+                seconds = self._limits.timeout
                 raise _failed(
-                    f"the repository could not be fetched within {self._timeout:g} seconds", outcome
+                    f"the repository could not be fetched within {seconds:g} seconds",
+                    outcome,
+                    limit="repositories.fetch_timeout",
+                    value=seconds,
                 )
             if outcome.status == 0:
                 commit = await self._find(oid)
@@ -174,11 +220,77 @@ class BareRepository:
                 raise _failed("the repository could not be fetched", outcome)
         raise EvaluationError("commit", f"the repository has no commit {oid}")
 
+    async def _bounded(self, *arguments: str, environment: Mapping[str, str]) -> Outcome:
+        """Run a command that fetches; raise EvaluationError when it brings too many bytes.
 
-def _ways(repository: Repository, oid: str) -> Iterator[tuple[str, ...]]:
+        The kernel keeps each file within the limit, so also the pack that a usual server sends.
+        A server of plain files sends many: what these have in sum is looked at again and again.
+        """
+        limit = self._limits.size
+        before = await self._threads.run(self._files)
+        start = sum(status.st_blocks * 512 for status in before.values())
+        over = False
+
+        async def look() -> None:
+            nonlocal over
+            if not over and await self._threads.run(self.size) - start > limit:
+                over = True
+                fetching.cancel()
+
+        fetching = Deferred.fromCoroutine(
+            self._git(
+                self.path,
+                *arguments,
+                environment=environment,
+                timeout=self._limits.timeout,
+                largest=limit,
+            )
+        )
+        watch = LoopingCall(lambda: Deferred.fromCoroutine(look()))
+        watch.clock = self._limits.clock
+        watch.start(_LOOK, now=False)
+        try:
+            outcome = await fetching
+        except CancelledError:
+            if not over:
+                raise
+        else:
+            if outcome.status == 0 or not await self._threads.run(self._is_full, before):
+                return outcome
+        finally:
+            watch.stop()
+        await self._threads.run(self._undo, before)
+        raise EvaluationError(
+            "repository",
+            f"the repository was not fetched: it has more than {limit} bytes",
+            {"limit": "repositories.fetch_bytes", "value": limit},
+        )
+
+    def _is_full(self, before: Mapping[str, os.stat_result]) -> bool:
+        """Tell whether a new file has reached the limit. Blocks."""
+        after = self._files()
+        return any(after[name].st_size >= self._limits.size for name in after.keys() - before)
+
+    def _undo(self, before: Mapping[str, os.stat_result]) -> None:
+        """Remove the objects that a fetch has brought which did not come to its end. Blocks.
+
+        When refs have changed it was at its end already, and the objects are referred to.
+        """
+        after = self._files()
+
+        def changed(name: str) -> bool:
+            return name not in before or before[name].st_mtime_ns != after[name].st_mtime_ns
+
+        if not any(changed(name) for name in after if name.startswith(("refs", "packed-refs"))):
+            for name in after.keys() - before:
+                if name.startswith("objects"):
+                    (self.path / name).unlink(missing_ok=True)
+
+
+def _ways(repository: Repository, route: Route, oid: str) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of `git fetch` by which a commit may be had, the cheapest first."""
     depth = f"--depth={repository.depth or 1}"
-    source = ("--end-of-options", repository.url)
+    source = ("--end-of-options", route.url)
     yield depth, *source, f"{oid}:refs/commits/{oid}"
     if repository.branch:
         branch = f"refs/heads/{repository.branch}:refs/origin/heads/{repository.branch}"
@@ -189,5 +301,5 @@ def _ways(repository: Repository, oid: str) -> Iterator[tuple[str, ...]]:
     yield "--prune", *source, "refs/*:refs/origin/*"
 
 
-def _failed(message: str, outcome: Outcome) -> EvaluationError:
-    return EvaluationError("repository", message, {"stderr": outcome.stderr})
+def _failed(message: str, outcome: Outcome, **members: str | float) -> EvaluationError:
+    return EvaluationError("repository", message, {"stderr": outcome.stderr, **members})

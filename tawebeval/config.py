@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from ipaddress import ip_network
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,6 +22,7 @@ GIB = 1024 * MIB
 Protocol = Literal["https", "http", "git", "ssh", "file"]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
+Host = Annotated[str, Meta(pattern=r"^(\*\.)?[A-Za-z0-9_.:-]+\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 Share = Annotated[int, Meta(ge=0, le=10**6)]
@@ -49,8 +51,21 @@ class Repositories(Section, frozen=True):
     """`[repositories]`: from where evaluators are fetched, and what is kept of them."""
 
     protocols: tuple[Protocol, ...] = ("https",)
+    allow_hosts: tuple[Host, ...] = ()
+    deny_hosts: tuple[Host, ...] = ()
+    private_networks: tuple[str, ...] = ()
     cache: Bytes = 10 * GIB
     fetch_timeout: Seconds = 300
+    fetch_bytes: Bytes = GIB
+    tree_files: Count = 100_000
+    tree_bytes: Bytes = GIB
+
+    def __post_init__(self) -> None:
+        for network in self.private_networks:
+            try:
+                ip_network(network)
+            except ValueError as error:
+                raise ValueError(f"private_networks: {error}") from None
 
 
 class Evaluations(Section, frozen=True):

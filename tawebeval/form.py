@@ -12,6 +12,7 @@ import attrs
 
 from tawebeval.errors import InvalidField
 from tawebeval.filenames import base_name
+from tawebeval.hosts import target_of
 
 MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
@@ -166,6 +167,10 @@ def _url(url: str, protocols: Sequence[str]) -> str:
         raise InvalidField(
             name, f"repositories are not fetched over {protocol!r} here; allowed: {allowed}"
         )
+    try:
+        target_of(url)
+    except ValueError as error:
+        raise InvalidField(name, str(error)) from None
     return url
 
 

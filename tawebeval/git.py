@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval.errors import EvaluationError
+from tawebeval.hosts import SSH
 from tawebeval.process import ChildProcess, Spawner
 from tawebeval.signals import Latch, completed
 
@@ -29,6 +31,8 @@ _SETTINGS = {
     "core.fsmonitor": "false",
     "core.attributesFile": "/dev/null",
     "core.excludesFile": "/dev/null",
+    # What is larger is never in memory as a whole, but goes through it.
+    "core.bigFileThreshold": "16m",
     "credential.helper": "",
     "fetch.fsckObjects": "true",
     "transfer.fsckObjects": "true",
@@ -67,8 +71,10 @@ class _Command(ProcessProtocol):
 
     child: ChildProcess
 
-    def __init__(self) -> None:
+    def __init__(self, received: Callable[[bytes], object] | None) -> None:
         self.ended: Latch[Outcome] = Latch()
+        self.refused: EvaluationError | None = None
+        self._received = received
         self._printed = {1: b"", 2: b""}
 
     def makeConnection(self, transport: Any) -> None:
@@ -76,6 +82,14 @@ class _Command(ProcessProtocol):
         super().makeConnection(transport)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
+        if childFD == 1 and self._received is not None:
+            try:
+                if self.refused is None:
+                    self._received(data)
+            except EvaluationError as error:
+                self.refused = error
+                self.child.signal_group(signal.SIGKILL)
+            return
         limit = _STDOUT if childFD == 1 else _STDERR
         self._printed[childFD] = (self._printed[childFD] + data)[-limit:]
 
@@ -105,14 +119,20 @@ class Git:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        largest: int | None = None,
+        received: Callable[[bytes], object] | None = None,
     ) -> Outcome:
         """Run git in the bare repository `repository`.
 
         After `timeout` seconds, and when the waiting is cancelled, it is killed with all
-        that it has started.
+        that it has started. No file that it writes becomes longer than `largest` bytes.
+        `received` is given what it prints, in place of the outcome; when that raises
+        EvaluationError git is killed, and the error raised here.
         """
-        command = _Command()
+        command = _Command(received)
         argv = ["git", f"--git-dir={repository}"]
+        if largest is not None:
+            argv = ["prlimit", f"--fsize={largest}", "--core=0", "--", *argv]
         for setting, value in _SETTINGS.items():
             argv += ["-c", f"{setting}={value}"]
         self._spawn(
@@ -129,6 +149,8 @@ class Git:
             if timer is not None and timer.active():
                 timer.cancel()
                 timer = None
+        if command.refused is not None:
+            raise command.refused
         return attrs.evolve(outcome, timed_out=timer is not None)
 
     def _environment(self) -> dict[str, str]:
@@ -141,7 +163,7 @@ class Git:
             "GIT_ATTR_NOSYSTEM": "1",
             "GIT_TERMINAL_PROMPT": "0",
             "GIT_ASKPASS": "/bin/true",
-            "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+            "GIT_SSH_COMMAND": SSH,
             "GIT_ALLOW_PROTOCOL": ":".join(self._protocols),
             "GIT_PROTOCOL_FROM_USER": "0",
             "GIT_NO_REPLACE_OBJECTS": "1",

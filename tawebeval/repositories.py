@@ -16,10 +16,11 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.bare import BareRepository, Commit
+from tawebeval.bare import BareRepository, Commit, FetchLimits
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git
+from tawebeval.remotes import Remotes
 from tawebeval.signals import Latch, Threads, completed, outcome
 from tawebeval.workspace import Workspace, remove
 
@@ -49,17 +50,25 @@ class Repositories:
     """Provides the trees of commits.
 
     The cache lies in `root` and is kept below `capacity` bytes, as far as what is in use
-    allows. A fetch takes at most `timeout` seconds for each attempt.
+    allows. `remotes` says which URLs are permitted, `limits` what may be fetched.
     """
 
     def __init__(
-        self, root: Path, git: Git, threads: Threads, *, capacity: int, timeout: float
+        self,
+        root: Path,
+        git: Git,
+        threads: Threads,
+        remotes: Remotes,
+        limits: FetchLimits,
+        *,
+        capacity: int,
     ) -> None:
         self._root = root
         self._git = git
         self._threads = threads
         self._capacity = capacity
-        self._timeout = timeout
+        self._remotes = remotes
+        self._limits = limits
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._evicted = 0
@@ -78,7 +87,9 @@ class Repositories:
             entry.size = entry.bare.size()
 
     def _add(self, name: str) -> _Entry:
-        bare = BareRepository(self._root / name, self._git, self._threads, self._timeout)
+        bare = BareRepository(
+            self._root / name, self._git, self._threads, self._remotes, self._limits
+        )
         entry = self._entries[name] = _Entry(bare)
         return entry
 
@@ -87,6 +98,7 @@ class Repositories:
 
         Raises EvaluationError when the repository or the commit cannot be had.
         """
+        self._remotes.check(repository.url)
         async with self._use(repository.url) as entry:
             commit = entry.bare.known(oid) or await self._shared_fetch(entry, repository, oid)
             await entry.bare.check_out(commit, workspace)

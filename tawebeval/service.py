@@ -16,19 +16,23 @@ from twisted.logger import Logger
 
 from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
+from tawebeval.bare import FetchLimits
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluation import Surroundings
 from tawebeval.exposure import check_endpoints
 from tawebeval.git import Git
+from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.process import Spawner
 from tawebeval.registry import Registry
+from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
 from tawebeval.sandbox import NoSandbox
 from tawebeval.signals import Threads
+from tawebeval.trees import TreeLimits
 from tawebeval.web.api import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
@@ -147,12 +151,20 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     access = open_access(configuration, reactor)
     threads = Threads(reactor, reactor.getThreadPool())
     spawn = Spawner(reactor)
+    settings = configuration.repositories
+    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
     repositories = Repositories(
         directories.repositories,
-        Git(reactor, spawn, configuration.repositories.protocols),
+        Git(reactor, spawn, settings.protocols),
         threads,
-        capacity=configuration.repositories.cache,
-        timeout=configuration.repositories.fetch_timeout,
+        Remotes(policy, reactor.nameResolver, reactor),
+        FetchLimits(
+            reactor,
+            timeout=settings.fetch_timeout,
+            size=settings.fetch_bytes,
+            tree=TreeLimits(settings.tree_files, settings.tree_bytes),
+        ),
+        capacity=settings.cache,
     )
     orphans = Orphans(reactor, spawn)
     surroundings = Surroundings(

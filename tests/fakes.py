@@ -167,6 +167,7 @@ class Command:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     timeout: float | None
+    largest: int | None = None
 
 
 class FakeGit:
@@ -182,12 +183,17 @@ class FakeGit:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
+        largest: int | None = None,
+        received: Callable[[bytes], object] | None = None,
     ) -> Outcome:
-        """Return what the script says."""
-        command = Command(repository, arguments, environment or {}, timeout)
+        """Return what the script says; `received` gets its stdout."""
+        command = Command(repository, arguments, environment or {}, timeout, largest)
         self.commands.append(command)
-        outcome = self.script(command)
-        return outcome if isinstance(outcome, Outcome) else await outcome
+        answer = self.script(command)
+        outcome = answer if isinstance(answer, Outcome) else await answer
+        if received is not None:
+            received(outcome.stdout.encode())
+        return outcome
 
 
 @attrs.define

@@ -36,6 +36,8 @@ CORE = (
     "exposure",
     "form",
     "config",
+    "hosts",
+    "trees",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

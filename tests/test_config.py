@@ -133,6 +133,13 @@ class ErrorTests(SynchronousTestCase):
         for text, start in (
             ("listen = []", "listen: Expected `array` of length >= 1"),
             ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
+            ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
+            ("[repositories]\ndeny_hosts = ['*']", "repositories.deny_hosts[0]: "),
+            ("[repositories]\nprivate_networks = ['10.1/8']", "repositories: private_networks: "),
+            ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories: private_net"),
+            ("[repositories]\nfetch_bytes = 1", "repositories.fetch_bytes: "),
+            ("[repositories]\ntree_files = 0", "repositories.tree_files: "),
+            ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
             ("[repositories]\ncache = 1023", "repositories.cache: Expected `int` >= 1024"),
             ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
             ("[evaluations]\nrunning = -1", "evaluations.running: Expected `int` >= 0"),

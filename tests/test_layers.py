@@ -33,22 +33,22 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
-        " sandbox access workspace directories git bare repositories",
+        " sandbox access workspace directories git bare remotes repositories",
         below="core",
         never="klein werkzeug multipart",
     ),
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure",
+        "config callers exposure hosts trees",
         below="",
     ),
 }
 
 STANDARD_LIBRARY = (
     "__future__ abc base64 binascii codecs collections collections.abc dataclasses email.parser"
-    " enum functools hashlib hmac itertools json math operator re string struct tomllib types"
-    " typing"
+    " enum functools hashlib hmac ipaddress itertools json math operator re shlex string struct tomllib"
+    " types typing"
 )
 CORE_MAY_IMPORT = frozenset([*STANDARD_LIBRARY.split(), "attrs", "msgspec", "orjson"])
 

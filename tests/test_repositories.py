@@ -6,14 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.bare import FetchLimits
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Outcome
+from tawebeval.hosts import HostPolicy
+from tawebeval.remotes import Remotes
 from tawebeval.repositories import Commit, Repositories
 from tawebeval.signals import Latch, completed
+from tawebeval.trees import TreeLimits
 from tawebeval.workspace import Workspace
+from tests.fake_resolver import FakeResolver
 from tests.fakes import OID, TREE, Command, FakeGit, InlineThreads
 
 URL = "https://example.org/problem.git"
@@ -56,6 +62,8 @@ class RepositoriesTestCase(SynchronousTestCase):
     """
 
     capacity = 10**9
+    size = 10**9
+    policy = HostPolicy()
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
@@ -67,12 +75,19 @@ class RepositoriesTestCase(SynchronousTestCase):
         self.gained = 1
         self.grow: Callable[[Path], object] = lambda repository: None
         self.broken: dict[str, Outcome] = {}
+        self.clock = Clock()
+        self.resolver = FakeResolver()
         self.repositories = self.make()
 
     def make(self) -> Repositories:
         """Return what takes care of the cache."""
         return Repositories(
-            self.root, self.git, InlineThreads(), capacity=self.capacity, timeout=60
+            self.root,
+            self.git,
+            InlineThreads(),
+            Remotes(self.policy, self.resolver, self.clock),
+            FetchLimits(self.clock, 60, self.size, TreeLimits(3, 1000)),
+            capacity=self.capacity,
         )
 
     def script(self, command: Command) -> Outcome | object:
@@ -149,7 +164,7 @@ class WaysTests(RepositoriesTestCase):
         """The cheapest way comes first: just that commit; it is the only one where it works."""
         self.assertEqual(self.successResultOf(self.check_out()), Commit(OID, TREE))
         self.assertEqual(self.ways(), [["--depth=1", self.by_oid]])
-        self.assertEqual(self.names(), ["init", "log", "fetch", "log", "read-tree"])
+        self.assertEqual(self.names(), ["init", "log", "fetch", "log", "ls-tree", "read-tree"])
 
     def test_depth(self) -> None:
         """As much history is fetched as the client wishes."""

@@ -38,7 +38,7 @@ class CheckOutTests(RepositoriesTestCase):
         self.successResultOf(self.check_out())
         self.git.commands.clear()
         self.assertEqual(self.successResultOf(self.check_out(oid=OTHER)), Commit(OTHER, TREE))
-        self.assertEqual(self.names(), ["log", "read-tree"])
+        self.assertEqual(self.names(), ["log", "ls-tree", "read-tree"])
         self.successResultOf(self.check_out(oid=OTHER))
         self.assertEqual(self.names(), ["log", "read-tree", "read-tree"])
 
@@ -56,7 +56,7 @@ class CheckOutTests(RepositoriesTestCase):
         (self.path() / "commits" / OID).write_text("7777")
         self.git.commands.clear()
         self.successResultOf(self.check_out())
-        self.assertEqual(self.names(), ["log", "read-tree"])
+        self.assertEqual(self.names(), ["log", "ls-tree", "read-tree"])
         self.assertEqual((self.path() / "commits" / OID).read_text(), TREE)
 
     def test_failure_is_not_remembered(self) -> None:
@@ -88,7 +88,7 @@ class CheckOutTests(RepositoriesTestCase):
         self.successResultOf(self.check_out())
         path = self.path()
         self.assertEqual((path / "url").read_text(), URL + "\n")
-        self.assertEqual((path / "commits" / OID).read_text(), TREE)
+        self.assertEqual((path / "commits" / OID).read_text(), f"{TREE} 0 0")
         self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
         init = self.git.commands[0]
         self.assertEqual(init.repository, path.with_suffix(".new"))
@@ -109,13 +109,13 @@ class EvictionTests(RepositoriesTestCase):
     def fetch_all(self, *names: str) -> None:
         """Ask for a commit of each of these repositories."""
         for name in names:
-            self.successResultOf(self.check_out(url=name))
+            self.successResultOf(self.check_out(url=f"/{name}"))
 
     def cached(self) -> list[str]:
         """Return the repositories that are in the cache, in alphabetical order."""
         found = [path for path in self.root.iterdir() if path.suffix == ".git"]
         self.assertEqual(len(found), len(list(self.root.iterdir())))
-        return sorted((path / "url").read_text().strip() for path in found)
+        return sorted((path / "url").read_text().strip("/\n") for path in found)
 
     def test_least_recently_used(self) -> None:
         """What was used longest ago goes when there is no room, and no more than that."""
@@ -141,7 +141,7 @@ class EvictionTests(RepositoriesTestCase):
         running = Running()
         self.fetches = [running]
         self.here.clear()
-        asked = self.check_out(url="a", oid=OTHER)
+        asked = self.check_out(url="/a", oid=OTHER)
         self.fetch_all("b", "c")
         self.fetched = 0
         self.fetch_all("d")
@@ -175,7 +175,7 @@ class EvictionTests(RepositoriesTestCase):
         self.repositories = self.make()
         self.repositories.load()
         self.git.commands.clear()
-        self.successResultOf(self.check_out(url="c"))
+        self.successResultOf(self.check_out(url="/c"))
         self.assertEqual(self.names(), ["read-tree"])
         self.fetch_all("d")
         self.assertEqual(self.cached(), ["a", "c", "d"])

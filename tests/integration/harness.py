@@ -27,6 +27,7 @@ TWISTD = Path(sys.executable).with_name("twistd")
 CONFIGURATION = """
 [repositories]
 protocols = ["file", "git", "http"]
+private_networks = ["127.0.0.0/8"]
 
 [evaluations]
 running = 4

@@ -18,6 +18,7 @@ class FailureTests(DaemonTestCase):
     configuration = f"""
         [repositories]
         protocols = ["file", "git", "http"]
+        private_networks = ["127.0.0.0/8"]
         [evaluations]
         running = 4
         grace = 0.3

@@ -1,0 +1,207 @@
+"""From which hosts repositories may be fetched, and how git is bound to an address.
+
+A URL is given by a stranger. What its host is has to be understood here exactly as git, curl
+and ssh will, so only the plain ways to write one are taken. A name is looked up once; git is
+then told to connect to the address that was found good, so that a second answer changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+import attrs
+
+from tawebeval.errors import EvaluationError
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+SSH = "ssh -oBatchMode=yes"
+
+_PORTS = {"http": 80, "https": 443, "git": 9418, "ssh": 22}
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
+_SCP_LIKE = re.compile(r"(?:[^/:@]*@)?([^/:@]+):.*", re.DOTALL)
+_AUTHORITY = re.compile(r"(?:[^@]*@)?(\[[^\]]*\]|[^:\[\]]*)(?::([0-9]{1,5}))?")
+_NAME = re.compile(r"(?!.{254})[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*")
+# What inet_aton(3) takes for a number: curl reads `0x7f.1` and `2130706433` as addresses.
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+
+_GLOBAL_IPV6 = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+@attrs.frozen
+class Target:
+    """Where a URL leads: `host` is a name in lower case, or an address as text.
+
+    `address` is that address; None for a name.
+    """
+
+    protocol: str
+    host: str
+    port: int
+    address: Address | None
+
+
+@attrs.frozen
+class Route:
+    """How git reaches a repository: the URL to give it, and what to add to its environment."""
+
+    url: str
+    environment: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def target_of(url: str) -> Target | None:
+    """Return where a URL leads, None for a path of this machine.
+
+    Raises ValueError, with a sentence for people, for a host that is not plainly written.
+    """
+    if url.startswith("/"):
+        return None
+    match = _URL.fullmatch(url)
+    if match is None:
+        scp_like = _SCP_LIKE.fullmatch(url)
+        if scp_like is None:
+            raise ValueError("has no host")
+        return _target("ssh", scp_like[1], None)
+    protocol, rest = match.groups()
+    if protocol == "file":
+        return None
+    # curl lets a query follow the host; git and ssh would take it for a part of the host.
+    ends = "[/?#]" if protocol in ("http", "https") else "/"
+    authority = _AUTHORITY.fullmatch(re.split(ends, rest)[0])
+    if authority is None:
+        raise ValueError("has a host that is not plainly written")
+    return _target(protocol, authority[1], authority[2])
+
+
+def _target(protocol: str, host: str, port: str | None) -> Target:
+    number = int(port) if port else _PORTS.get(protocol, 0)
+    if not 0 < number < 2**16:
+        raise ValueError("has no valid port")
+    host = host.lower()
+    bare = host[1:-1] if host.startswith("[") else host
+    try:
+        address = ip_address(bare)
+    except ValueError:
+        if not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
+            raise ValueError(
+                "has a host that is neither a plain name nor an address in its usual form"
+            ) from None
+        return Target(protocol, host, number, None)
+    if (address.version == 6) != (bare != host) or "%" in bare:
+        raise ValueError("has an address that is not in its usual form")
+    return Target(protocol, str(address), number, address)
+
+
+def bracketed(address: Address) -> str:
+    """Return an address as it is written in a URL."""
+    return f"[{address}]" if address.version == 6 else str(address)
+
+
+def route(url: str, target: Target, address: Address) -> Route:
+    """Return how git reaches `target`, which `url` names, at `address` and nowhere else.
+
+    Certificates and host keys are still those of the name.
+    """
+    if target.address is not None:
+        return Route(url)
+    if target.protocol in ("http", "https"):
+        return Route(
+            url,
+            {
+                "GIT_CONFIG_COUNT": "1",
+                "GIT_CONFIG_KEY_0": "http.curloptResolve",
+                "GIT_CONFIG_VALUE_0": f"{target.host}:{target.port}:{bracketed(address)}",
+            },
+        )
+    if target.protocol == "git":
+        path = url.partition("://")[2].partition("/")[2]
+        return Route(
+            f"git://{bracketed(address)}:{target.port}/{path}",
+            {"GIT_OVERRIDE_VIRTUAL_HOST": f"{target.host}:{target.port}"},
+        )
+    # As known_hosts has it, which is not asked for the address then.
+    alias = target.host if target.port == _PORTS["ssh"] else f"[{target.host}]:{target.port}"
+    options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
+    return Route(url, {"GIT_SSH_COMMAND": f"{SSH} {shlex.join(options)}"})
+
+
+def _effective(address: Address) -> Address:
+    """Return where packets for an address go that only wraps one of IPv4."""
+    if isinstance(address, IPv6Address):
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address
+
+
+def is_public(address: Address) -> bool:
+    """Tell whether an address is one of the public internet, whatever it is wrapped in."""
+    address = _effective(address)
+    if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
+        return False
+    return address.is_global and not address.is_multicast
+
+
+@attrs.frozen
+class HostPolicy:
+    """The operator's rules: patterns of names (`example.org`, `*.example.org`), and networks.
+
+    Without `allow` every host is allowed that `deny` does not have. `private_networks` are
+    open although they are not public.
+    """
+
+    allow: Sequence[str] = ()
+    deny: Sequence[str] = ()
+    private_networks: Sequence[str] = ()
+    _networks: Sequence[Network] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        networks = tuple(ip_network(network) for network in self.private_networks)
+        object.__setattr__(self, "_networks", networks)
+
+    def check(self, target: Target) -> None:
+        """Check a URL's host as it is written. Raises EvaluationError."""
+        if any(_matches(target.host, pattern) for pattern in self.deny):
+            raise _refused(target, "is refused by repositories.deny_hosts")
+        if self.allow and not any(_matches(target.host, pattern) for pattern in self.allow):
+            raise _refused(target, "is not among repositories.allow_hosts")
+        if target.address is not None:
+            self.choose(target, [target.address])
+
+    def choose(self, target: Target, addresses: Sequence[Address]) -> Address:
+        """Return the one of a host's addresses to connect to. Raises EvaluationError.
+
+        All of them have to be permitted: with one that is not the host is up to something.
+        """
+        for address in addresses:
+            if not self._permits(address):
+                # The address itself is not told: it would map a private network for strangers.
+                raise _refused(
+                    target,
+                    "has an address that is not public, and is not opened by"
+                    " repositories.private_networks",
+                )
+        if not addresses:
+            raise _refused(target, "has no address")
+        return addresses[0]
+
+    def _permits(self, address: Address) -> bool:
+        if isinstance(address, IPv6Address) and address.scope_id is not None:
+            return False
+        effective = _effective(address)
+        return is_public(address) or any(effective in network for network in self._networks)
+
+
+def _matches(host: str, pattern: str) -> bool:
+    pattern = pattern.lower()
+    return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
+
+
+def _refused(target: Target, why: str) -> EvaluationError:
+    return EvaluationError("repository", f"the host {target.host} {why}")

@@ -1,0 +1,91 @@
+"""From a URL to the one address that git may connect to: looked up once, checked, kept to."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Any
+
+import attrs
+from twisted.internet.address import IPv4Address, IPv6Address
+from twisted.internet.defer import Deferred
+from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.internet.interfaces import (
+    IAddress,
+    IHostnameResolver,
+    IHostResolution,
+    IResolutionReceiver,
+)
+from twisted.logger import Logger
+from zope.interface import implementer
+
+from tawebeval.errors import EvaluationError
+from tawebeval.hosts import Address, HostPolicy, Route, Target, route, target_of
+
+_LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
+
+log = Logger()
+
+
+@implementer(IResolutionReceiver)
+class _Addresses:
+    """Gathers a host's addresses."""
+
+    def __init__(self) -> None:
+        self.complete: Deferred[list[Address]] = Deferred()
+        self._found: list[Address] = []
+
+    def resolutionBegan(self, resolutionInProgress: IHostResolution) -> None:
+        """Do nothing: a look-up that is not waited for any more ends by itself."""
+
+    def addressResolved(self, address: IAddress) -> None:
+        if isinstance(address, IPv4Address | IPv6Address):
+            self._found.append(ip_address(address.host))
+
+    def resolutionComplete(self) -> None:
+        if not self.complete.called:
+            self.complete.callback(self._found)
+
+
+@attrs.frozen
+class Remotes:
+    """Holds URLs against the operator's rules; `resolver` looks names up without blocking."""
+
+    _policy: HostPolicy
+    _resolver: IHostnameResolver
+    _clock: Any
+
+    def check(self, url: str) -> None:
+        """Check what the URL itself tells. Raises EvaluationError."""
+        self._target(url)
+
+    async def route(self, url: str) -> Route:
+        """Return how git is to reach the repository. Raises EvaluationError."""
+        target = self._target(url)
+        if target is None:
+            return Route(url)
+        addresses = [target.address] if target.address else await self._look_up(target)
+        try:
+            return route(url, target, self._policy.choose(target, addresses))
+        except EvaluationError:
+            log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
+            raise
+
+    def _target(self, url: str) -> Target | None:
+        try:
+            target = target_of(url)
+        except ValueError as error:
+            raise EvaluationError("repository", f"the repository's URL {error}") from None
+        if target is not None:
+            self._policy.check(target)
+        return target
+
+    async def _look_up(self, target: Target) -> list[Address]:
+        receiver = _Addresses()
+        self._resolver.resolveHostName(receiver, target.host, target.port)
+        try:
+            return await receiver.complete.addTimeout(_LOOKUP, self._clock)
+        except TookTooLong:
+            raise EvaluationError(
+                "repository",
+                f"the host {target.host} could not be looked up within {_LOOKUP:g} seconds",
+            ) from None

@@ -1,0 +1,247 @@
+"""`tawebeval.hosts`: what a URL's host is, which ones are permitted, and how git is bound."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import EvaluationError
+from tawebeval.hosts import HostPolicy, Route, Target, bracketed, is_public, route, target_of
+
+PUBLIC = [
+    "8.8.8.8",
+    "1.1.1.1",
+    "2606:4700::1111",
+    "::ffff:8.8.8.8",
+    "2002:808:808::",
+    "64:ff9b::808:808",
+]
+PRIVATE = [
+    "127.0.0.1",
+    "127.9.9.9",
+    "169.254.169.254",
+    "0.0.0.0",
+    "0.1.2.3",
+    "10.0.0.1",
+    "172.16.0.1",
+    "192.168.1.1",
+    "100.64.0.1",
+    "224.0.0.1",
+    "239.1.1.1",
+    "240.0.0.1",
+    "255.255.255.255",
+    "192.0.2.1",
+    "198.18.0.1",
+    "::",
+    "::1",
+    "fd00::1",
+    "fe80::1",
+    "fec0::1",
+    "ff02::1",
+    "ff0e::1",
+    "::ffff:127.0.0.1",
+    "::ffff:169.254.169.254",
+    "::127.0.0.1",
+    "2002:7f00:1::",
+    "2002:a9fe:a9fe::",
+    "64:ff9b::7f00:1",
+    "64:ff9b::a9fe:a9fe",
+    "64:ff9b:1::808:808",
+    "2001:db8::1",
+    "2001:0:1::1",
+    "100::1",
+]
+
+
+class TargetTests(SynchronousTestCase):
+    """Where URLs lead."""
+
+    def test_names(self) -> None:
+        """Name and port, however the URL is written."""
+        for url, protocol, host, port in (
+            ("https://Example.ORG/x", "https", "example.org", 443),
+            ("http://h:8080", "http", "h", 8080),
+            ("https://h?a@b", "https", "h", 443),
+            ("https://h#a", "https", "h", 443),
+            ("git://a_b.c-d/x", "git", "a_b.c-d", 9418),
+            ("ssh://git@h:2222/x", "ssh", "h", 2222),
+            ("git@h:path:x", "ssh", "h", 22),
+            ("h:path@x/y", "ssh", "h", 22),
+        ):
+            self.assertEqual(target_of(url), Target(protocol, host, port, None), url)
+
+    def test_addresses(self) -> None:
+        """Addresses in their usual form are known as such."""
+        for url, host in (
+            ("http://127.0.0.1/x", "127.0.0.1"),
+            ("http://[::1]/x", "::1"),
+            ("http://[0:0::1]:80/x", "::1"),
+            ("127.0.0.1:x", "127.0.0.1"),
+        ):
+            target = target_of(url)
+            assert target is not None
+            self.assertEqual((target.host, target.address), (host, ip_address(host)))
+
+    def test_paths(self) -> None:
+        """A path of this machine has no host."""
+        self.assertIsNone(target_of("/srv/x"))
+        self.assertIsNone(target_of("file:///srv/x"))
+
+    def test_refused(self) -> None:
+        """What git, curl or ssh might read in another way is no host."""
+        for url in (
+            *("http://2130706433/", "http://0x7f.1/", "http://127.1/", "http://0177.0.0.1/"),
+            *("http://0x7f000001/", "http://0/", "http://0x/", "http://1.2.3.4.5/", "http://a.08/"),
+            *(
+                "http://[fe80::1%25eth0]/",
+                "http://[fe80::1%eth0]/",
+                "http://::1/",
+                "http://[1.2.3.4]/",
+            ),
+            *(
+                "http://127%2e0.0.1/",
+                "http://a..b/",
+                "http://a./",
+                "http://127.0.0.1./",
+                "http:///x",
+            ),
+            *("http://a\\b/", "http://a b/", "http://a:b@c:d/", "http://h:/", "http://h:0/"),
+            *(
+                "http://h:65536/",
+                "git://h?x/y",
+                "git://h#x/y",
+                "ssh://h%41/x",
+                "-x:y",
+                "ssh://-x/y",
+            ),
+            *("https://\uff11\uff12\uff17.0.0.1/", "https://h\u00e9/", "nonsense", "[::1]:x"),
+            *("gopher://h/x", "http://" + "a" * 64 + "/", "http://" + "a." * 127 + "ab/"),
+        ):
+            self.assertRaises(ValueError, target_of, url)
+
+    @given(st.text(max_size=30), st.sampled_from(["http://", "git://", "ssh://", ""]))
+    def test_anything(self, rest: str, scheme: str) -> None:
+        """Whatever is taken for a host can be handed to a shell and to curl as it is."""
+        try:
+            target = target_of(scheme + rest)
+        except ValueError:
+            return
+        if target is not None:
+            self.assertRegex(target.host, r"\A[a-z0-9_:][a-z0-9_.:-]*\Z")
+
+
+class PublicTests(SynchronousTestCase):
+    """Which addresses are public."""
+
+    def test_public(self) -> None:
+        """Those of the internet, whatever they are wrapped in."""
+        for text in PUBLIC:
+            self.assertTrue(is_public(ip_address(text)), text)
+
+    def test_not_public(self) -> None:
+        """All others: loopback, private, shared, link-local, multicast, reserved, wrapped."""
+        for text in PRIVATE:
+            self.assertFalse(is_public(ip_address(text)), text)
+
+    @given(st.ip_addresses(v=4))
+    def test_wrapped(self, address: object) -> None:
+        """A wrapped address is as public as the one in it."""
+        inner = ip_address(str(address))
+        for prefix in ("::ffff:0:0", "64:ff9b::"):
+            wrapped = ip_address(int(ip_address(prefix)) | int(inner))
+            self.assertEqual(is_public(wrapped), is_public(inner))
+
+
+class PolicyTests(SynchronousTestCase):
+    """What the operator allows."""
+
+    def refused(self, policy: HostPolicy, url: str, *addresses: str) -> str:
+        """Return why a URL is refused, "" when it is not."""
+        target = target_of(url)
+        assert target is not None
+        try:
+            policy.check(target)
+            if target.address is None:
+                chosen = policy.choose(target, [ip_address(text) for text in addresses])
+                self.assertEqual(str(chosen), addresses[0])
+        except EvaluationError as error:
+            self.assertEqual(error.reason, "repository")
+            self.assertIn(target.host, error.message)
+            return error.message
+        return ""
+
+    def test_default(self) -> None:
+        """Any host at a public address; one address that is not is enough to be refused."""
+        policy = HostPolicy()
+        self.assertEqual(self.refused(policy, "http://h/", *PUBLIC), "")
+        for text in PRIVATE:
+            self.assertIn("private_networks", self.refused(policy, "http://h/", "8.8.8.8", text))
+            url = f"http://{bracketed(ip_address(text))}/"
+            self.assertIn("private_networks", self.refused(policy, url))
+        self.assertIn("no address", self.refused(policy, "http://h/"))
+
+    def test_address_is_not_told(self) -> None:
+        """Strangers do not learn which address a name has in the private network."""
+        self.assertNotIn("10.1.2.3", self.refused(HostPolicy(), "http://h/", "10.1.2.3"))
+
+    def test_private_networks(self) -> None:
+        """What the operator opens is open, and nothing beside it."""
+        policy = HostPolicy(private_networks=["10.0.0.0/8", "fd00::/8", "fe80::/10"])
+        for text in ("10.1.2.3", "fd00::1", "fe80::1", "::ffff:10.1.2.3"):
+            self.assertEqual(self.refused(policy, "http://h/", text), "")
+        for text in ("127.0.0.1", "fc00::1", "fe80::1%eth0", "::ffff:127.0.0.1"):
+            self.assertIn("private_networks", self.refused(policy, "http://h/", text))
+
+    def test_lists(self) -> None:
+        """Names are matched whole, or below a domain; who is denied is not allowed again."""
+        policy = HostPolicy(allow=["a.org", "*.B.org"], deny=["x.b.org"])
+        for host, setting in (
+            *(("a.org", ""), ("A.org", ""), ("c.b.org", ""), ("d.c.b.org", "")),
+            *(("b.org", "allow_hosts"), ("xa.org", "allow_hosts"), ("c.a.org", "allow_hosts")),
+            *(("x.b.org", "deny_hosts"), ("8.8.8.8", "allow_hosts")),
+        ):
+            found = self.refused(policy, f"https://{host}/", "8.8.8.8")
+            self.assertIn(setting, found)
+            self.assertEqual(bool(found), bool(setting), host)
+
+
+class RouteTests(SynchronousTestCase):
+    """How git is bound to an address."""
+
+    def check(self, url: str, address: str, expected: Route) -> None:
+        """Check the route to an address."""
+        target = target_of(url)
+        assert target is not None
+        self.assertEqual(route(url, target, ip_address(address)), expected)
+
+    def test_http(self) -> None:
+        """Curl is told what the name's address is."""
+        for address, text in (("8.8.8.8", "8.8.8.8"), ("2606:4700::1", "[2606:4700::1]")):
+            environment = {
+                "GIT_CONFIG_COUNT": "1",
+                "GIT_CONFIG_KEY_0": "http.curloptResolve",
+                "GIT_CONFIG_VALUE_0": f"h:443:{text}",
+            }
+            self.check("https://H/x", address, Route("https://H/x", environment))
+
+    def test_git(self) -> None:
+        """The address stands in the URL, and the server is told the name."""
+        environment = {"GIT_OVERRIDE_VIRTUAL_HOST": "h:9418"}
+        self.check("git://h/x/y", "8.8.8.8", Route("git://8.8.8.8:9418/x/y", environment))
+        self.check("git://h/x", "2606::1", Route("git://[2606::1]:9418/x", environment))
+
+    def test_ssh(self) -> None:
+        """Ssh connects to the address, and looks for the name's key."""
+        for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
+            target = target_of(url)
+            assert target is not None
+            command = route(url, target, ip_address("8.8.8.8")).environment["GIT_SSH_COMMAND"]
+            self.assertIn(" -oHostName=8.8.8.8 ", command)
+            self.assertIn(alias, command)
+
+    def test_address(self) -> None:
+        """An address in the URL needs nothing else."""
+        self.check("http://8.8.8.8/x", "8.8.8.8", Route("http://8.8.8.8/x"))

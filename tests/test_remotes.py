@@ -1,0 +1,59 @@
+"""`tawebeval.remotes`: names are looked up once, and only the address found is used."""
+
+from __future__ import annotations
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import EvaluationError
+from tawebeval.hosts import HostPolicy, Route
+from tawebeval.remotes import Remotes
+from tests.fake_resolver import FakeResolver
+
+
+class RemotesTests(SynchronousTestCase):
+    """A resolver that the test scripts."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+
+    def ask(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[Route]:
+        """Ask for the route to a URL."""
+        return Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).route(url))
+
+    def test_pinned(self) -> None:
+        """The first of the addresses is the one; a later, other answer is not asked for."""
+        resolver = FakeResolver(["8.8.8.8", "2606:4700::1"], ["127.0.0.1"])
+        found = self.successResultOf(self.ask(resolver))
+        self.assertEqual(found.environment["GIT_CONFIG_VALUE_0"], "h:443:8.8.8.8")
+        self.assertEqual(resolver.asked, ["h"])
+
+    def test_refused(self) -> None:
+        """One bad address among good ones is enough."""
+        for bad in ("127.0.0.1", "169.254.169.254", "::1", "fe80::1%eth0"):
+            asked = self.ask(FakeResolver(["8.8.8.8", bad]))
+            error = self.failureResultOf(asked, EvaluationError).value
+            self.assertEqual(error.reason, "repository")
+            self.assertIn("private_networks", error.message)
+
+    def test_not_looked_up(self) -> None:
+        """Addresses and paths need no resolver; what is no host is refused."""
+        resolver = FakeResolver()
+        for url in ("https://8.8.8.8/x", "/srv/x", "file:///srv/x"):
+            self.assertEqual(self.successResultOf(self.ask(resolver, url)), Route(url))
+        for url in ("http://0x7f.1/", "http://127.0.0.1/"):
+            self.failureResultOf(self.ask(resolver, url), EvaluationError)
+        self.assertEqual(resolver.asked, [])
+
+    def test_silent(self) -> None:
+        """A resolver that does not answer is not waited for without end."""
+        resolver = FakeResolver()
+        resolver.silent = True
+        asked = self.ask(resolver)
+        self.clock.advance(29)
+        self.assertNoResult(asked)
+        self.clock.advance(1)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertIn("30 seconds", error.message)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
