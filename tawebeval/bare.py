@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, DeferredLock
-from twisted.internet.task import LoopingCall
+from twisted.internet.defer import DeferredLock
 
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git, Outcome
 from tawebeval.hosts import Route
+from tawebeval.quota import FetchLimits, bounded, disk_use, files
 from tawebeval.remotes import Remotes
 from tawebeval.signals import Threads
-from tawebeval.trees import TreeLimits, TreeMeter
+from tawebeval.trees import TreeMeter
 from tawebeval.workspace import Workspace, remove
 
 _FETCH = (
@@ -39,7 +39,6 @@ _FETCH = (
 )
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
 _MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
-_LOOK = 0.25  # seconds between two looks at how much a fetch has brought
 # What git says when a server has a commit, or may have it, but does not hand it out.
 _NOT_OFFERED = re.compile(
     "does not allow request for unadvertised object|find remote ref|dumb http transport|"
@@ -57,20 +56,6 @@ class Commit:
     tree: str
     files: int = 0
     size: int = 0
-
-
-@attrs.frozen
-class FetchLimits:
-    """What may be fetched.
-
-    Each attempt may take `timeout` seconds and bring `size` bytes, and what is checked out
-    may be as `tree` says.
-    """
-
-    clock: Any
-    timeout: float
-    size: int
-    tree: TreeLimits
 
 
 @attrs.define
@@ -107,17 +92,7 @@ class BareRepository:
 
     def size(self) -> int:
         """Return the number of bytes that it takes on the disk. Blocks."""
-        return sum(status.st_blocks * 512 for status in self._files().values())
-
-    def _files(self) -> dict[str, os.stat_result]:
-        """Return all that it consists of, by names relative to it. Blocks."""
-        found = {}
-        for directory, _, names in os.walk(self.path):
-            for name in names:
-                path = os.path.join(directory, name)
-                with suppress(OSError):
-                    found[os.path.relpath(path, self.path)] = os.lstat(path)
-        return found
+        return disk_use(files(self.path))
 
     def tidy(self) -> None:
         """Remove what an interrupted fetch leaves: locks and unfinished packs. Blocks."""
@@ -201,7 +176,15 @@ class BareRepository:
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
                 deepen = (f"--depth={_EVERYTHING}",)
-            outcome = await self._bounded(*_FETCH, *deepen, *way, environment=route.environment)
+            fetch = partial(
+                self._git,
+                self.path,
+                *(*_FETCH, *deepen, *way),
+                environment=route.environment,
+                timeout=self._limits.timeout,
+                largest=self._limits.size,
+            )
+            outcome = await bounded(self._limits, self._threads, fetch, self.path)
             if outcome.timed_out:
                 seconds = self._limits.timeout
                 raise _failed(
@@ -219,72 +202,6 @@ class BareRepository:
             elif not _NOT_OFFERED.search(outcome.stderr):
                 raise _failed("the repository could not be fetched", outcome)
         raise EvaluationError("commit", f"the repository has no commit {oid}")
-
-    async def _bounded(self, *arguments: str, environment: Mapping[str, str]) -> Outcome:
-        """Run a command that fetches; raise EvaluationError when it brings too many bytes.
-
-        The kernel keeps each file within the limit, so also the pack that a usual server sends.
-        A server of plain files sends many: what these have in sum is looked at again and again.
-        """
-        limit = self._limits.size
-        before = await self._threads.run(self._files)
-        start = sum(status.st_blocks * 512 for status in before.values())
-        over = False
-
-        async def look() -> None:
-            nonlocal over
-            if not over and await self._threads.run(self.size) - start > limit:
-                over = True
-                fetching.cancel()
-
-        fetching = Deferred.fromCoroutine(
-            self._git(
-                self.path,
-                *arguments,
-                environment=environment,
-                timeout=self._limits.timeout,
-                largest=limit,
-            )
-        )
-        watch = LoopingCall(lambda: Deferred.fromCoroutine(look()))
-        watch.clock = self._limits.clock
-        watch.start(_LOOK, now=False)
-        try:
-            outcome = await fetching
-        except CancelledError:
-            if not over:
-                raise
-        else:
-            if outcome.status == 0 or not await self._threads.run(self._is_full, before):
-                return outcome
-        finally:
-            watch.stop()
-        await self._threads.run(self._undo, before)
-        raise EvaluationError(
-            "repository",
-            f"the repository was not fetched: it has more than {limit} bytes",
-            {"limit": "repositories.fetch_bytes", "value": limit},
-        )
-
-    def _is_full(self, before: Mapping[str, os.stat_result]) -> bool:
-        """Tell whether a new file has reached the limit. Blocks."""
-        after = self._files()
-        return any(after[name].st_size >= self._limits.size for name in after.keys() - before)
-
-    def _undo(self, before: Mapping[str, os.stat_result]) -> None:
-        """Remove the objects that a fetch has brought which did not come to its end. Blocks.
-
-        When refs have changed it was at its end already, and the objects are referred to.
-        """
-        after = self._files()
-
-        def changed(name: str) -> bool:
-            return name not in before or before[name].st_mtime_ns != after[name].st_mtime_ns
-
-        if not any(changed(name) for name in after if name.startswith(("refs", "packed-refs"))):
-            for name in after.keys() - before:
-                if name.startswith("objects"):
-                    (self.path / name).unlink(missing_ok=True)
 
 
 def _ways(repository: Repository, route: Route, oid: str) -> Iterator[tuple[str, ...]]:

@@ -16,10 +16,11 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.bare import BareRepository, Commit, FetchLimits
+from tawebeval.bare import BareRepository, Commit
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git
+from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
 from tawebeval.signals import Latch, Threads, completed, outcome
 from tawebeval.workspace import Workspace, remove

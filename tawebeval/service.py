@@ -16,7 +16,6 @@ from twisted.logger import Logger
 
 from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
-from tawebeval.bare import FetchLimits
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
@@ -27,6 +26,7 @@ from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.process import Spawner
+from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories

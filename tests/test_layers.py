@@ -33,7 +33,7 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
-        " sandbox access workspace directories git bare remotes repositories",
+        " sandbox access workspace directories git bare quota remotes repositories",
         below="core",
         never="klein werkzeug multipart",
     ),
@@ -47,8 +47,8 @@ LAYERS = {
 
 STANDARD_LIBRARY = (
     "__future__ abc base64 binascii codecs collections collections.abc dataclasses email.parser"
-    " enum functools hashlib hmac ipaddress itertools json math operator re shlex string struct tomllib"
-    " types typing"
+    " enum functools hashlib hmac ipaddress itertools json math operator re shlex string struct"
+    " tomllib types typing"
 )
 CORE_MAY_IMPORT = frozenset([*STANDARD_LIBRARY.split(), "attrs", "msgspec", "orjson"])
 

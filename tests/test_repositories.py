@@ -9,11 +9,11 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.bare import FetchLimits
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Outcome
 from tawebeval.hosts import HostPolicy
+from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Commit, Repositories
 from tawebeval.signals import Latch, completed

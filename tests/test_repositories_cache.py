@@ -40,7 +40,7 @@ class CheckOutTests(RepositoriesTestCase):
         self.assertEqual(self.successResultOf(self.check_out(oid=OTHER)), Commit(OTHER, TREE))
         self.assertEqual(self.names(), ["log", "ls-tree", "read-tree"])
         self.successResultOf(self.check_out(oid=OTHER))
-        self.assertEqual(self.names(), ["log", "read-tree", "read-tree"])
+        self.assertEqual(self.names(), ["log", "ls-tree", "read-tree", "read-tree"])
 
     def test_other_url(self) -> None:
         """A commit that is here by one URL is asked for again by another."""
@@ -57,7 +57,7 @@ class CheckOutTests(RepositoriesTestCase):
         self.git.commands.clear()
         self.successResultOf(self.check_out())
         self.assertEqual(self.names(), ["log", "ls-tree", "read-tree"])
-        self.assertEqual((self.path() / "commits" / OID).read_text(), TREE)
+        self.assertEqual((self.path() / "commits" / OID).read_text(), f"{TREE} 0 0")
 
     def test_failure_is_not_remembered(self) -> None:
         """What could not be had is asked for again by who comes next."""
@@ -160,7 +160,7 @@ class EvictionTests(RepositoriesTestCase):
     def test_vanished(self) -> None:
         """One that somebody has removed from the disk does no harm when it is evicted."""
         self.fetch_all("a", "b", "c")
-        oldest = next(p for p in self.root.iterdir() if (p / "url").read_text() == "a\n")
+        oldest = next(p for p in self.root.iterdir() if (p / "url").read_text() == "/a\n")
         oldest.rename(Path(self.mktemp()))
         self.fetch_all("d")
         self.assertEqual(self.cached(), ["b", "c", "d"])
@@ -169,7 +169,7 @@ class EvictionTests(RepositoriesTestCase):
         """A new daemon takes the cache over: what is there, how large, and how old."""
         self.fetch_all("a", "b", "c", "a")
         for age, name in enumerate("acb"):
-            path = next(p for p in self.root.iterdir() if (p / "url").read_text() == f"{name}\n")
+            path = next(p for p in self.root.iterdir() if (p / "url").read_text() == f"/{name}\n")
             moment = 1_700_000_000 - age
             _set_time(path, moment)
         self.repositories = self.make()
@@ -187,7 +187,7 @@ class EvictionTests(RepositoriesTestCase):
             _set_time(path, 1_000_000)
         self.fetch_all("b")
         for path in self.root.iterdir():
-            used = (path / "url").read_text() == "b\n"
+            used = (path / "url").read_text() == "/b\n"
             self.assertEqual(path.stat().st_mtime > 1_000_000, used)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -25,7 +27,7 @@ class MeterTests(SynchronousTestCase):
         """Entries and bytes are the same, wherever the list is cut."""
         meter = TreeMeter(TreeLimits(4, 15))
         edges = [0, *sorted(cuts), len(LIST)]
-        for start, end in zip(edges, edges[1:], strict=False):
+        for start, end in pairwise(edges):
             meter.feed(LIST[start:end])
         self.assertEqual((meter.files, meter.size), (4, 15))
 

@@ -1,0 +1,118 @@
+"""A command that fetches, kept within its bytes; one that is not leaves none behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import LoopingCall
+
+from tawebeval.errors import EvaluationError
+from tawebeval.git import Outcome
+from tawebeval.signals import Threads
+from tawebeval.trees import TreeLimits
+
+_LOOK = 0.25  # seconds between two looks at how much a fetch has brought
+
+
+@attrs.frozen
+class FetchLimits:
+    """What may be fetched.
+
+    Each attempt may take `timeout` seconds and bring `size` bytes, and what is checked out
+    may be as `tree` says.
+    """
+
+    clock: Any
+    timeout: float
+    size: int
+    tree: TreeLimits
+
+
+Files = Mapping[str, os.stat_result]
+
+
+def files(directory: Path) -> Files:
+    """Return all files below a directory, by names relative to it. Blocks."""
+    found = {}
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            path = os.path.join(parent, name)
+            with suppress(OSError):
+                found[os.path.relpath(path, directory)] = os.lstat(path)
+    return found
+
+
+def disk_use(found: Files) -> int:
+    """Return how many bytes files take on the disk."""
+    return sum(status.st_blocks * 512 for status in found.values())
+
+
+async def bounded(
+    limits: FetchLimits,
+    threads: Threads,
+    fetch: Callable[[], Coroutine[Deferred[Any], Any, Outcome]],
+    repository: Path,
+) -> Outcome:
+    """Return how `fetch` ends; raise EvaluationError when it brings too many bytes.
+
+    The kernel has to keep each file within the limit, and so the pack that a usual server
+    sends. A server of plain files sends many: their sum is looked at again and again.
+    """
+    before = await threads.run(files, repository)
+    over = False
+    fetching = Deferred.fromCoroutine(fetch())
+
+    async def look() -> None:
+        nonlocal over
+        now = await threads.run(files, repository)
+        if not over and disk_use(now) - disk_use(before) > limits.size:
+            over = True
+            fetching.cancel()
+
+    watch = LoopingCall(lambda: Deferred.fromCoroutine(look()))
+    watch.clock = limits.clock
+    watch.start(_LOOK, now=False)
+    try:
+        outcome = await fetching
+    except CancelledError:
+        if not over:
+            raise
+    else:
+        if outcome.status == 0 or not await threads.run(_is_full, repository, before, limits.size):
+            return outcome
+    finally:
+        watch.stop()
+    await threads.run(_undo, repository, before)
+    raise EvaluationError(
+        "repository",
+        f"the repository was not fetched: it has more than {limits.size} bytes",
+        {"limit": "repositories.fetch_bytes", "value": limits.size},
+    )
+
+
+def _is_full(repository: Path, before: Files, limit: int) -> bool:
+    """Tell whether a new file has reached the limit. Blocks."""
+    after = files(repository)
+    return any(after[name].st_size >= limit for name in after.keys() - before)
+
+
+def _undo(repository: Path, before: Files) -> None:
+    """Remove the objects that a fetch has brought which did not come to its end. Blocks.
+
+    When refs have changed it was at its end already, and the objects are referred to.
+    """
+    after = files(repository)
+    for name, status in after.items():
+        if name.startswith(("refs", "packed-refs")) and (
+            name not in before or before[name].st_mtime_ns != status.st_mtime_ns
+        ):
+            return
+    for name in after.keys() - before:
+        if name.startswith("objects"):
+            (repository / name).unlink(missing_ok=True)

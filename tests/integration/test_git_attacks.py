@@ -1,0 +1,405 @@
+"""Attacks by URL and by repository. After each the daemon is well, and nothing is left."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+
+from tawebeval.git import Git
+from tawebeval.hosts import HostPolicy, Route
+from tawebeval.process import Spawner
+from tawebeval.remotes import Remotes
+from tests.fake_resolver import FakeResolver
+from tests.integration.client import failure, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.repositories import ENVIRONMENT, GitDaemon, GitRepository, HttpServer, git
+
+MIB = 2**20
+
+
+def make_object(repository: Path, kind: str, content: bytes) -> str:
+    """Write an object, however malformed; return its OID."""
+    done = subprocess.run(
+        ["git", "hash-object", "-t", kind, "-w", "--stdin", "--literally"],
+        cwd=repository,
+        env=ENVIRONMENT,
+        input=content,
+        capture_output=True,
+        check=True,
+    )
+    return done.stdout.decode().strip()
+
+
+def make_commit(repository: Path, tree: str) -> str:
+    """Commit a tree in the branch main; return the commit's OID."""
+    oid = git(repository, "commit-tree", "-m", "An attack", tree)
+    git(repository, "update-ref", "refs/heads/main", oid)
+    return oid
+
+
+def entry(mode: str, name: str, oid: str) -> bytes:
+    """Return an entry of a tree object."""
+    return f"{mode} {name}\0".encode() + bytes.fromhex(oid)
+
+
+class Redirector:
+    """An HTTP server that sends everybody elsewhere; `asked` is what it was asked for."""
+
+    def __init__(self, location: str) -> None:
+        asked = self.asked = []  # type: list[str]
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                self.send_response(302)
+                self.send_header("Location", location + self.path)
+                self.end_headers()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+        self.port = self._server.server_port
+
+    def stop(self) -> None:
+        """Stop it."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class AttackTestCase(DaemonTestCase):
+    """What holds after each attack."""
+
+    async def refuse(self, url: str, commit: str | None = None, reason: str = "repository") -> Any:
+        """Check that an evaluation fails for that reason, and an honest one then does not."""
+        identifier = await self.client.evaluate(url, commit or self.commit, "echo never")
+        error = failure(await self.client.follow(identifier), reason)
+        await self.honest()
+        return error
+
+    async def refuse_form(self, field: str, *arguments: str, **more: str) -> None:
+        """Check that a form is refused with 400, which names the field."""
+        answer = await self.client.post(*arguments, **more)
+        self.assertEqual((answer.code, answer.json["field"]), (400, field), answer.body)
+
+    async def honest(self) -> None:
+        """Check that the daemon answers, and an honest evaluation ends right."""
+        self.assertEqual((await self.client.get("/health")).code, 200)
+        await self.daemon.nothing_left()
+
+
+class UrlTests(AttackTestCase):
+    """A daemon that fetches over the network, and from public addresses only."""
+
+    configuration: ClassVar[str] = '[repositories]\nprotocols = ["http", "git", "ssh"]\n'
+
+    @contextmanager
+    def listener(self) -> Iterator[tuple[socket.socket, int]]:
+        """Listen where nobody may come."""
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            silent.setblocking(False)
+            yield silent, silent.getsockname()[1]
+            with self.assertRaises(BlockingIOError):
+                silent.accept()
+
+    async def test_private_addresses_are_not_connected_to(self) -> None:
+        """By address or by name, over each protocol: refused, and nobody has knocked."""
+        with self.listener() as (_, port):
+            for url in (
+                f"http://127.0.0.1:{port}/x",
+                f"http://localhost:{port}/x",
+                f"http://[::ffff:127.0.0.1]:{port}/x",
+                f"git://127.0.0.1:{port}/x",
+                f"git://localhost:{port}/x",
+                f"ssh://localhost:{port}/x",
+                "localhost:x",
+                "http://169.254.169.254/latest/meta-data",
+                "http://[::1]/x",
+                "http://0.0.0.0/x",
+            ):
+                error = await self.refuse(url)
+                self.assertIn("repositories.private_networks", error["message"])
+
+    async def test_addresses_in_disguise_are_no_hosts(self) -> None:
+        """Numbers that curl would read as an address are refused with the form."""
+        for host in ("2130706433", "0x7f.1", "127.1", "0177.0.0.1", "127.0.0.1.", "[::1%25lo]"):
+            await self.refuse_form("repository[url]", f"http://{host}/x", self.commit, "true")
+
+    async def test_other_transports_are_refused(self) -> None:
+        """Helpers, options, and paths of this machine where `file` is not allowed."""
+        canary = self.folder / "canary"
+        for url in (
+            f"ext::sh -c touch% {canary}",
+            "fd::7",
+            f"--upload-pack=touch {canary}",
+            "-x:y",
+            f"ssh://-oProxyCommand=touch {canary}/x",
+            self.repository.url,
+            str(self.repository.folder),
+            "ftp://example.org/x",
+            "file://localhost/etc",
+        ):
+            await self.refuse_form("repository[url]", url, self.commit, "true")
+        await self.refuse_form(
+            "repository[branch]", "http://h/x", self.commit, "true", repository_branch="--help"
+        )
+        await self.refuse_form("commit_oid", "http://h/x", "-" + self.commit[1:], "true")
+        self.assertFalse(canary.exists())
+
+    async def honest(self) -> None:
+        """Check that the daemon answers; there is nothing here that it could fetch."""
+        self.assertEqual((await self.client.get("/health")).code, 200)
+
+
+class PinTests(AttackTestCase):
+    """A name that leads to one address when it is checked and to another one afterwards."""
+
+    async def fetch(self, route: Route) -> str:
+        """Fetch by a route, as the cache does; return what git said."""
+        spawn = Spawner(reactor)
+        run = Git(reactor, spawn, ("http", "git", "ssh"))
+        path = self.folder / "pinned.git"
+        await run(path, "init", "--quiet", "--bare", "--template=")
+        fetch = ("fetch", "--quiet", "--end-of-options", route.url, f"{self.commit}:refs/x")
+        outcome = await run(path, *fetch, environment=route.environment, timeout=20)
+        return outcome.stderr if outcome.status else ""
+
+    async def route(self, url: str) -> Route:
+        """Return the route to a name which no real resolver knows."""
+        resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
+        policy = HostPolicy(private_networks=["127.0.0.0/8"])
+        return await Remotes(policy, resolver, reactor).route(url)
+
+    async def test_http_keeps_to_the_address(self) -> None:
+        """Curl connects to the address that was checked, and asks nobody for the name."""
+        server = HttpServer(self.folder)
+        self.addCleanup(server.stop)
+        url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository/.git"
+        self.assertEqual(await self.fetch(await self.route(url)), "")
+        self.assertIn("pinned.invalid", await self.fetch(Route(url)), "without the pin")
+
+    async def test_git_keeps_to_the_address(self) -> None:
+        """So does git's own protocol."""
+        server = GitDaemon(self.folder)
+        self.addCleanup(server.stop)
+        url = server.url.replace("127.0.0.1", "pinned.invalid") + "/repository"
+        self.assertEqual(await self.fetch(await self.route(url)), "")
+        self.assertIn("pinned.invalid", await self.fetch(Route(url)), "without the pin")
+
+    async def test_ssh_keeps_to_the_address(self) -> None:
+        """So does ssh: it knocks at the address."""
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            server.setblocking(False)
+            url = f"ssh://git@pinned.invalid:{server.getsockname()[1]}/x"
+            self.assertIn("pinned.invalid", await self.fetch(Route(url)), "without the pin")
+            fetching = Deferred.fromCoroutine(self.fetch(await self.route(url)))
+
+            def accept() -> socket.socket | None:
+                try:
+                    return server.accept()[0]
+                except BlockingIOError:
+                    return None
+
+            connection = await until(accept, "ssh has come")
+            with connection:
+                connection.setblocking(True)
+                connection.settimeout(10)
+                self.assertTrue(connection.recv(100).startswith(b"SSH-2.0"))
+            self.assertTrue(await fetching)
+
+
+class RepositoryTests(AttackTestCase):
+    """Repositories that are made to do harm, with small limits."""
+
+    configuration: ClassVar[str] = CONFIGURATION.replace(
+        "[evaluations]",
+        f"fetch_bytes = {4 * MIB}\ntree_files = 1000\ntree_bytes = {8 * MIB}\n[evaluations]",
+    )
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.evil = GitRepository(self.folder / "evil").folder
+
+    async def honest(self) -> None:
+        """Check that the daemon answers, and an honest evaluation ends right."""
+        await super().honest()
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        await self.daemon.nothing_left()
+
+    async def attack(self, tree: str, reason: str = "repository") -> Any:
+        """Have a tree evaluated, and return the error."""
+        commit = make_commit(self.evil, tree)
+        return await self.refuse(f"file://{self.evil}", commit, reason)
+
+    def limit(self, error: Any, name: str, value: int) -> None:
+        """Check which limit an error tells."""
+        self.assertEqual((error["limit"], error["value"]), (f"repositories.{name}", value))
+
+    def cached(self, url: str) -> int:
+        """Return how many bytes of objects the cache keeps of a URL."""
+        for file in self.daemon.cache.glob("repositories/*/url"):
+            if file.read_text().strip() == url:
+                found = (file.parent / "objects").rglob("*")
+                return sum(one.stat().st_size for one in found if one.is_file())
+        return 0
+
+    async def test_a_tree_bomb_is_not_checked_out(self) -> None:
+        """Ten trees of one tree of ten trees…: ten billion files, a kilobyte to fetch."""
+        for leaf in ("blob", "tree"):  # with a file in each, and with nothing at all
+            oid = make_object(self.evil, leaf, b"")
+            mode = "100644" if leaf == "blob" else "40000"
+            for _ in range(10):
+                content = b"".join(entry(mode, f"d{i}", oid) for i in range(10))
+                oid, mode = make_object(self.evil, "tree", content), "40000"
+            self.limit(await self.attack(oid), "tree_files", 1000)
+
+    async def test_a_deep_tree_is_not_checked_out(self) -> None:
+        """A path longer than any system call takes."""
+        oid = make_object(self.evil, "blob", b"")
+        mode = "100644"
+        for _ in range(60):
+            oid, mode = make_object(self.evil, "tree", entry(mode, "d" * 100, oid)), "40000"
+        self.assertIn("path", (await self.attack(oid))["message"])
+
+    async def test_a_million_files_are_not_checked_out(self) -> None:
+        """One directory with a million of them, all the same."""
+        raw = bytes.fromhex(make_object(self.evil, "blob", b""))
+        content = b"".join(b"100644 %07d\0" % i + raw for i in range(10**6))
+        error = await self.attack(make_object(self.evil, "tree", content))
+        self.assertIn(error["limit"], ("repositories.tree_files", "repositories.fetch_bytes"))
+
+    async def test_a_huge_blob_is_not_checked_out(self) -> None:
+        """One that compresses well is small to fetch."""
+        blob = make_object(self.evil, "blob", bytes(9 * MIB))
+        error = await self.attack(make_object(self.evil, "tree", entry("100644", "x", blob)))
+        self.limit(error, "tree_bytes", 8 * MIB)
+
+    async def test_a_giant_fetch_leaves_no_bytes(self) -> None:
+        """One that does not compress: refused over each kind of server, and nothing is kept."""
+        with open("/dev/urandom", "rb") as random:
+            blob = make_object(self.evil, "blob", random.read(6 * MIB))
+        commit = make_commit(self.evil, make_object(self.evil, "tree", entry("100644", "x", blob)))
+        git(self.evil, "update-server-info")
+        smart, dumb = HttpServer(self.folder), HttpServer(self.folder, dumb=True)
+        self.addCleanup(smart.stop)
+        self.addCleanup(dumb.stop)
+        for url in (f"file://{self.evil}", f"{smart.url}/evil/.git", f"{dumb.url}/evil/.git"):
+            self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
+            self.assertLess(self.cached(url), 10_000)
+
+    async def test_many_small_objects_are_too_much_in_sum(self) -> None:
+        """A server of plain files, each of them within the limit."""
+        with open("/dev/urandom", "rb") as random:
+            blobs = [make_object(self.evil, "blob", random.read(MIB)) for _ in range(60)]
+        content = b"".join(entry("100644", f"{i:02}", oid) for i, oid in enumerate(blobs))
+        commit = make_commit(self.evil, make_object(self.evil, "tree", content))
+        git(self.evil, "update-server-info")
+        dumb = HttpServer(self.folder, dumb=True)
+        self.addCleanup(dumb.stop)
+        url = f"{dumb.url}/evil/.git"
+        self.limit(await self.refuse(url, commit), "fetch_bytes", 4 * MIB)
+        self.assertLess(self.cached(url), 10_000)
+
+    async def test_malformed_objects_are_refused(self) -> None:
+        """`.git` in a tree, names with a slash, no order, `..`: git's fsck finds them."""
+        blob = make_object(self.evil, "blob", b"[core]\nfsmonitor = touch canary\n")
+        inner = make_object(self.evil, "tree", entry("100644", "config", blob))
+        for content in (
+            entry("40000", ".git", inner),
+            entry("40000", ".GIT", inner),
+            entry("40000", "..", inner),
+            entry("100644", "a/b", blob),
+            entry("100644", "b", blob) + entry("100644", "a", blob),
+            entry("120000", ".gitmodules", blob),
+        ):
+            await self.attack(make_object(self.evil, "tree", content))
+
+    async def test_hooks_and_filters_do_not_run(self) -> None:
+        """Neither what lies in the served repository nor what its tree asks for is executed."""
+        canary = self.folder / "canary"
+        for hook in ("post-checkout", "post-index-change", "reference-transaction", "pre-receive"):
+            path = self.evil / ".git" / "hooks" / hook
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"#!/bin/sh\ntouch {canary}\n")
+            path.chmod(0o755)
+        for name, value in {
+            "core.fsmonitor": f"touch {canary}",
+            "filter.evil.smudge": f"touch {canary}",
+            "uploadpack.packObjectsHook": f"touch {canary};",
+            "core.sshCommand": f"touch {canary};",
+        }.items():
+            git(self.evil, "config", name, value)
+        repository = self.evil
+        (repository / ".gitattributes").write_text("* filter=evil\n")
+        (repository / ".gitmodules").write_text(
+            '[submodule "sub"]\n\tpath = sub\n\turl = https://x/y\n\tupdate = none\n'
+        )
+        git(repository, "-c", "core.fsmonitor=false", "-c", "filter.evil.smudge=cat", "add", ".")
+        git(repository, "update-index", "--add", "--cacheinfo", f"160000,{self.commit},sub")
+        commit = make_commit(repository, git(repository, "write-tree"))
+        canary.unlink(missing_ok=True)
+        for _ in range(2):
+            identifier = await self.client.evaluate(f"file://{repository}", commit, "ls sub")
+            self.assertEqual(text(await self.client.follow(identifier)), "")
+        self.assertFalse(canary.exists())
+        await self.honest()
+
+    async def test_a_submodule_with_a_command_is_refused(self) -> None:
+        """A `.gitmodules` whose URL is a command does not pass git's fsck, and never runs."""
+        blob = make_object(
+            self.evil, "blob", b'[submodule "s"]\n\tpath = s\n\turl = -u:x\n\tupdate = !touch x\n'
+        )
+        await self.attack(make_object(self.evil, "tree", entry("100644", ".gitmodules", blob)))
+
+    async def test_links_out_of_the_tree_are_no_directories(self) -> None:
+        """An evaluator does not run where a symbolic link leads out."""
+        self.repository.link("out", "/")
+        self.commit = self.repository.commit()
+        for directory in ("out", "out/etc"):
+            failure(await self.run_command("true", directory=directory), "directory")
+        await self.honest()
+
+    async def test_redirects_are_not_followed(self) -> None:
+        """To a file, to another host, to loopback, and by the alternates of a dumb server."""
+        target = HttpServer(self.folder)
+        self.addCleanup(target.stop)
+        for location in (f"file://{self.folder}", target.url, "http://169.254.169.254"):
+            redirector = Redirector(location)
+            try:
+                await self.refuse(f"http://127.0.0.1:{redirector.port}/repository/.git")
+                self.assertTrue(redirector.asked)
+            finally:
+                redirector.stop()
+        self.assertEqual(target.requests, [])
+
+    async def test_alternates_of_a_plain_server_are_not_followed(self) -> None:
+        """Another way to send git elsewhere: `http-alternates`."""
+        target = HttpServer(self.folder, dumb=True)
+        dumb = HttpServer(self.folder, dumb=True)
+        self.addCleanup(target.stop)
+        self.addCleanup(dumb.stop)
+        blob = make_object(self.evil, "blob", b"x")
+        commit = make_commit(self.evil, make_object(self.evil, "tree", entry("100644", "x", blob)))
+        git(self.evil, "update-server-info")
+        (self.evil / ".git/objects" / blob[:2] / blob[2:]).unlink()
+        alternates = self.evil / ".git/objects/info/http-alternates"
+        alternates.write_text(f"{target.url}/repository/.git/objects/\n")
+        await self.refuse(f"{dumb.url}/evil/.git", commit)
+        self.assertTrue(any("alternates" in request for request in dumb.requests))
+        self.assertEqual(target.requests, [])
