@@ -11,6 +11,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.errors import EvaluationError
 from tawebeval.git import Git, Outcome
 from tests.fakes import FakeSpawner
 
@@ -79,6 +80,11 @@ class CommandTests(GitTestCase):
         self.assertEqual(argv[:2], ["git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
+
+    def test_largest(self) -> None:
+        """The length of files is bounded before git begins."""
+        argv = list(self.start("fetch", largest=5000).argv)
+        self.assertEqual(argv[:5], ["prlimit", "--fsize=5000", "--core=0", "--", "git"])
 
     def test_settings(self) -> None:
         """Neither hooks nor helpers, redirects nor background work; what comes is checked."""
@@ -173,6 +179,24 @@ class OutcomeTests(GitTestCase):
 
 class EndTests(GitTestCase):
     """How it is ended."""
+
+    def test_refused(self) -> None:
+        """Who takes what it prints can refuse: it is killed, and then the error raised."""
+        taken = []
+
+        def received(chunk: bytes) -> None:
+            taken.append(chunk)
+            if len(taken) == 2:
+                raise EvaluationError("repository", "too much")
+
+        asked = self.run_git("ls-tree", received=received)
+        for chunk in (b"a", b"b", b"c"):
+            self.spawn.child.print(chunk)
+        self.assertEqual(taken, [b"a", b"b"])
+        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
+        self.assertNoResult(asked)
+        self.end(number=signal.SIGKILL)
+        self.assertEqual(self.failureResultOf(asked, EvaluationError).value.message, "too much")
 
     def test_timeout(self) -> None:
         """After its time it is killed, with all that it has started; the outcome says so."""
