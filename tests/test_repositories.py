@@ -278,3 +278,35 @@ class WaysTests(RepositoriesTestCase):
         self.assertIn("60 seconds", error.message)
         timeouts = [c.timeout for c in self.git.commands if c.arguments[0] == "fetch"]
         self.assertEqual(timeouts, [60, 60])
+
+
+class LimitTests(RepositoriesTestCase):
+    """What is too large, and which hosts are not asked."""
+
+    def test_tree(self) -> None:
+        """A tree over a limit is not checked out; nor a cached one, under a limit set later."""
+        self.broken["ls-tree"] = Outcome(0, "100644 blob cc 1001\tx\0", "")
+        error = self.error(self.check_out())
+        self.assertEqual(error.members, {"limit": "repositories.tree_bytes", "value": 1000})
+        self.assertNotIn("read-tree", self.names())
+        self.broken["ls-tree"] = Outcome(0, "100644 blob cc 1000\tx\0", "")
+        self.assertEqual(self.successResultOf(self.check_out()), Commit(OID, TREE, 1, 1000))
+        marker = self.path() / "commits" / OID
+        marker.write_text(f"{TREE} 4 1000")
+        self.assertEqual(self.error(self.check_out()).members["limit"], "repositories.tree_files")
+
+    def test_host(self) -> None:
+        """A host that is refused is not asked, and nothing is made for it where its name tells."""
+        self.resolver.answers = [["127.0.0.1"]]
+        self.assertIn("private_networks", self.error(self.check_out()).message)
+        self.assertNotIn("fetch", self.names())
+        self.git.commands.clear()
+        self.assertIn("private_networks", self.error(self.check_out("http://127.0.0.1/")).message)
+        self.assertEqual(self.names(), [])
+
+    def test_bytes(self) -> None:
+        """Each fetch is given the limit of bytes, and git its pinned address."""
+        self.successResultOf(self.check_out())
+        (fetch,) = (c for c in self.git.commands if c.arguments[0] == "fetch")
+        self.assertEqual(fetch.largest, self.size)
+        self.assertEqual(fetch.environment["GIT_CONFIG_VALUE_0"], "example.org:443:8.8.8.8")

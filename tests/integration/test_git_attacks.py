@@ -399,7 +399,7 @@ class RepositoryTests(AttackTestCase):
         git(self.evil, "update-server-info")
         (self.evil / ".git/objects" / blob[:2] / blob[2:]).unlink()
         alternates = self.evil / ".git/objects/info/http-alternates"
-        alternates.write_text(f"{target.url}/repository/.git/objects/\n")
+        alternates.write_text(f"{target.url}/repository/.git/objects\n")
         await self.refuse(f"{dumb.url}/evil/.git", commit)
         self.assertTrue(any("alternates" in request for request in dumb.requests))
         self.assertEqual(target.requests, [])
