@@ -37,6 +37,8 @@ _FETCH = (
     "--no-write-fetch-head",
     "--no-auto-maintenance",
 )
+# What is checked out is what was committed, whatever the tree's own .gitattributes say.
+_AS_COMMITTED = "* -text -ident -filter !working-tree-encoding\n"
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
 _MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
 # What git says when a server has a commit, or may have it, but does not hand it out.
@@ -143,6 +145,8 @@ class BareRepository:
         def finish() -> None:
             (unfinished / "commits").mkdir()
             (unfinished / "url").write_text(url + "\n")
+            (unfinished / "info").mkdir(exist_ok=True)
+            (unfinished / "info" / "attributes").write_text(_AS_COMMITTED)
             unfinished.rename(self.path)
 
         await self._threads.run(finish)

@@ -44,7 +44,6 @@ _SETTINGS = {
     "http.followRedirects": "false",
     "protocol.version": "2",
     "init.defaultBranch": "main",
-    # What is checked out is what was committed.
     "core.autocrlf": "false",
     "core.symlinks": "true",
     "core.fileMode": "true",

@@ -75,7 +75,7 @@ class Registry:
         self._records: OrderedDict[str, _Record] = OrderedDict()
         self._keys: dict[tuple[str, str], str] = {}
         # Those of which a process or a directory may be left, also when they are forgotten.
-        self._alive: set[Evaluation] = set()
+        self._alive: dict[str, Evaluation] = {}
         self._closing = False
 
     def check_admission(self, caller: str = "") -> None:
@@ -115,11 +115,11 @@ class Registry:
         self._records[identifier] = _Record(evaluation, upload, self._clock.seconds(), caller)
         if upload.key is not None:
             self._keys[caller, upload.key] = identifier
-        self._alive.add(evaluation)
+        self._alive[identifier] = evaluation
         evaluation.begin(
             lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
-        evaluation.over.wait().addCallback(lambda _: self._alive.discard(evaluation))
+        evaluation.over.wait().addCallback(lambda _: self._alive.pop(identifier))
         return identifier
 
     def _discard(self, upload: Upload) -> None:
@@ -186,7 +186,7 @@ class Registry:
 
         Raises UnknownEvaluation. One that has ended is left as it is.
         """
-        evaluation = self._find(identifier, caller)
+        evaluation = self._find(identifier, caller) or self._alive.get(identifier)
         if evaluation is not None:
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
             await evaluation.over.wait()
@@ -209,8 +209,8 @@ class Registry:
         Tell whether there was anything to end.
         """
         self._closing = True
-        over = [evaluation.over.wait() for evaluation in self._alive]
-        for evaluation in list(self._alive):
+        over = [evaluation.over.wait() for evaluation in self._alive.values()]
+        for evaluation in list(self._alive.values()):
             evaluation.stop(EvaluationError("shutdown", "the service was stopped"))
         await gatherResults(over)
         return bool(over)

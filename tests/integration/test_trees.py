@@ -18,7 +18,8 @@ class TreeTests(DaemonTestCase):
         self.repository.write("bin/data", self.binary)
         self.repository.write("dos.txt", "one\r\ntwo\r\n")
         self.repository.write("città/ñ ü.txt", "far\n")
-        self.repository.write(".gitattributes", "*.txt text eol=lf\n")
+        self.repository.write("keyword.id", "$Id$\n")
+        self.repository.write(".gitattributes", "*.txt text eol=crlf\n*.id ident\n")
         self.repository.link("to-run", "bin/run")
         self.repository.link("to-bin", "bin")
         self.repository.link("dangling", "no/such/place")
@@ -37,9 +38,11 @@ class TreeTests(DaemonTestCase):
         self.assertEqual(text(events), "bin/run\nbin\nno/such/place\n/etc\n../..\nrun in tree\n")
 
     async def test_bytes_and_names_are_as_committed(self) -> None:
-        """Binary content and names beyond ASCII arrive as they are."""
-        events = await self.run_command("cat città/*.txt; od -An -v -tx1 bin/data | tr -d ' \\n'")
-        self.assertEqual(text(events), f"far\n{self.binary.hex()}")
+        """Binary content, names beyond ASCII, keywords and line ends arrive as they are."""
+        events = await self.run_command(
+            "cat città/*.txt *.id; od -An -v -tx1 bin/data | tr -d ' \\n'"
+        )
+        self.assertEqual(text(events), f"far\n$Id$\n{self.binary.hex()}")
 
     async def test_history_and_git_are_not_there(self) -> None:
         """The tree is the commit's files and nothing else."""
