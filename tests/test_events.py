@@ -69,6 +69,14 @@ class TextTests(SynchronousTestCase):
         self.check(b"\x7f", ["\x7f"])
         self.check(b"\n\x7f\n\na\x7f\n", ["\n", "\x7f", "\n", "\n", "a\x7f", "\n"])
 
+    def test_every_stand_in(self) -> None:
+        """Text that has all that might stand for a terminator is as exact as any other."""
+        everything = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
+        for end in range(len(everything) + 1):
+            line = everything[:end]
+            events = ["a", "\n", "\n", *([line] if line else []), "\n", "é\ufffd"]
+            self.check(b"a\n\n" + line.encode() + b"\n\xc3\xa9\xff", events)
+
     def test_text_that_looks_like_events(self) -> None:
         """Text may quote any line that this module writes."""
         line = b'{"type":"text","payload":""}'
