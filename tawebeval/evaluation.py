@@ -29,7 +29,7 @@ from tawebeval.run import Run
 from tawebeval.sandbox import NoSandbox
 from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal, Threads, completed
-from tawebeval.workspace import Workspace
+from tawebeval.workspace import Workspace, remove
 
 log = Logger()
 
@@ -229,11 +229,11 @@ class Evaluation:
         self.changed.fire(None)
 
     async def _clean_up(self) -> None:
-        def remove() -> None:
+        def remove_both() -> None:
             self.workspace.remove()
-            Workspace(self.upload).remove()
+            remove(self.upload)
 
         try:
-            await self._surroundings.threads.run(remove)
+            await self._surroundings.threads.run(remove_both)
         except Exception:  # noqa: BLE001  (the evaluation is over all the same)
             log.failure("{id}: its directories could not be removed", id=self.identifier)

@@ -26,7 +26,7 @@ from tawebeval.form import MAX_SEED, EvaluationRequest
 from tawebeval.identity import Identities
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, read_page
 from tawebeval.status import status
-from tawebeval.workspace import Workspace
+from tawebeval.workspace import Workspace, remove
 
 _RETRY_AFTER = 5  # seconds
 
@@ -97,7 +97,7 @@ class Registry:
             identifier = self._keys[caller, upload.key]
             if self._records[identifier].upload.digest != upload.digest:
                 raise KeyReused("this Idempotency-Key was used before, with another form")
-            self._discard(upload)
+            self.discard(upload.directory)
             return identifier
         self.check_admission(caller)
         identifier = self._identities.issue(caller)
@@ -122,9 +122,9 @@ class Registry:
         evaluation.over.wait().addCallback(lambda _: self._alive.pop(identifier))
         return identifier
 
-    def _discard(self, upload: Upload) -> None:
-        removed = self._surroundings.threads.run(Workspace(upload.directory).remove)
-        Deferred.fromCoroutine(removed).addErrback(
+    def discard(self, upload: Path) -> None:
+        """Remove the directory of a form that no evaluation takes over."""
+        Deferred.fromCoroutine(self._surroundings.threads.run(remove, upload)).addErrback(
             lambda failure: log.failure("an upload could not be removed", failure)
         )
 

@@ -186,7 +186,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
         else Queue(running, configuration.evaluations.queued, callers.running, callers.queued),
         directories.evaluations,
     )
-    api = Api(registry, configuration, directories.uploads, threads, os.urandom, access)
+    api = Api(registry, configuration, directories.uploads, os.urandom, access)
     site = ApiSite(make_app(api), api, reactor)
     daemon = Daemon(EvaluationService(registry, repositories), directories, reactor)
     Reloading(access, reactor).setServiceParent(daemon)

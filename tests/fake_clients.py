@@ -210,7 +210,6 @@ class Service:
             self.registry,
             self.configuration,
             uploads,
-            self.world.threads,
             straw(2),
             self.access,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tawebeval import registry
 from tests.fake_clients import MULTIPART, Connection, Part, form, head, parts
 from tests.test_web_problems import RawTestCase
 
@@ -201,9 +202,9 @@ class GivenUpTests(RawTestCase):
     def test_cannot_be_removed(self) -> None:
         """Where an upload cannot be removed that is logged, and nobody else is disturbed."""
 
-        async def fail(directory: Path) -> None:
+        def fail(directory: Path) -> None:
             raise OSError("no")
 
-        self.patch(type(self.service.api), "remove", lambda api, directory: fail(directory))
+        self.patch(registry, "remove", fail)
         self.post(400, form(parts(seed=b"x")))
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)

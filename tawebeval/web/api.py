@@ -13,9 +13,7 @@ from tawebeval.config import Configuration
 from tawebeval.errors import MalformedRequest
 from tawebeval.exposure import check_page
 from tawebeval.registry import Registry
-from tawebeval.signals import Threads
 from tawebeval.web.upload import FormReceiver
-from tawebeval.workspace import remove
 
 _MAX_KEY = 255
 
@@ -27,7 +25,6 @@ class Api:
     registry: Registry
     configuration: Configuration
     uploads: Path
-    threads: Threads
     random: Callable[[int], bytes]
     access: Access
 
@@ -61,10 +58,6 @@ class Api:
             # Before the body is sent, for nothing. (A key may be for one that is accepted.)
             self.registry.check_admission(caller)
         return form
-
-    async def remove(self, directory: Path) -> None:
-        """Remove what a form has left."""
-        await self.threads.run(remove, directory)
 
 
 def _header(headers: Headers, name: str) -> str | None:

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote_to_bytes as unquote
 
 from klein import Klein
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -184,9 +183,7 @@ class ApiRequest(Request):
         form, self.form = self.form, None
         if form is not None:
             form.abandon()
-            Deferred.fromCoroutine(self.channel.site.api.remove(form.directory)).addErrback(
-                lambda failure: log.failure("an upload could not be removed", failure)
-            )
+            self.channel.site.api.registry.discard(form.directory)
 
 
 def _origin_form(target: bytes) -> bytes:
