@@ -25,6 +25,8 @@ Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
 Host = Annotated[str, Meta(pattern=r"^(\*\.)?[A-Za-z0-9_.:-]+\Z")]
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
+# Written plainly, so that what is mounted there is what stands there.
+AbsolutePath = Annotated[str, Meta(pattern=r"^(/(?!\.{1,2}(/|\Z))[^/\0]+)+\Z")]
 Share = Annotated[int, Meta(ge=0, le=10**6)]
 # As browsers write it: in lower case, and without a slash at the end.
 Origin = Annotated[
@@ -34,6 +36,12 @@ Origin = Annotated[
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file; what it does not know is an error."""
+
+
+class Service(Section, frozen=True):
+    """`[service]`: the daemon's own process."""
+
+    user: Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]*\$?)?\Z")] = ""
 
 
 class Callers(Section, frozen=True):
@@ -78,6 +86,14 @@ class Evaluations(Section, frozen=True):
     environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], str] = {}
 
 
+class Sandbox(Section, frozen=True):
+    """`[sandbox]`: what strangers' programs run in, and what they can see there."""
+
+    kind: Literal["auto", "bubblewrap", "none"] = "auto"
+    network: bool = False
+    readable: tuple[AbsolutePath, ...] = ()
+
+
 class Limits(Section, frozen=True):
     """`[limits]`: what one request, and one evaluation, may take."""
 
@@ -85,7 +101,15 @@ class Limits(Section, frozen=True):
     fields: Count = 64
     field: Bytes = 64 * KIB
     wall_clock: Seconds = 300
+    cpu: Annotated[int, Meta(ge=1, le=10**9)] = 300
+    memory: Annotated[int, Meta(ge=16 * MIB, le=2**50)] = 512 * MIB
+    processes: Annotated[int, Meta(ge=8, le=10**6)] = 128
+    open_files: Annotated[int, Meta(ge=16, le=10**6)] = 256
+    file_size: Bytes = 256 * MIB
+    disk: Bytes = GIB
+    disk_files: Count = 100_000
     output: Bytes = 256 * MIB
+    stderr: Bytes = 64 * MIB
     data_value: Bytes = MIB
     file: Bytes = 2 * MIB
 
@@ -121,9 +145,11 @@ class Configuration(Section, frozen=True):
     """The whole file."""
 
     listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)
+    service: Service = Service()
     callers: Callers = Callers()
     repositories: Repositories = Repositories()
     evaluations: Evaluations = Evaluations()
+    sandbox: Sandbox = Sandbox()
     limits: Limits = Limits()
     buffers: Buffers = Buffers()
     polls: Polls = Polls()
