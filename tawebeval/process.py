@@ -70,12 +70,14 @@ class ChildProcess:
         environment: Mapping[str, str],
         directory: str,
         *,
+        descriptors: Sequence[int] = (),
         reader: Callable[..., PipeReader] = PipeReader,
         reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
         """Start `argv` in `directory` with just that environment and nothing on stdin.
 
-        Raises OSError where that is impossible. `reader` makes what reads stdout;
+        Raises OSError where that is impossible. The child gets `descriptors` under the same
+        numbers; they stay open here, too. `reader` makes what reads stdout;
         `reaped(pid)` is called when the child has ended and `pid` may be another's.
         """
         self._reaped = reaped
@@ -91,6 +93,7 @@ class ChildProcess:
                 stdout=ends[STDOUT][1],
                 stderr=ends[STDERR][1],
                 start_new_session=True,
+                pass_fds=descriptors,
                 umask=0o022,
             )
             self.pid = self._popen.pid
@@ -235,10 +238,18 @@ class Spawner:
         argv: Sequence[str],
         environment: Mapping[str, str],
         directory: str,
+        *,
+        descriptors: Sequence[int] = (),
     ) -> ChildProcess:
         """Start a child, as `ChildProcess` says."""
         child = ChildProcess(
-            self._reactor, protocol, argv, environment, directory, reaped=self._children.discard
+            self._reactor,
+            protocol,
+            argv,
+            environment,
+            directory,
+            descriptors=descriptors,
+            reaped=self._children.discard,
         )
         self._children.add(child.pid)
         return child

@@ -145,6 +145,8 @@ class FakeSpawner:
         argv: Sequence[str],
         environment: Mapping[str, str],
         directory: str,
+        *,
+        descriptors: Sequence[int] = (),
     ) -> FakeChild:
         """Return a new child, which runs."""
         if self.error is not None:

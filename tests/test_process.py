@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from twisted.internet import reactor
@@ -90,11 +91,16 @@ class ProcessTestCase(TestCase):
         environment: dict[str, str] | None = None,
         directory: str = "/",
         spawner: Spawner | None = None,
+        descriptors: Sequence[int] = (),
     ) -> Recorder:
         """Start a child and return what takes notes of it."""
         recorder = Recorder()
         child = (spawner or Spawner(reactor))(
-            recorder, argv, PATH if environment is None else environment, directory
+            recorder,
+            argv,
+            PATH if environment is None else environment,
+            directory,
+            descriptors=descriptors,
         )
 
         async def end() -> None:

@@ -88,6 +88,14 @@ class InheritanceTests(ProcessTestCase):
         os.set_inheritable(writing, True)
         self.assertEqual((await self.look())["descriptors"], [0, 1, 2])
 
+    async def test_given_descriptors(self) -> None:
+        """What it is to get it gets under the same number, and the daemon keeps its own."""
+        opened = os.open("/dev/null", os.O_RDONLY)
+        self.addCleanup(os.close, opened)
+        self.assertEqual(
+            (await self.look(descriptors=[opened]))["descriptors"], sorted([0, 1, 2, opened])
+        )
+
     async def test_siblings(self) -> None:
         """Nor does it get the pipes of children that run already."""
         self.shell("sleep 60")
