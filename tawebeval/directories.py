@@ -3,6 +3,7 @@
 $STATE_DIRECTORY/key            32 random bytes, 0600: it makes and checks identifiers
 $STATE_DIRECTORY/uploads/       forms that are arriving
 $STATE_DIRECTORY/evaluations/   one workspace for each evaluation
+$STATE_DIRECTORY/accounts/      the users and groups that there are in a sandbox
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
 
@@ -27,6 +28,7 @@ class Directories:
 
     uploads: Path
     evaluations: Path
+    accounts: Path
     repositories: Path
     key: bytes = attrs.field(repr=False)
     locks: tuple[IO[str], ...] = attrs.field(repr=False)
@@ -52,6 +54,7 @@ def open_directories(environment: Mapping[str, str], random: Callable[[int], byt
     return Directories(
         (state / "uploads").resolve(),
         (state / "evaluations").resolve(),
+        (state / "accounts").resolve(),
         (cache / "repositories").resolve(),
         key,
         locks,

@@ -131,3 +131,14 @@ class EvaluationError(TawebevalError):
 
     def __str__(self) -> str:
         return self.message
+
+
+def over_limit(reason: str, limit: str, unit: str, value: float) -> EvaluationError:
+    """Return the error of a run that was stopped by a limit: a setting of `[limits]`."""
+    return EvaluationError(
+        reason,
+        f"the evaluator was stopped: it went over its limit of {value:g} {unit}"
+        if isinstance(value, float)
+        else f"the evaluator was stopped: it went over its limit of {value} {unit}",
+        {"limit": f"limits.{limit}", "value": value},
+    )

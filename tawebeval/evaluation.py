@@ -21,15 +21,15 @@ from tawebeval.fileblock import WantedFile
 from tawebeval.form import EvaluationRequest
 from tawebeval.intake import Intake
 from tawebeval.markers import Markers
-from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
 from tawebeval.repositories import Repositories
 from tawebeval.ring import Ring
 from tawebeval.run import Run
-from tawebeval.sandbox import NoSandbox
+from tawebeval.sandbox import Cell, Sandbox
 from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal, Threads, completed
-from tawebeval.workspace import Workspace, remove
+from tawebeval.watch import Watch
+from tawebeval.workspace import View, Workspace, remove
 
 log = Logger()
 
@@ -59,9 +59,9 @@ class Surroundings:
     random: Callable[[int], bytes]
     threads: Threads
     spawn: Spawner
-    orphans: Orphans
     repositories: Repositories
-    sandbox: NoSandbox
+    sandbox: Sandbox
+    watch: Watch
     time: Callable[[], float] = time.time
 
 
@@ -88,6 +88,7 @@ class Evaluation:
     changed: Signal[None] = attrs.field(factory=Signal)
     over: Latch[None] = attrs.field(factory=Latch)
     _intake: Intake | None = None
+    _cell: Cell | None = None
     _stopped: EvaluationError | None = None
     _life: Deferred[None] | None = None
 
@@ -135,8 +136,10 @@ class Evaluation:
             directory = await self._surroundings.threads.run(
                 self.workspace.working_directory, self.request.directory
             )
+            cell = self._cell = self._surroundings.sandbox.cell(self.workspace, self.commit)
+            await self._surroundings.threads.run(cell.open)
             self._enter(State.RUNNING)
-            return await self._run(directory)
+            return await self._run(directory, cell)
         except EvaluationError as error:
             return error
         except CancelledError:
@@ -145,19 +148,15 @@ class Evaluation:
             log.failure("{id}: could not be evaluated", id=self.identifier)
             return EvaluationError("lost", f"the daemon could not run the evaluator: {error}")
 
-    async def _run(self, directory: Path) -> EvaluationError | None:
+    async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
         configuration, surroundings = self._surroundings.configuration, self._surroundings
         limits = configuration.limits
         markers = Markers.fresh(surroundings.random)
 
         async def read_file(wanted: WantedFile) -> bytes:
             return await surroundings.threads.run(
-                self.workspace.read_file, wanted.path, directory, limits.file
+                self.workspace.read_file, wanted.path, directory, limits.file, cell.view
             )
-
-        async def end_orphans() -> None:
-            if not surroundings.sandbox.contains:
-                await surroundings.orphans.end(markers.data_begin, str(self.workspace.root))
 
         self._intake = Intake(
             surroundings.clock,
@@ -169,15 +168,26 @@ class Evaluation:
             read_file=read_file,
         )
         run = self.run = Run(
-            surroundings.clock, self._intake, limits, configuration.evaluations.grace, end_orphans
+            surroundings.clock,
+            self._intake,
+            configuration.evaluations.grace,
+            cell,
+            surroundings.threads,
+        )
+        launch = cell.launch(
+            self.request.evaluator_cmd,
+            self._environment(markers, configuration.evaluations.environment, cell.view),
+            directory,
         )
         surroundings.spawn(
             run,
-            surroundings.sandbox.argv(self.request.evaluator_cmd, self.workspace),
-            self._environment(markers, configuration.evaluations.environment),
-            str(directory),
+            launch.argv,
+            launch.environment,
+            launch.directory,
+            descriptors=launch.descriptors,
         )
-        with suppress(CancelledError):  # `run.failure` tells of it
+        with surroundings.watch.over(cell, run.stop), suppress(CancelledError):
+            # Not raised: `run.failure` tells of it.
             await completed(run.ended, lambda: run.stop(self._reason()))
         if run.stderr:
             log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
@@ -187,18 +197,23 @@ class Evaluation:
         assert self._stopped is not None, "only `stop` cancels"
         return self._stopped
 
-    def _environment(self, markers: Markers, configured: Mapping[str, str]) -> dict[str, str]:
+    def _environment(
+        self, markers: Markers, configured: Mapping[str, str], view: View
+    ) -> dict[str, str]:
         """Return the evaluator's environment (contract, section 4), nothing of the daemon's own."""
+        workspace = self.workspace
         return {
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
             **configured,
-            "HOME": str(self.workspace.home),
-            "TEMPORARY_DIRECTORY": str(self.workspace.temporary),
+            "HOME": str(view.of(workspace.home)),
+            "TEMPORARY_DIRECTORY": str(view.of(workspace.temporary)),
             "TURINGARENA_SEED": str(self.seed),
             **{
-                f"SUBMISSION_FILE_{file.field.upper()}": str(self.workspace.submission_path(file))
+                f"SUBMISSION_FILE_{file.field.upper()}": str(
+                    view.of(workspace.submission_path(file))
+                )
                 for file in self.request.submission
             },
             **markers.environment(),
@@ -229,11 +244,13 @@ class Evaluation:
         self.changed.fire(None)
 
     async def _clean_up(self) -> None:
-        def remove_both() -> None:
+        def remove_all() -> None:
+            if self._cell is not None:
+                self._cell.close()
             self.workspace.remove()
             remove(self.upload)
 
         try:
-            await self._surroundings.threads.run(remove_both)
+            await self._surroundings.threads.run(remove_all)
         except Exception:  # noqa: BLE001  (the evaluation is over all the same)
-            log.failure("{id}: its directories could not be removed", id=self.identifier)
+            log.failure("{id}: what it has left could not be removed", id=self.identifier)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -109,7 +110,7 @@ class Registry:
             request=upload.request,
             seed=seed,
             upload=upload.directory,
-            workspace=Workspace(self._root / identifier),
+            workspace=Workspace(self._root / directory_of(identifier)),
             surroundings=self._surroundings,
         )
         self._records[identifier] = _Record(evaluation, upload, self._clock.seconds(), caller)
@@ -214,3 +215,11 @@ class Registry:
             evaluation.stop(EvaluationError("shutdown", "the service was stopped"))
         await gatherResults(over)
         return bool(over)
+
+
+def directory_of(identifier: str) -> str:
+    """Return the name of an evaluation's directory.
+
+    Evaluators can read it among their mounts; the identifier gives rights to who knows it.
+    """
+    return hashlib.sha256(identifier.encode()).hexdigest()[:32]

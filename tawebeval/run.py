@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
-from resource import struct_rusage
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.config import Limits
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.intake import Intake
-from tawebeval.orphans import descendants, send
 from tawebeval.process import ChildProcess
-from tawebeval.signals import Latch
+from tawebeval.sandbox import Cell, Exit, Usage
+from tawebeval.signals import Latch, Threads
 
 STDERR_TAIL = 8 * 1024
 """Bytes of stderr that are kept (contract, section 4)."""
@@ -27,31 +25,30 @@ STDERR_TAIL = 8 * 1024
 class Run(ProcessProtocol):
     """Watches over an evaluator's process; `ended` is set when all of it is over.
 
-    `failure` is why the run was stopped or failed, None after a good end. `grace` is the
-    number of seconds between TERM and KILL. `end_orphans()` kills what has left the
-    process group, and returns when it is gone.
+    `failure` is why the run was stopped or failed, None after a good end; `usage` is what it
+    has used, known at its end. `grace` is the number of seconds between TERM and KILL.
     """
 
     def __init__(
         self,
         clock: IReactorTime,
         intake: Intake,
-        limits: Limits,
         grace: float,
-        end_orphans: Callable[[], Awaitable[None]],
+        cell: Cell,
+        threads: Threads,
     ) -> None:
         self.ended: Latch[None] = Latch()
         self.failure: EvaluationError | None = None
-        self.status: int | None = None
-        self.signal: int | None = None
+        self.exit = Exit(None)
+        self.usage = Usage()
         self._clock = clock
         self._intake = intake
-        self._limits = limits
         self._grace = grace
-        self._end_orphans = end_orphans
+        self._cell = cell
+        self._threads = threads
         self._stderr = b""
-        self._output = 0
-        self._time_left = limits.wall_clock
+        self._output = self._complaints = 0
+        self._time_left = cell.limits.wall_clock
         self._running_since: float | None = None
         self._timeout: IDelayedCall | None = None
         self._kill: IDelayedCall | None = None
@@ -63,14 +60,10 @@ class Run(ProcessProtocol):
         """The last of what was printed to stderr."""
         return self._stderr.decode("utf-8", "replace")
 
-    @property
-    def usage(self) -> struct_rusage | None:
-        """What the run has used (getrusage(2)), known when it has ended."""
-        return self._child.usage
-
     def makeConnection(self, transport: Any) -> None:
         """Begin: the process runs."""
         self._child = transport
+        self._cell.started(transport)
         super().makeConnection(transport)
 
     def connectionMade(self) -> None:
@@ -93,16 +86,7 @@ class Run(ProcessProtocol):
 
     def _timed_out(self) -> None:
         self._timeout = None
-        self._over("timeout", "wall_clock", "seconds", self._limits.wall_clock)
-
-    def _over(self, reason: str, limit: str, unit: str, value: float) -> None:
-        self.stop(
-            EvaluationError(
-                reason,
-                f"the evaluator was stopped: it went over its limit of {value:g} {unit}",
-                {"limit": f"limits.{limit}", "value": value},
-            )
-        )
+        self.stop(over_limit("timeout", "wall_clock", "seconds", self._cell.limits.wall_clock))
 
     def stop(self, reason: EvaluationError) -> None:
         """End the process tree: TERM, and KILL after the grace time. The first reason counts."""
@@ -114,23 +98,25 @@ class Run(ProcessProtocol):
 
     def _signal(self, number: int) -> None:
         if self._child.running:
-            strays = descendants(self._child.pid)
-            self._child.signalProcess(number)
-            for pid in strays:
-                send(pid, number)
+            self._cell.signal(self._child, number)
 
     def outReceived(self, data: bytes) -> None:
         """Pass on stdout, up to the limit."""
-        left = self._limits.output - self._output
+        left = self._cell.limits.output - self._output
         self._output += len(data)
         if left > 0:
             self._intake.received(data[:left])
         if len(data) > left:
-            self._over("output", "output", "bytes", self._limits.output)
+            self.stop(over_limit("output", "output", "bytes", self._cell.limits.output))
 
     def errReceived(self, data: bytes) -> None:
-        """Keep the last of stderr."""
-        self._stderr = (self._stderr + data)[-STDERR_TAIL:]
+        """Keep the last of stderr, up to the limit."""
+        left = self._cell.limits.stderr - self._complaints
+        self._complaints += len(data)
+        if left > 0:
+            self._stderr = (self._stderr + data[:left])[-STDERR_TAIL:]
+        if len(data) > left:
+            self.stop(over_limit("stderr", "stderr", "bytes on stderr", self._cell.limits.stderr))
 
     def outConnectionLost(self) -> None:
         """Take the end of stdout."""
@@ -145,8 +131,7 @@ class Run(ProcessProtocol):
 
     async def _bury(self) -> None:
         try:
-            self._child.signal_group(signal.SIGKILL)
-            await self._end_orphans()
+            await self._cell.end()
         finally:
             self._buried.set(None)
             # What the pipe still holds is little: take it, so that the run can end.
@@ -156,26 +141,44 @@ class Run(ProcessProtocol):
     def processEnded(self, reason: Failure) -> None:
         """Note how it ended; all output has been read."""
         value = reason.value
+        status, number = 0, None
         if isinstance(value, ProcessTerminated):
-            self.status, self.signal = value.exitCode, value.signal
-        else:
-            self.status = 0
-        if self.failure is None and self.status != 0:
-            self.failure = self._exit()
-        Deferred.fromCoroutine(self._conclude())
+            status, number = value.exitCode, value.signal
+        Deferred.fromCoroutine(self._conclude(status, number))
 
-    async def _conclude(self) -> None:
+    async def _conclude(self, status: int | None, number: int | None) -> None:
         await self._buried.wait()
         await self._intake.done.wait()
-        self.ended.set(None)
+        try:
+            self.usage = await self._usage()
+            self.exit = self._cell.exit(status, number)
+            if self.failure is None and self.exit != Exit(0):
+                self.failure = await self._threads.run(self._cell.exceeded, True) or self._why()
+        except EvaluationError as error:
+            self.failure = self.failure or self._with_stderr(error)
+        finally:
+            self.ended.set(None)
 
-    def _exit(self) -> EvaluationError:
-        if self.signal is not None:
-            name = signal.strsignal(self.signal)
-            message = f"the evaluator was ended by signal {self.signal} ({name})"
-            how = {"signal": self.signal}
-        else:
-            assert self.status is not None
-            message = f"the evaluator exited with status {self.status}"
-            how = {"status": self.status}
-        return EvaluationError("exit", message, {**how, "stderr": self.stderr})
+    async def _usage(self) -> Usage:
+        """Return what the groups know, and what the kernel tells whoever waits for a child."""
+        usage = await self._threads.run(self._cell.usage)
+        waited = self._child.usage
+        if usage.cpu is None and waited is not None:
+            return attrs.evolve(usage, cpu=waited.ru_utime + waited.ru_stime)
+        return usage
+
+    def _with_stderr(self, error: EvaluationError) -> EvaluationError:
+        return attrs.evolve(error, members={**error.members, "stderr": self.stderr})
+
+    def _why(self) -> EvaluationError:
+        """Return the error of a run that ended badly by itself, or by a limit of one process."""
+        limits, number, status = self._cell.limits, self.exit.signal, self.exit.status
+        if number == signal.SIGXCPU:
+            return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
+        if number == signal.SIGXFSZ:
+            return over_limit("file_size", "file_size", "bytes in one file", limits.file_size)
+        if number is not None:
+            message = f"the evaluator was ended by signal {number} ({signal.strsignal(number)})"
+            return self._with_stderr(EvaluationError("exit", message, {"signal": number}))
+        message = f"the evaluator exited with status {status}"
+        return self._with_stderr(EvaluationError("exit", message, {"status": status or 0}))

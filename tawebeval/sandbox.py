@@ -1,23 +1,235 @@
-"""The one place that turns an evaluator's command into the argv that runs it."""
+"""What an evaluator runs in: what all sandboxes have in common, and the one that is none.
+
+A `Sandbox` is the daemon's. It makes a `Cell` for each evaluation, which turns the
+evaluator's command into a process to start, holds its limits, and knows how to end, to
+measure and to judge what becomes of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import attrs
 
-from tawebeval.workspace import Workspace
+from tawebeval.bare import Commit
+from tawebeval.cgroups import Cgroups, Group
+from tawebeval.config import Limits
+from tawebeval.disk import DiskWatch
+from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.orphans import Orphans, descendants, send
+from tawebeval.process import ChildProcess
+from tawebeval.workspace import View, Workspace
+
+_BLOCK = 4096  # bytes that a small file takes at most beyond its own
+
+# Enters the groups that are named before `--`, and becomes the command after it.
+_ENTER = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 126; shift; done; shift; exec "$@"'
+
+
+@attrs.frozen
+class Launch:
+    """A process to start, as `ChildProcess` wants it."""
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+    descriptors: Sequence[int] = ()
+
+
+@attrs.frozen
+class Usage:
+    """What all processes of a run together have used; None where this machine cannot tell.
+
+    `cpu` is in seconds, `memory` the peak in bytes.
+    """
+
+    cpu: float | None = None
+    memory: int | None = None
+
+
+@attrs.frozen
+class Exit:
+    """How an evaluator ended: by its exit status, or by a signal."""
+
+    status: int | None
+    signal: int | None = None
+
+
+class Cell(ABC):
+    """What one evaluator runs in. `view` is how the evaluator sees its workspace."""
+
+    view: View
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        commit: Commit,
+        limits: Limits,
+        cgroups: Cgroups,
+    ) -> None:
+        self.limits = limits
+        self.workspace = workspace
+        self._cgroups = cgroups
+        self._group: Group | None = None
+        # What is checked out is there from the start; the limit is for what is added.
+        self._most_disk = limits.disk + commit.size + _BLOCK * commit.files
+        self._most_files = limits.disk_files + commit.files
+        self._disk = DiskWatch(workspace.root, self._most_disk, self._most_files, self._pids)
+        self._first: ChildProcess | None = None
+
+    def open(self) -> None:
+        """Make what has to be there before the start. Blocks. Raises OSError."""
+        # Other users can read the names of groups: not by the identifier.
+        self._group = self._cgroups.make(self.workspace.root.name, self.limits)
+
+    @abstractmethod
+    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
+        """Return what to start so that the shell runs `command` in `directory`, a path of ours."""
+
+    @abstractmethod
+    def signal(self, child: ChildProcess, number: int) -> None:
+        """Send a signal to all processes of the run, of which `child` is the first."""
+
+    @abstractmethod
+    async def end(self) -> None:
+        """End what the first process has left behind, and return when it is gone."""
+
+    @abstractmethod
+    def exit(self, status: int | None, number: int | None) -> Exit:
+        """Return how the evaluator ended, whose first process ended so.
+
+        Raises EvaluationError where the evaluator was not even started.
+        """
+
+    def started(self, child: ChildProcess) -> None:
+        """Take note of the run's first process."""
+        self._first = child
+
+    def exceeded(self, final: bool = False) -> EvaluationError | None:
+        """Return which limit has been gone over, if one has. Blocks.
+
+        `final` is for a run that has failed: it asks more closely why.
+        """
+        limits = self.limits
+        if self._group is not None:
+            over = self._group.exceeded()
+            if "memory" in over:
+                return over_limit("memory", "memory", "bytes of memory", limits.memory)
+            if "processes" in over:
+                return over_limit("processes", "processes", "processes", limits.processes)
+            if (self.usage().cpu or 0) > limits.cpu:
+                return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
+        disk = self._disk.look(again=final)
+        if disk.size > self._most_disk:
+            return over_limit("disk", "disk", "bytes on disk", limits.disk)
+        if disk.files > self._most_files or disk.too_deep:
+            return over_limit("disk", "disk_files", "files on disk", limits.disk_files)
+        if final and disk.largest >= limits.file_size:
+            return over_limit("file_size", "file_size", "bytes in one file", limits.file_size)
+        return None
+
+    def usage(self) -> Usage:
+        """Return what was used so far. Blocks."""
+        if self._group is None:
+            return Usage()
+        used = self._group.usage()
+        return Usage(used.cpu_seconds, used.peak_memory)
+
+    def close(self) -> None:
+        """Remove what `open` has made, and kill whoever is still in it. Blocks."""
+        if self._group is not None:
+            self._group.remove()
+            self._group = None
+
+    def _pids(self) -> Iterable[int]:
+        return descendants(self._first.pid) if self._first is not None else ()
+
+    def _limited(self, argv: Sequence[str], *, apart: bool) -> Sequence[str]:
+        """Return the argv that runs another one within the limits of each single process.
+
+        `apart` tells whether the user's processes are counted for this run alone.
+        """
+        limits = self.limits
+        prefix = [
+            "/usr/bin/prlimit",
+            f"--cpu={limits.cpu}:{limits.cpu + 1}",
+            f"--fsize={limits.file_size}",
+            f"--nofile={limits.open_files}",
+            "--core=0",
+            "--msgqueue=0",
+        ]
+        if apart:
+            prefix.append(f"--nproc={limits.processes}")
+        if "memory" not in self._cgroups.enforced:
+            prefix.append(f"--data={limits.memory}")
+        return [*prefix, "--", *argv]
+
+    def _grouped(self, argv: Sequence[str]) -> Sequence[str]:
+        """Return the argv that enters the run's groups first."""
+        entries = self._group.entry() if self._group is not None else ()
+        return ["/bin/sh", "-c", _ENTER, "enter", *entries, "--", *argv] if entries else argv
+
+
+class Sandbox(Protocol):
+    """Makes cells."""
+
+    def cell(self, workspace: Workspace, commit: Commit) -> Cell:
+        """Return what the evaluator of this evaluation is to run in."""
+
+
+class NoCell(Cell):
+    """Runs the command as it is, with the rights of the daemon, and finds what it leaves."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        commit: Commit,
+        limits: Limits,
+        cgroups: Cgroups,
+        orphans: Orphans,
+    ) -> None:
+        super().__init__(workspace, commit, limits, cgroups)
+        self.view = workspace.as_it_is()
+        self._orphans = orphans
+        self._mark = b""
+
+    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
+        """Return what runs the command by the shell."""
+        # A secret of this run alone, which all of its processes inherit.
+        self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
+        argv = self._grouped(self._limited(["/bin/sh", "-c", command], apart=False))
+        return Launch(argv, environment, str(directory))
+
+    def signal(self, child: ChildProcess, number: int) -> None:
+        """Send a signal to the process group, and to descendants that have left it."""
+        strays = descendants(child.pid)
+        child.signalProcess(number)
+        for pid in strays:
+            send(pid, number)
+
+    async def end(self) -> None:
+        """Find the orphans of the run, and kill them."""
+        if self._first is not None:
+            self._first.signal_group(signal.SIGKILL)
+        await self._orphans.end(self._mark, str(self.workspace.root))
+
+    def exit(self, status: int | None, number: int | None) -> Exit:
+        """Return how the shell ended."""
+        return Exit(status, number)
 
 
 @attrs.frozen
 class NoSandbox:
-    """Runs the command as it is, with the rights of the daemon.
+    """Runs commands as they are, with the rights of the daemon."""
 
-    `contains` tells whether nothing of a run can outlive its first process.
-    """
+    _limits: Limits
+    _cgroups: Cgroups
+    _orphans: Orphans
 
-    contains: bool = False
-
-    def argv(self, command: str, workspace: Workspace) -> Sequence[str]:
-        """Return what to execute so that `command` runs in `workspace`."""
-        return ("/bin/sh", "-c", command)
+    def cell(self, workspace: Workspace, commit: Commit) -> Cell:
+        """Return what the evaluator of this evaluation is to run in."""
+        return NoCell(workspace, commit, self._limits, self._cgroups, self._orphans)

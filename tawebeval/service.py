@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
+from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
@@ -30,9 +31,10 @@ from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
-from tawebeval.sandbox import NoSandbox
+from tawebeval.sandboxes import open_sandbox
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
+from tawebeval.watch import Watch
 from tawebeval.web.api import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
@@ -144,8 +146,8 @@ def check_exposure(configuration: Configuration) -> None:
 def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
     """Return the whole daemon.
 
-    Raises ConfigurationError for what is no endpoint, for tokens that cannot be read, and
-    where strangers could reach a daemon without tokens.
+    Raises ConfigurationError for what is no endpoint, for tokens that cannot be read, where
+    strangers could reach a daemon without tokens, and where the sandbox does not work.
     """
     callers = configuration.callers
     access = open_access(configuration, reactor)
@@ -167,15 +169,16 @@ def make_service(configuration: Configuration, directories: Directories, reactor
         capacity=settings.cache,
     )
     orphans = Orphans(reactor, spawn)
+    cgroups = Cgroups()
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,
         random=os.urandom,
         threads=threads,
         spawn=spawn,
-        orphans=orphans,
         repositories=repositories,
-        sandbox=NoSandbox(),
+        sandbox=open_sandbox(configuration, directories.accounts, cgroups, orphans, None),
+        watch=Watch(reactor, threads),
     )
     running = configuration.evaluations.running or len(os.sched_getaffinity(0))
     registry = Registry(

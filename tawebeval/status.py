@@ -42,17 +42,16 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
         "buffered_bytes": ring.size,
     }
     if run is not None and run.ended.is_set:
-        document["exit"] = {"status": run.status, "signal": run.signal}
-        usage = run.usage
-        if usage is not None:
-            document["usage"] = {
-                "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 3),
-                "wall_seconds": round(
-                    evaluation.times["ended"] - evaluation.times[State.RUNNING.value], 3
-                )
-                if "ended" in evaluation.times
-                else None,
-            }
+        document["exit"] = {"status": run.exit.status, "signal": run.exit.signal}
+        document["usage"] = {
+            "cpu_seconds": None if run.usage.cpu is None else round(run.usage.cpu, 3),
+            "peak_memory_bytes": run.usage.memory,
+            "wall_seconds": round(
+                evaluation.times["ended"] - evaluation.times[State.RUNNING.value], 3
+            )
+            if "ended" in evaluation.times
+            else None,
+        }
     if evaluation.failure is not None:
         document["error"] = {
             "reason": evaluation.failure.reason,

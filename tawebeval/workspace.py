@@ -4,6 +4,8 @@
 <evaluation>/tree/                           the commit's tree, writable
 <evaluation>/tmp/                            TEMPORARY_DIRECTORY
 <evaluation>/home/                           HOME
+<evaluation>/scratch/                        /tmp, where there is a sandbox
+<evaluation>/shm/                            /dev/shm, likewise
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -23,6 +25,24 @@ from tawebeval.form import SubmissionFile
 
 class FileRefused(Exception):
     """A path that an evaluator gave is not one to read; `str()` is a sentence for people."""
+
+
+@attrs.frozen
+class View:
+    """How an evaluator sees its workspace: `root` is its path there.
+
+    The places it may read only, and those it may write to, are pairs of its path for them and
+    ours.
+    """
+
+    root: Path
+    writable: Sequence[tuple[Path, Path]]
+    readable: Sequence[tuple[Path, Path]] = ()
+    _ours: Path = attrs.field(kw_only=True)
+
+    def of(self, path: Path) -> Path:
+        """Return the evaluator's path for a path of ours in the workspace."""
+        return self.root / path.relative_to(self._ours)
 
 
 @attrs.frozen
@@ -51,14 +71,53 @@ class Workspace:
         """Where git keeps its index while it checks out."""
         return self.root / "index"
 
+    @property
+    def submission(self) -> Path:
+        """Where the submitted files lie."""
+        return self.root / "submission"
+
+    @property
+    def scratch(self) -> Path:
+        """What the evaluator knows as /tmp, if it does not see the machine's."""
+        return self.root / "scratch"
+
+    @property
+    def shared_memory(self) -> Path:
+        """What the evaluator knows as /dev/shm, likewise."""
+        return self.root / "shm"
+
     def submission_path(self, file: SubmissionFile) -> Path:
         """Return where a file of the submission lies."""
-        return self.root / "submission" / file.field / file.filename
+        return self.submission / file.field / file.filename
+
+    def as_it_is(self) -> View:
+        """Return the view of an evaluator that sees what we see."""
+        own = (self.tree, self.temporary, self.home)
+        return View(self.root, [(path, path) for path in own], ours=self.root)
+
+    def elsewhere(self, root: Path) -> View:
+        """Return the view of an evaluator that sees its workspace, and no other, at `root`."""
+        inside = Workspace(root)
+        return View(
+            root,
+            [
+                (inside.tree, self.tree),
+                (inside.temporary, self.temporary),
+                (inside.home, self.home),
+                (Path("/tmp"), self.scratch),  # noqa: S108  (a path inside)
+                (Path("/dev/shm"), self.shared_memory),  # noqa: S108
+            ],
+            [(inside.submission, self.submission)],
+            ours=self.root,
+        )
 
     def create(self, upload: Path) -> None:
         """Make the directories, taking over those of the upload."""
         upload.rename(self.root)
-        for directory in (self.tree, self.temporary, self.home):
+        for directory in (
+            *(self.tree, self.temporary, self.home),
+            *(self.scratch, self.shared_memory),
+        ):
             directory.mkdir()
 
     def working_directory(self, directory: str) -> Path:
@@ -78,18 +137,18 @@ class Workspace:
             raise EvaluationError("directory", f"{directory!r} is no directory of that commit")
         return path
 
-    def read_file(self, path: str, directory: Path, limit: int) -> bytes:
+    def read_file(self, path: str, directory: Path, limit: int, view: View) -> bytes:
         """Return the content of a file that the evaluator, working in `directory`, names.
 
-        It must be a regular file of at most `limit` bytes in the evaluator's own writable
-        directories, reached without a symbolic link. Raises FileRefused.
+        It must be a regular file of at most `limit` bytes in one of the places that `view`
+        lets it write to, reached without a symbolic link. Raises FileRefused.
         """
         if "\0" in path:
             raise FileRefused("a file block's path contains NUL")
-        absolute = Path(os.path.normpath(directory / path))
-        for allowed in (self.tree, self.temporary, self.home):
-            if absolute.is_relative_to(allowed):
-                return _read_beneath(allowed, absolute.relative_to(allowed).parts, limit, path)
+        absolute = Path(os.path.normpath(view.of(directory) / path))
+        for inside, ours in view.writable:
+            if absolute.is_relative_to(inside):
+                return _read_beneath(ours, absolute.relative_to(inside).parts, limit, path)
         raise FileRefused(f"{path!r} lies outside of the evaluator's own directories")
 
     def remove(self) -> None:

@@ -30,9 +30,11 @@ class FakeChild:
         argv: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         directory: str = "",
+        descriptors: Sequence[int] = (),
     ) -> None:
         self.pid = NO_PROCESS
         self.argv, self.environment, self.directory = argv, dict(environment or {}), directory
+        self.descriptors = descriptors
         self.running = True
         self.usage: struct_rusage | None = None
         self.signals: list[int] = []
@@ -151,7 +153,7 @@ class FakeSpawner:
         """Return a new child, which runs."""
         if self.error is not None:
             raise self.error
-        child = FakeChild(self._clock, protocol, argv, environment, directory)
+        child = FakeChild(self._clock, protocol, argv, environment, directory, descriptors)
         child.obeys = self.obeys
         self.children.append(child)
         protocol.makeConnection(child)

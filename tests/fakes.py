@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
@@ -21,10 +20,12 @@ from tawebeval.evaluation import Surroundings
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
 from tawebeval.repositories import Commit
-from tawebeval.sandbox import NoSandbox
 from tawebeval.signals import Latch, completed
+from tawebeval.watch import Watch, exceeded
 from tawebeval.workspace import Workspace
+from tests.fake_cells import FakeCell, FakeSandbox
 from tests.fake_children import FakeChild, FakeSpawner
+from tests.gates import Gate
 
 T = TypeVar("T")
 
@@ -61,10 +62,13 @@ class InlineThreads:
 
 
 class IdleThreads:
-    """Makes no calls, and says that it did: for tests that want no disk."""
+    """Makes no calls but those of a cell, and says that it did: for tests that want no disk."""
 
     async def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return None."""
+        """Return None, or what a fake cell says."""
+        if isinstance(getattr(call, "__self__", None), FakeCell):
+            return call(*args, **kwargs)
+        return [] if call is exceeded else None
 
 
 class SlowThreads:
@@ -87,53 +91,6 @@ class SlowThreads:
         """Make all calls, also those that follow from them."""
         while self.waiting:
             self.step()
-
-
-class Gate:
-    """Something to wait for: open at first, until a test shuts it."""
-
-    def __init__(self) -> None:
-        self.shut = False
-        self.error: Exception | None = None
-        self.cancelled = 0
-        self._waiting: list[Deferred[None]] = []
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    async def wait(self) -> None:
-        """Return when the gate is open, or raise its error."""
-        if self.shut:
-            waiter: Deferred[None] = Deferred()
-            self._waiting.append(waiter)
-            try:
-                await waiter
-            except CancelledError:
-                self._waiting.remove(waiter)
-                self.cancelled += 1
-                raise
-        if self.error is not None:
-            raise self.error
-
-    def open(self) -> None:
-        """Let all in who wait, and who come."""
-        self.shut = False
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.callback(None)
-
-
-class FakeOrphans:
-    """Remembers whose orphans it was asked to end; `gate` shut, they resist."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[bytes, str]] = []
-        self.gate = Gate()
-
-    async def end(self, mark: bytes, directory: str) -> None:
-        """Return when the gate is open."""
-        self.asked.append((mark, directory))
-        await self.gate.wait()
 
 
 class FakeRepositories:
@@ -206,9 +163,10 @@ class World:
     spawn: FakeSpawner = attrs.field(
         default=attrs.Factory(lambda self: FakeSpawner(self.clock), takes_self=True)
     )
-    orphans: FakeOrphans = attrs.field(factory=FakeOrphans)
     repositories: FakeRepositories = attrs.field(factory=FakeRepositories)
-    sandbox: Any = attrs.field(factory=NoSandbox)
+    sandbox: FakeSandbox = attrs.field(
+        default=attrs.Factory(lambda self: FakeSandbox(self.configuration.limits), takes_self=True)
+    )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
 
     def surroundings(self) -> Surroundings:
@@ -219,9 +177,9 @@ class World:
             random=self.random,
             threads=self.threads,
             spawn=self.spawn,
-            orphans=self.orphans,
             repositories=self.repositories,
             sandbox=self.sandbox,
+            watch=Watch(self.clock, self.threads),
             time=lambda: EPOCH + self.clock.seconds(),
         )
 
@@ -236,7 +194,7 @@ class World:
 
     def end(self) -> None:
         """Let all come to its end: nothing is held back any more, and children exit."""
-        self.orphans.gate.open()
+        self.sandbox.orphans.open()
         self.repositories.gate.open()
         for child in self.spawn.children:
             child.paused = False

@@ -19,7 +19,7 @@ from tawebeval.admission import Queue
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.identity import Identities
 from tawebeval.pages import DUMMY_END, Page
-from tawebeval.registry import Registry
+from tawebeval.registry import Registry, directory_of
 from tests.fake_children import FakeChild
 from tests.fakes import IdleThreads, World, straw
 
@@ -119,7 +119,7 @@ class Comparison(RuleBasedStateMachine):
         (child,) = (
             child
             for child in self.world.spawn.children
-            if Path(child.environment["HOME"]).parent.name == identifier
+            if Path(child.environment["HOME"]).parent.name == directory_of(identifier)
         )
         return child
 

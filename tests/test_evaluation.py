@@ -10,12 +10,14 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.evaluation import Evaluation, State
 from tawebeval.form import SubmissionFile
 from tawebeval.repositories import Commit
 from tawebeval.workspace import Workspace
-from tests.fakes import EPOCH, OID, TREE, Gate, World, make_request
+from tests.fake_cells import FakeCell
+from tests.fakes import EPOCH, OID, TREE, World, make_request
+from tests.gates import Gate
 
 CANCELLED = EvaluationError("cancelled", "the evaluation was cancelled")
 
@@ -145,6 +147,8 @@ class LifeTests(EvaluationTestCase):
                 "some/tree/evaluate",
                 "some/tmp",
                 "some/home",
+                "some/scratch",
+                "some/shm",
             },
         )
         self.world.child.end()
@@ -232,34 +236,57 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
 
     def test_orphans(self) -> None:
-        """The run's orphans, known by its marker and its workspace, are gone before its end."""
-        self.world.orphans.gate.shut = True
+        """What the run has left behind is gone before its end, and its cell after that."""
+        self.world.sandbox.orphans.shut = True
         self.begin()
+        cell = self.world.sandbox.last
         self.world.child.exit()
         self.world.turn()
-        mark = self.world.child.environment["EVALUATION_DATA_BEGIN"].encode()
-        self.assertEqual(self.world.orphans.asked, [(mark, str(self.root / "some"))])
         self.assertFalse(self.evaluation.state.ended)
+        self.assertEqual(cell.closed, 0)
         self.assertTrue((self.root / "some").exists())
-        self.world.orphans.gate.open()
+        self.world.sandbox.orphans.open()
         self.assert_over(State.FINISHED, None)
+        self.assertEqual((cell.opened, cell.closed), (1, 1))
 
     def test_sandbox(self) -> None:
-        """A sandbox says what is executed; if nothing can leave it, no orphans are looked for."""
-
-        class Box:
-            contains = True
-
-            def argv(self, command: str, workspace: Workspace) -> list[str]:
-                return ["box", str(workspace.root.name), command]
-
-        self.world.sandbox = Box()
-        self.evaluation = self.make_again()
+        """What is started is what the cell says, and paths are those that it shows."""
+        cell = FakeCell(
+            self.world.configuration.limits, self.evaluation.workspace.elsewhere(Path("/inside"))
+        )
+        self.patch(self.world.sandbox, "cell", lambda *given: cell)
         self.begin()
-        self.assertEqual(self.world.child.argv, ["box", "some", "./evaluate"])
-        self.world.child.end()
+        child = self.world.child
+        self.assertEqual(child.argv, ["/bin/sh", "-c", "./evaluate"])
+        self.assertEqual(child.descriptors, (9,))
+        self.assertEqual(child.environment["HOME"], "/inside/home")
+        self.assertEqual(child.environment["TEMPORARY_DIRECTORY"], "/inside/tmp")
+        self.assertEqual(
+            child.environment["SUBMISSION_FILE_SOURCE"], "/inside/submission/source/solution.py"
+        )
+        child.end()
         self.assert_over(State.FINISHED, None)
-        self.assertEqual(self.world.orphans.asked, [])
+
+    def test_limit(self) -> None:
+        """A run that goes over a limit, as its cell finds, is stopped and says which."""
+        self.begin()
+        self.world.sandbox.last.over = over_limit("memory", "memory", "bytes", 2**20)
+        self.world.clock.advance(0.25)
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+        self.world.child.end(signal=signal.SIGTERM)
+        self.assert_over(State.FAILED, "memory")
+
+    def test_cell_cannot_be_opened(self) -> None:
+        """Where the sandbox cannot be prepared the client is told, and it is closed."""
+
+        def fail() -> None:
+            raise OSError(24, "Too many open files")
+
+        self.patch(FakeCell, "open", lambda cell: fail())
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.assertEqual(self.world.sandbox.last.closed, 1)
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
 
     def test_readers_are_woken(self) -> None:
         """Those who wait for events are woken by each that comes, and by the end."""

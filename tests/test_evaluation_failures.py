@@ -234,6 +234,7 @@ class StopTests(EvaluationTestCase):
             threads.step()
         self.world.child.end()
         self.world.turn()
+        threads.step()  # what the run has used
         self.stop()
         threads.finish()
         self.assert_over(State.FINISHED, None)
@@ -260,6 +261,7 @@ class CleanUpTests(EvaluationTestCase):
             threads.step()
         self.world.child.end()
         self.world.turn()
+        threads.step()  # what the run has used
         self.assertTrue(self.evaluation.ring.closed)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)

@@ -33,7 +33,8 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
-        " sandbox access workspace directories git bare quota remotes repositories",
+        " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
+        " git bare quota remotes repositories",
         below="core",
         never="klein werkzeug multipart",
     ),

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.errors import Busy, KeyReused
 from tawebeval.form import MAX_SEED
-from tests.fakes import InlineThreads
+from tests.fakes import IdleThreads
 from tests.test_registry import RegistryTestCase
 
 
@@ -66,9 +66,10 @@ class IdempotencyTests(RegistryTestCase):
         super().setUp()
         self.removed: list[str] = []
 
-        class Threads(InlineThreads):
+        class Threads(IdleThreads):
             async def run(inner, call: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
                 self.removed.append(call.__name__)
+                return await super().run(call, *args, **kwargs)
 
         self.world.threads = Threads()
         self.registry = self.make()

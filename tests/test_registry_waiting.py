@@ -76,8 +76,8 @@ class WaitTests(RegistryTestCase):
         return identifier, child, asked
 
     def assert_nothing_left(self) -> None:
-        """Hold that no call is scheduled but the run's own."""
-        self.assertEqual(len(self.world.clock.getDelayedCalls()), 1)
+        """Hold that no call is scheduled but the run's own, and that of the watch over it."""
+        self.assertEqual(len(self.world.clock.getDelayedCalls()), 2)
 
     def test_event(self) -> None:
         """An event answers at once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from pathlib import Path
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -15,9 +16,13 @@ from tawebeval.events import Batch
 from tawebeval.intake import Intake
 from tawebeval.ring import Ring
 from tawebeval.run import STDERR_TAIL, Run
+from tawebeval.sandbox import Exit, Usage
 from tawebeval.segi import Parser
+from tawebeval.workspace import Workspace
+from tests.fake_cells import FakeCell
 from tests.fake_children import FakeChild
-from tests.fakes import Gate
+from tests.fakes import InlineThreads
+from tests.gates import Gate
 from tests.strategies import MARKERS, read
 
 GRACE = 2.0
@@ -45,7 +50,8 @@ class RunTestCase(SynchronousTestCase):
             held=self.hold,
             read_file=lambda wanted: self.file,
         )
-        self.run = Run(self.clock, self.intake, self.limits, GRACE, self.orphans.wait)
+        self.cell = FakeCell(self.limits, Workspace(Path("/some")).as_it_is(), self.orphans)
+        self.run = Run(self.clock, self.intake, GRACE, self.cell, InlineThreads())
         self.child = FakeChild(self.clock, self.run)
         self.run.makeConnection(self.child)
 
@@ -67,7 +73,7 @@ class RunTestCase(SynchronousTestCase):
         """Hold that the run has ended so, and that nothing of it is left to happen."""
         self.turn()
         self.assertTrue(self.run.ended.is_set)
-        self.assertEqual((self.run.status, self.run.signal), (status, number))
+        self.assertEqual(self.run.exit, Exit(status, number))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -81,8 +87,9 @@ class EndTests(RunTestCase):
         self.assert_over(status=0)
         self.assertIsNone(self.run.failure)
         self.assertEqual(self.text(), "hello\nworld")
-        self.assertIs(self.run.usage, self.child.usage)
-        self.assertIsNotNone(self.run.usage)
+        waited = self.child.usage
+        assert waited is not None
+        self.assertEqual(self.run.usage, Usage(cpu=waited.ru_utime + waited.ru_stime))
 
     def test_status(self) -> None:
         """Another status is the failure `exit`, with the status and stderr."""

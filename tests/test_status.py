@@ -104,7 +104,7 @@ class StatusTests(EvaluationTestCase):
 
     def test_while_orphans_are_ended(self) -> None:
         """Before the end is reached it tells of none."""
-        self.world.orphans.gate.shut = True
+        self.world.sandbox.orphans.shut = True
         self.begin()
         self.world.child.exit()
         self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tawebeval.config import Buffers, Configuration, Limits, Polls
+from tawebeval.registry import directory_of
 from tests.fake_children import FakeChild
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, parts
 
@@ -143,8 +144,10 @@ class EvaluateTests(WebTestCase):
     def test_files(self) -> None:
         """The upload becomes the evaluation's, and nothing of it is left in the end."""
         identifier = self.evaluate()
-        self.assertEqual(self.service.leftovers(), [f"evaluations/{identifier}"])
-        path = self.root / "evaluations" / identifier / "submission/source/solution.py"
+        self.assertEqual(self.service.leftovers(), [f"evaluations/{directory_of(identifier)}"])
+        path = (
+            self.root / "evaluations" / directory_of(identifier) / "submission/source/solution.py"
+        )
         self.assertEqual(path.read_bytes(), b"print()\n")
         self.finish()
         self.assertEqual(self.service.leftovers(), [])

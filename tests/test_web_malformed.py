@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tawebeval.registry import directory_of
 from tests.fake_clients import MULTIPART, form, head, parts
 from tests.test_web_problems import RawTestCase
 
@@ -171,5 +172,7 @@ class BodyTests(RawTestCase):
         answer = connection.answer()
         self.assertEqual(answer.status, 200)
         identifier = answer.json()["evaluation_id"]
-        path = self.root / "evaluations" / identifier / "submission/source/solution.py"
+        path = (
+            self.root / "evaluations" / directory_of(identifier) / "submission/source/solution.py"
+        )
         self.assertEqual(path.read_bytes(), b"x" * 5000)

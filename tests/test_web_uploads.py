@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tawebeval import registry
+from tawebeval.registry import directory_of
 from tests.fake_clients import MULTIPART, Connection, Part, form, head, parts
 from tests.test_web_problems import RawTestCase
 
@@ -196,7 +197,7 @@ class GivenUpTests(RawTestCase):
         connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
         identifier = connection.answer().json()["evaluation_id"]
         connection.lose()
-        self.assertEqual(self.service.leftovers(), [f"evaluations/{identifier}"])
+        self.assertEqual(self.service.leftovers(), [f"evaluations/{directory_of(identifier)}"])
         self.assertTrue(self.child.running)
 
     def test_cannot_be_removed(self) -> None:

@@ -88,7 +88,7 @@ class ReadFileTests(WorkspaceTestCase):
         """Read a file as an evaluator in the tree's directory `a` names it."""
         directory = self.workspace.tree / "a"
         directory.mkdir(exist_ok=True)
-        return self.workspace.read_file(path, directory, limit)
+        return self.workspace.read_file(path, directory, limit, self.workspace.as_it_is())
 
     def refuse(self, path: str, limit: int = 100) -> str:
         """Hold that a path is refused, and return with what words."""

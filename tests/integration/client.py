@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from typing import Any
@@ -25,8 +24,8 @@ _MAX_PAYLOAD = 64 * 1024
 
 
 def python(program: str, *arguments: str) -> str:
-    """Return the shell command that runs a Python program and becomes it."""
-    return "exec " + shlex.join([sys.executable, "-S", "-u", "-c", program, *arguments])
+    """Return the shell command that runs a program by the system's Python and becomes it."""
+    return "exec " + shlex.join(["python3", "-S", "-u", "-c", program, *arguments])
 
 
 @attrs.frozen

@@ -143,7 +143,7 @@ class EvaluatorTests(DaemonTestCase):
             sorted(found),
             sorted(
                 [
-                    *("PATH", "HOME", "LANG", "PYTHONUNBUFFERED"),
+                    *("PATH", "HOME", "LANG", "PWD", "PYTHONUNBUFFERED"),
                     *("TEMPORARY_DIRECTORY", "TURINGARENA_SEED"),
                     *("SUBMISSION_FILE_SOURCE_1", "SUBMISSION_FILE_B"),
                     *("EVALUATION_DATA_BEGIN", "EVALUATION_DATA_END"),

@@ -1,0 +1,192 @@
+"""The sandbox: bubblewrap (bwrap(1)), without any privilege.
+
+What runs in it has namespaces of its own for users, processes, mounts, the network, IPC, the
+host's name and cgroups; no capability, and no way to get one; a filter of system calls; and a
+file system with nothing in it but
+
+/usr, /bin, ...         the system, read-only, and a few files of /etc that programs there need
+/evaluation/tree        the commit's tree, writable; the evaluator runs in a directory of it
+/evaluation/submission  what was sent, read-only
+/evaluation/tmp         TEMPORARY_DIRECTORY
+/evaluation/home        HOME
+/tmp, /dev/shm          directories of the workspace: on the disk, so that one limit is for all
+
+and what the operator lets in. When its first process ends, or the daemon, the kernel ends all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from glob import glob
+from pathlib import Path
+
+import attrs
+
+from tawebeval.bare import Commit
+from tawebeval.cgroups import Cgroups
+from tawebeval.config import Limits
+from tawebeval.errors import EvaluationError
+from tawebeval.orphans import descendants, send
+from tawebeval.process import ChildProcess
+from tawebeval.sandbox import Cell, Exit, Launch
+from tawebeval.workspace import View, Workspace
+
+_UNPRIVILEGED = (
+    *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"),
+    *("--uid", "1000", "--gid", "1000", "--hostname", "evaluation", "--cap-drop", "ALL"),
+)
+_ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+
+# Of /etc: how programs find their libraries and one another, and what time it is.
+_ETC = (
+    *("alternatives", "debian_version", "fonts", "java-*", "ld.so.*", "localtime", "magic"),
+    *("mime.types", "os-release", "perl", "python3*", "timezone"),
+)
+# With a network: how they find hosts, and whom they trust.
+_ETC_NETWORK = (
+    *("ca-certificates", "gai.conf", "hosts", "nsswitch.conf", "protocols", "resolv.conf"),
+    *("services", "ssl/certs", "ssl/openssl.cnf"),
+)
+_USERS = "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
+_GROUPS = "evaluator:x:1000:\nnogroup:x:65534:\n"
+
+
+def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
+    """Yield the arguments that show the system, read-only. Blocks.
+
+    `accounts` is a directory with the files passwd and group.
+    """
+    yield from ("--ro-bind", "/usr", "/usr")
+    for name in _ROOT:
+        path = Path("/", name)
+        if path.is_symlink():  # into /usr, as usual today
+            yield from ("--symlink", os.readlink(path), str(path))
+        elif path.is_dir():
+            yield from ("--ro-bind", str(path), str(path))
+    for pattern in (*_ETC, *(_ETC_NETWORK if network else ())):
+        for found in sorted(glob(f"/etc/{pattern}")):
+            yield from ("--ro-bind-try", os.path.realpath(found), found)
+    for name in ("passwd", "group"):
+        yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
+
+
+def write_accounts(directory: Path) -> None:
+    """Write the users and groups that there are in the sandbox: none of the machine's. Blocks."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / "passwd").write_text(_USERS)
+    (directory / "group").write_text(_GROUPS)
+
+
+@attrs.frozen
+class Bubblewrap:
+    """Makes cells of bubblewrap.
+
+    `program` is the path of bwrap, `filter` a descriptor of the filter of system calls,
+    `shown` the arguments of `system_view`, `readable` what else may be read.
+    """
+
+    program: str
+    filter: int
+    shown: Sequence[str]
+    readable: Sequence[str]
+    network: bool
+    _limits: Limits
+    _cgroups: Cgroups
+
+    def cell(self, workspace: Workspace, commit: Commit) -> Cell:
+        """Return what the evaluator of this evaluation is to run in."""
+        return BubblewrapCell(workspace, commit, self._limits, self._cgroups, self)
+
+    def argv(
+        self, view: View, directory: Path, command: Sequence[str], filter_: int, status: int
+    ) -> Sequence[str]:
+        """Return what runs `command` in `directory`, a path inside.
+
+        `filter_` and `status` are descriptors: one to read the filter from, one for bwrap to
+        write what becomes of the sandbox.
+        """
+        argv = [self.program, *_UNPRIVILEGED, *(("--share-net",) if self.network else ())]
+        argv += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
+        argv += [*self.shown, "--proc", "/proc", "--dev", "/dev"]
+        for path in self.readable:
+            argv += ["--ro-bind", path, path]
+        for inside, outside in view.readable:
+            argv += ["--ro-bind", str(outside), str(inside)]
+        for inside, outside in view.writable:
+            argv += ["--bind", str(outside), str(inside)]
+        argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(directory)]
+        return [*argv, "--", *command]
+
+
+class BubblewrapCell(Cell):
+    """One run of bubblewrap."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        commit: Commit,
+        limits: Limits,
+        cgroups: Cgroups,
+        sandbox: Bubblewrap,
+    ) -> None:
+        super().__init__(workspace, commit, limits, cgroups)
+        self.view = workspace.elsewhere(Path("/evaluation"))
+        self._sandbox = sandbox
+        self._filter = self._status = -1
+
+    def open(self) -> None:
+        """Make the groups and the descriptors. Blocks. Raises OSError."""
+        super().open()
+        # Opened again: bwrap reads it from where it stands.
+        self._filter = os.open(f"/proc/self/fd/{self._sandbox.filter}", os.O_RDONLY | os.O_CLOEXEC)
+        self._status = os.memfd_create("status", os.MFD_CLOEXEC)
+
+    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
+        """Return what runs the command in the sandbox, by the shell."""
+        inside = self._limited(["/bin/sh", "-c", command], apart=True)
+        argv = self._sandbox.argv(
+            self.view,
+            self.view.of(directory),
+            inside,
+            self._filter,
+            self._status,
+        )
+        return Launch(self._grouped(argv), environment, "/", (self._filter, self._status))
+
+    def signal(self, child: ChildProcess, number: int) -> None:
+        """Send a signal to those in the sandbox; what ends bwrap itself ends them unasked."""
+        if number == signal.SIGKILL:
+            child.signal_group(number)
+        else:
+            for pid in descendants(child.pid):
+                send(pid, number)
+
+    async def end(self) -> None:
+        """Do nothing: with its first process the whole namespace has ended."""
+
+    def exit(self, status: int | None, number: int | None) -> Exit:
+        """Return how the evaluator ended, of which bwrap tells as shells do."""
+        if number is not None:  # bwrap itself was killed
+            return Exit(None, number)
+        if not self._was_started():
+            raise EvaluationError(
+                "lost", "the sandbox could not be started", {"status": status or 0}
+            )
+        if status is not None and status - 128 in signal.valid_signals():
+            return Exit(None, status - 128)
+        return Exit(status or 0)
+
+    def _was_started(self) -> bool:
+        """Tell whether bwrap has noted the evaluator's exit."""
+        written = os.pread(self._status, 4096, 0)
+        return any(b'"exit-code"' in line for line in written.splitlines())
+
+    def close(self) -> None:
+        """Remove what `open` has made. Blocks."""
+        super().close()
+        for descriptor in (self._filter, self._status):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._filter = self._status = -1

@@ -1,0 +1,132 @@
+"""How much of the disk a run takes. Everything here blocks.
+
+There is no quota that every machine has, so what lies in the run's directories is counted,
+and what is open there but has no name any more. Counting is dear: it is done when the file
+system has become fuller by a good part of what the run may still take, and now and then.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+_DEEPEST = 256  # levels of directories: what is deeper was made to be in the way
+_ANYWAY = 10.0  # seconds after which is counted although the file system looks as before
+
+
+@attrs.define
+class DiskUse:
+    """What was counted: bytes on the disk, files and directories, the size of the largest.
+
+    `too_deep` tells that there are directories below those that were counted.
+    """
+
+    size: int = 0
+    files: int = 0
+    largest: int = 0
+    too_deep: bool = False
+    _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
+
+    def add(self, status: os.stat_result) -> None:
+        """Count a file; of several names of one only the first takes room."""
+        self.files += 1
+        file = status.st_dev, status.st_ino
+        if file not in self._seen:
+            if status.st_nlink != 1:
+                self._seen.add(file)
+            self.size += status.st_blocks * 512
+            self.largest = max(self.largest, status.st_size)
+
+    def add_below(self, directory: int, depth: int = 0) -> None:
+        """Count what is below an open directory, without ever following a symbolic link."""
+        below = []
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                with suppress(OSError):  # gone meanwhile
+                    self.add(entry.stat(follow_symlinks=False))
+                    if entry.is_dir(follow_symlinks=False):
+                        below.append(entry.name)
+        if depth == _DEEPEST:
+            self.too_deep = self.too_deep or bool(below)
+            return
+        for name in below:
+            with suppress(OSError):
+                inner = _open(name, directory)
+                try:
+                    self.add_below(inner, depth + 1)
+                finally:
+                    os.close(inner)
+
+    def add_nameless(self, pid: int, device: int) -> None:
+        """Count what a process has open on that device although it was removed."""
+        with suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    status = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                    if status.st_nlink == 0 and status.st_dev == device:
+                        self.add(status)
+
+
+def _open(name: str, parent: int) -> int:
+    """Open a directory, also one without permissions: it belongs to this user all the same."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=parent)
+    except PermissionError:
+        place = os.open(name, os.O_PATH | flags, dir_fd=parent)
+        try:
+            os.chmod(f"/proc/self/fd/{place}", 0o700)
+        finally:
+            os.close(place)
+        return os.open(name, flags, dir_fd=parent)
+
+
+def measure(directory: Path, pids: Iterable[int]) -> DiskUse:
+    """Return what lies below `directory`, and what those processes hold of its file system."""
+    use = DiskUse()
+    top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        use.add_below(top)
+        device = os.fstat(top).st_dev
+    finally:
+        os.close(top)
+    for pid in pids:
+        use.add_nameless(pid, device)
+    return use
+
+
+@attrs.define
+class DiskWatch:
+    """Keeps an eye on one directory, which may take `size` bytes and `files` files."""
+
+    _directory: Path
+    _size: int
+    _files: int
+    _pids: Callable[[], Iterable[int]]
+    _time: Callable[[], float] = time.monotonic
+    _use: DiskUse = attrs.field(factory=DiskUse)
+    _free: tuple[int, int] | None = None
+    _counted: float = 0.0
+
+    def look(self, again: bool = False) -> DiskUse:
+        """Return what was counted last, which is counted anew if `again` or where it may matter."""
+        system = os.statvfs(self._directory)
+        free = system.f_bfree * system.f_frsize, system.f_ffree
+        if again or self._stale(free):
+            self._use = measure(self._directory, self._pids())
+            self._free = free
+            self._counted = self._time()
+        return self._use
+
+    def _stale(self, free: tuple[int, int]) -> bool:
+        if self._free is None or self._time() - self._counted > _ANYWAY:
+            return True
+        left = self._size - self._use.size, self._files - self._use.files
+        return any(
+            then - now > rest / 2 for then, now, rest in zip(self._free, free, left, strict=True)
+        )

@@ -1,0 +1,147 @@
+"""Which sandbox there is: the configured one, tried out before anything relies on it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.bare import Commit
+from tawebeval.bubblewrap import Bubblewrap, system_view, write_accounts
+from tawebeval.cgroups import Cgroups
+from tawebeval.config import Configuration
+from tawebeval.errors import ConfigurationError
+from tawebeval.orphans import Orphans
+from tawebeval.sandbox import Launch, NoSandbox, Sandbox
+from tawebeval.seccomp import make_filter
+from tawebeval.workspace import Workspace
+
+_PATIENCE = 20.0  # seconds for an empty sandbox to start and end
+
+_OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
+_REMEDIES = {
+    "Unknown option": "install bubblewrap 0.8.0 or newer",
+    "No permissions to create": "let users make namespaces: by sysctl, kernel."
+    "unprivileged_userns_clone=1, user.max_user_namespaces above 0, and on Ubuntu kernel."
+    "apparmor_restrict_unprivileged_userns=0; let a container make them, too",
+    "setting up uid map": "let users make namespaces: on Ubuntu, by sysctl"
+    " kernel.apparmor_restrict_unprivileged_userns=0",
+    "Can't mount proc": "do not mask /proc in the container"
+    " (Docker: --security-opt systempaths=unconfined)",
+    "max_user_namespaces": "leave /proc/sys writable: no ProtectKernelTunables=yes in the unit",
+}
+
+log = Logger()
+
+
+@attrs.frozen
+class User:
+    """Who is to run the sandbox, by number."""
+
+    uid: int
+    gid: int
+
+
+def open_sandbox(
+    configuration: Configuration,
+    accounts: Path,
+    cgroups: Cgroups,
+    orphans: Orphans,
+    user: User | None,
+) -> Sandbox:
+    """Return the sandbox that the configuration asks for; blocks.
+
+    `accounts` is a directory to be made for its users and groups. `user` is who the daemon is
+    going to be, None if it stays who it is. Raises ConfigurationError, with the remedy, for one
+    that does not work here.
+    """
+    settings = configuration.sandbox
+    if settings.kind == "none":
+        log.warn(
+            'sandbox.kind is "none": whoever can send a request can do on this machine all that'
+            " user {uid} can",
+            uid=user.uid if user else os.geteuid(),
+        )
+        return NoSandbox(configuration.limits, cgroups, orphans)
+    sandbox = open_bubblewrap(configuration, accounts, cgroups)
+    problem = try_out(sandbox, user)
+    if problem is not None:
+        raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {problem}")
+    return sandbox
+
+
+def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgroups) -> Bubblewrap:
+    """Return the sandbox of bubblewrap, not tried yet. Raises ConfigurationError; blocks."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise ConfigurationError(
+            "sandbox.kind: there is no bubblewrap here; apt-get install bubblewrap, " + _OTHERWISE
+        )
+    for index, path in enumerate(configuration.sandbox.readable):
+        if not os.path.exists(path):
+            raise ConfigurationError(f"sandbox.readable[{index}]: {path} does not exist")
+    network = configuration.sandbox.network
+    write_accounts(accounts)
+    return Bubblewrap(
+        program,
+        make_filter(),
+        tuple(system_view(accounts, network=network)),
+        configuration.sandbox.readable,
+        network,
+        configuration.limits,
+        cgroups,
+    )
+
+
+def try_out(sandbox: Bubblewrap, user: User | None) -> str | None:
+    """Return why the sandbox does not work, and what can be done about it. Blocks.
+
+    It does if a command in it, started as evaluators are, exits as it should.
+    """
+    with tempfile.TemporaryDirectory(prefix="tawebeval-") as directory:
+        top = Path(directory, "workspace")
+        upload = Path(directory, "upload")
+        (upload / "submission").mkdir(parents=True)
+        workspace = Workspace(top)
+        workspace.create(upload)
+        if user is not None:
+            for path in (Path(directory), top, *top.iterdir()):
+                os.chown(path, user.uid, user.gid)
+        cell = sandbox.cell(workspace, Commit("", ""))
+        try:
+            cell.open()
+            launch = cell.launch("exit 7", {"PATH": "/usr/bin:/bin"}, workspace.tree)
+            return _run(launch, user)
+        except OSError as error:
+            return str(error)
+        finally:
+            cell.close()
+
+
+def _run(launch: Launch, user: User | None) -> str | None:
+    ended = subprocess.run(
+        launch.argv,
+        env=launch.environment,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=launch.descriptors,
+        user=user.uid if user else None,
+        group=user.gid if user else None,
+        extra_groups=() if user else None,
+        timeout=_PATIENCE,
+        check=False,
+    )
+    if ended.returncode == 7:
+        return None
+    said = ended.stdout.decode(errors="replace").strip() or f"it exited with {ended.returncode}"
+    for sign, remedy in _REMEDIES.items():
+        if sign in said:
+            return f"{said} ({remedy}, {_OTHERWISE})"
+    return f"{said} (mend that, {_OTHERWISE})"
