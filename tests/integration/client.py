@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from typing import Any
@@ -17,6 +16,8 @@ from twisted.internet.task import deferLater
 from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
+from tests.integration.unprivileged import PYTHON
+
 Event = dict[str, Any]
 Form = list[tuple[str, Any]]
 
@@ -26,7 +27,7 @@ _MAX_PAYLOAD = 64 * 1024
 
 def python(program: str, *arguments: str) -> str:
     """Return the shell command that runs a Python program and becomes it."""
-    return "exec " + shlex.join([sys.executable, "-S", "-u", "-c", program, *arguments])
+    return "exec " + shlex.join([PYTHON, "-S", "-u", "-c", program, *arguments])
 
 
 @attrs.frozen
