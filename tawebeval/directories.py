@@ -59,8 +59,8 @@ def open_directories(
         for directory in (state, cache):
             _provide(directory, privileges)
         with privileges.acting():
-            check_owner(state, ("lock", "key", "key.new", *_OF_EVALUATIONS), privileges.uid)
-            check_owner(cache, ("lock", "repositories"), privileges.uid)
+            check_owner(state, ("lock", "key", "key.new", *_OF_EVALUATIONS))
+            check_owner(cache, ("lock", "repositories"))
             locks = _lock(state), _lock(cache)
             for part in (*(state / name for name in _OF_EVALUATIONS), cache / "repositories"):
                 part.mkdir(mode=0o700, exist_ok=True)
@@ -82,7 +82,7 @@ def _provide(directory: Path, privileges: Privileges) -> None:
     try:
         with privileges.acting():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if privileges.user is None or directory.stat().st_uid == privileges.uid:
+            if privileges.user is None or directory.stat().st_uid == os.geteuid():
                 return
     except PermissionError:
         if privileges.user is None:

@@ -65,11 +65,12 @@ def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -
         )
 
 
-def check_owner(directory: Path, names: Iterable[str], uid: int) -> None:
-    """Make sure that a directory, and what has these names in it, belongs to a user.
+def check_owner(directory: Path, names: Iterable[str]) -> None:
+    """Make sure that a directory, and what has these names in it, is the effective user's.
 
     Raises ConfigurationError with a remedy.
     """
+    uid = os.geteuid()
     for path in (directory, *(directory / name for name in names)):
         with contextlib.suppress(FileNotFoundError):
             owner = path.lstat().st_uid

@@ -46,11 +46,6 @@ class Privileges:
     process: Process
     user: User | None = None
 
-    @property
-    def uid(self) -> int:
-        """The user to whom everything belongs that the daemon has on the disk."""
-        return self.process.user_ids()[1] if self.user is None else self.user.uid
-
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         """Return an environment as the user would have it."""
         if self.user is None:
