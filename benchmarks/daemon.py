@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
 import sys
 import time
@@ -21,6 +22,12 @@ listen = ["tcp:{port}:interface=127.0.0.1"]
 protocols = ["file"]
 [evaluations]
 running = 8
+"""
+
+# What root has to say besides; repositories and directories have to be that user's, too.
+_UNPRIVILEGED = """\
+[service]
+user = "nobody"
 """
 
 
@@ -52,7 +59,13 @@ def daemon(profile: str | None = None) -> Iterator[Daemon]:
         root = Path(name)
         url, commit = _repository(root / "evaluator")
         port = free_port()
-        (root / "tawebeval.toml").write_text(_CONFIGURATION.format(port=port))
+        configuration = _CONFIGURATION.format(port=port)
+        if os.geteuid() == 0:
+            configuration += _UNPRIVILEGED
+            nobody = pwd.getpwnam("nobody")
+            for path in (root, root / "evaluator", root / "evaluator" / ".git"):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        (root / "tawebeval.toml").write_text(configuration)
         twistd = os.path.join(os.path.dirname(sys.executable), "twistd")
         profiling = (
             [f"--profile={profile}", "--profiler=cprofile", "--savestats"] if profile else []
