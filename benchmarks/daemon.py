@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,11 @@ protocols = ["file"]
 [evaluations]
 running = 8
 """
+
+# What evaluators run: root's own Python may lie where no other user can.
+PYTHON = sys.executable
+if os.geteuid() == 0:
+    PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or PYTHON
 
 # What root has to say besides; repositories and directories have to be that user's, too.
 _UNPRIVILEGED = """\
