@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +23,17 @@ listen = ["tcp:{port}:interface=127.0.0.1"]
 protocols = ["file"]
 [evaluations]
 running = 8
+"""
+
+# What evaluators run: root's own Python may lie where no other user can.
+PYTHON = sys.executable
+if os.geteuid() == 0:
+    PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or PYTHON
+
+# What root has to say besides; repositories and directories have to be that user's, too.
+_UNPRIVILEGED = """\
+[service]
+user = "nobody"
 """
 
 
@@ -52,7 +65,13 @@ def daemon(profile: str | None = None) -> Iterator[Daemon]:
         root = Path(name)
         url, commit = _repository(root / "evaluator")
         port = free_port()
-        (root / "tawebeval.toml").write_text(_CONFIGURATION.format(port=port))
+        configuration = _CONFIGURATION.format(port=port)
+        if os.geteuid() == 0:
+            configuration += _UNPRIVILEGED
+            nobody = pwd.getpwnam("nobody")
+            for path in (root, root / "evaluator", root / "evaluator" / ".git"):
+                os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        (root / "tawebeval.toml").write_text(configuration)
         twistd = os.path.join(os.path.dirname(sys.executable), "twistd")
         profiling = (
             [f"--profile={profile}", "--profiler=cprofile", "--savestats"] if profile else []

@@ -56,7 +56,7 @@ _GROUPS = "evaluator:x:1000:\nnogroup:x:65534:\n"
 def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
     """Yield the arguments that show the system, read-only. Blocks.
 
-    `accounts` is a directory with the files passwd and group.
+    `accounts` is the directory of `write_accounts`.
     """
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _ROOT:
@@ -74,7 +74,6 @@ def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
 
 def write_accounts(directory: Path) -> None:
     """Write the users and groups that there are in the sandbox: none of the machine's. Blocks."""
-    directory.mkdir(mode=0o700, exist_ok=True)
     (directory / "passwd").write_text(_USERS)
     (directory / "group").write_text(_GROUPS)
 
@@ -83,11 +82,13 @@ def write_accounts(directory: Path) -> None:
 class Bubblewrap:
     """Makes cells of bubblewrap.
 
-    `program` is the path of bwrap, `filter` a descriptor of the filter of system calls,
+    `program` is the path of bwrap, `accounts` the directory of `write_accounts`, `filter` a
+    descriptor of the filter of system calls,
     `shown` the arguments of `system_view`, `readable` what else may be read.
     """
 
     program: str
+    accounts: Path
     filter: int
     shown: Sequence[str]
     readable: Sequence[str]

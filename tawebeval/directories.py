@@ -19,7 +19,11 @@ import attrs
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.identity import KEY_BYTES
+from tawebeval.ownership import check_owner, give
+from tawebeval.privileges import Privileges
 from tawebeval.workspace import remove
+
+_OF_EVALUATIONS = ("uploads", "evaluations")
 
 
 @attrs.frozen
@@ -33,9 +37,20 @@ class Directories:
     key: bytes = attrs.field(repr=False)
     locks: tuple[IO[str], ...] = attrs.field(repr=False)
 
+    def clear(self) -> None:
+        """Remove what an earlier daemon has left of evaluations; blocks. Raises OSError.
 
-def open_directories(environment: Mapping[str, str], random: Callable[[int], bytes]) -> Directories:
-    """Make what is missing, take the locks, and remove what an earlier daemon has left.
+        Programs may be run for it, so it is the unprivileged daemon that does it.
+        """
+        for leftovers in (self.uploads, self.evaluations):
+            remove(leftovers)
+            leftovers.mkdir(mode=0o700)
+
+
+def open_directories(
+    environment: Mapping[str, str], random: Callable[[int], bytes], privileges: Privileges
+) -> Directories:
+    """Make what is missing, and take the locks; all of it belongs to the daemon's user.
 
     systemd names the directories in STATE_DIRECTORY and CACHE_DIRECTORY; without it they
     follow the XDG Base Directory Specification. Raises ConfigurationError.
@@ -43,22 +58,42 @@ def open_directories(environment: Mapping[str, str], random: Callable[[int], byt
     state = _locate(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state")
     cache = _locate(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache")
     try:
-        locks = _lock(state), _lock(cache)
-        for leftovers in (state / "uploads", state / "evaluations"):
-            remove(leftovers)
-            leftovers.mkdir(mode=0o700)
-        (cache / "repositories").mkdir(mode=0o700, exist_ok=True)
-        key = _key(state / "key", random)
+        for directory in (state, cache):
+            _provide(directory, privileges)
+        with privileges.acting():
+            check_owner(state, ("lock", "key", "key.new", "accounts", *_OF_EVALUATIONS))
+            check_owner(cache, ("lock", "repositories"))
+            locks = _lock(state), _lock(cache)
+            for part in (
+                *(state / name for name in ("accounts", *_OF_EVALUATIONS)),
+                cache / "repositories",
+            ):
+                part.mkdir(mode=0o700, exist_ok=True)
+            key = _key(state / "key", random)
+            return Directories(
+                (state / "uploads").resolve(),
+                (state / "evaluations").resolve(),
+                (state / "accounts").resolve(),
+                (cache / "repositories").resolve(),
+                key,
+                locks,
+            )
     except OSError as error:
-        raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
-    return Directories(
-        (state / "uploads").resolve(),
-        (state / "evaluations").resolve(),
-        (state / "accounts").resolve(),
-        (cache / "repositories").resolve(),
-        key,
-        locks,
-    )
+        whose = f" (as the user {privileges.user.name})" if privileges.user else ""
+        raise ConfigurationError(f"{error.filename}: {error.strerror}{whose}") from None
+
+
+def _provide(directory: Path, privileges: Privileges) -> None:
+    """Make a directory as the user; where that may not, or has one of root's, as root for it."""
+    try:
+        with privileges.acting():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if privileges.user is None or directory.stat().st_uid == os.geteuid():
+                return
+    except PermissionError:
+        if privileges.user is None:
+            raise
+    give(directory, privileges.user)
 
 
 def _locate(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:
@@ -70,7 +105,6 @@ def _locate(environment: Mapping[str, str], given: str, xdg: str, default: str) 
 
 
 def _lock(directory: Path) -> IO[str]:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = open(directory / "lock", "a", encoding="ascii")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import attrs
 from twisted.logger import Logger
 
 from tawebeval.bare import Commit
@@ -17,6 +16,7 @@ from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.orphans import Orphans
+from tawebeval.privileges import User
 from tawebeval.sandbox import Launch, NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
 from tawebeval.workspace import Workspace
@@ -39,40 +39,34 @@ _REMEDIES = {
 log = Logger()
 
 
-@attrs.frozen
-class User:
-    """Who is to run the sandbox, by number."""
-
-    uid: int
-    gid: int
-
-
 def open_sandbox(
-    configuration: Configuration,
-    accounts: Path,
-    cgroups: Cgroups,
-    orphans: Orphans,
-    user: User | None,
+    configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Orphans
 ) -> Sandbox:
-    """Return the sandbox that the configuration asks for; blocks.
+    """Return the sandbox that the configuration asks for, not tried yet. Blocks.
 
-    `accounts` is a directory to be made for its users and groups. `user` is who the daemon is
-    going to be, None if it stays who it is. Raises ConfigurationError, with the remedy, for one
-    that does not work here.
+    `accounts` is a directory for the files of its users and groups. Raises ConfigurationError,
+    with the remedy, where it is not installed.
     """
-    settings = configuration.sandbox
-    if settings.kind == "none":
+    if configuration.sandbox.kind == "none":
+        return NoSandbox(configuration.limits, cgroups, orphans)
+    return open_bubblewrap(configuration, accounts, cgroups)
+
+
+def rely_on(sandbox: Sandbox) -> None:
+    """Look whether a sandbox can be relied on; blocks. Exits with a message if it cannot.
+
+    Having none is the operator's decision, of which the log tells at every start.
+    """
+    if isinstance(sandbox, Bubblewrap):
+        problem = try_out(sandbox, None)
+        if problem is not None:
+            raise SystemExit(f"tawebeval: sandbox.kind: bubblewrap does not work here: {problem}")
+    else:
         log.warn(
             'sandbox.kind is "none": whoever can send a request can do on this machine all that'
             " user {uid} can",
-            uid=user.uid if user else os.geteuid(),
+            uid=os.geteuid(),
         )
-        return NoSandbox(configuration.limits, cgroups, orphans)
-    sandbox = open_bubblewrap(configuration, accounts, cgroups)
-    problem = try_out(sandbox, user)
-    if problem is not None:
-        raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {problem}")
-    return sandbox
 
 
 def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgroups) -> Bubblewrap:
@@ -86,9 +80,9 @@ def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgrou
         if not os.path.exists(path):
             raise ConfigurationError(f"sandbox.readable[{index}]: {path} does not exist")
     network = configuration.sandbox.network
-    write_accounts(accounts)
     return Bubblewrap(
         program,
+        accounts,
         make_filter(),
         tuple(system_view(accounts, network=network)),
         configuration.sandbox.readable,
@@ -101,8 +95,10 @@ def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgrou
 def try_out(sandbox: Bubblewrap, user: User | None) -> str | None:
     """Return why the sandbox does not work, and what can be done about it. Blocks.
 
-    It does if a command in it, started as evaluators are, exits as it should.
+    It does if a command in it, started as evaluators are, exits as it should. `user` is who is
+    to start it, None for who runs this.
     """
+    write_accounts(sandbox.accounts)
     with tempfile.TemporaryDirectory(prefix="tawebeval-") as directory:
         top = Path(directory, "workspace")
         upload = Path(directory, "upload")

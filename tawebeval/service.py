@@ -26,12 +26,15 @@ from tawebeval.git import Git
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
 from tawebeval.orphans import Orphans, become_subreaper
+from tawebeval.preload import unreadable
+from tawebeval.privileges import Privileges
 from tawebeval.process import Spawner
 from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
-from tawebeval.sandboxes import open_sandbox
+from tawebeval.sandbox import Sandbox
+from tawebeval.sandboxes import open_sandbox, rely_on
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
@@ -50,13 +53,30 @@ class EvaluationService(Service):
 
     name = "evaluations"
 
-    def __init__(self, registry: Registry, repositories: Repositories) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        repositories: Repositories,
+        sandbox: Sandbox,
+        directories: Directories,
+    ) -> None:
+        self._sandbox = sandbox
         self._registry = registry
         self._repositories = repositories
+        self._directories = directories
 
     def startService(self) -> None:
-        """Take over the cache, and the responsibility for all descendants."""
+        """Take over the cache, and the responsibility for all descendants.
+
+        Exits with a message where what an earlier daemon has left cannot be removed, and where
+        the sandbox does not work.
+        """
+        rely_on(self._sandbox)
         become_subreaper()
+        try:
+            self._directories.clear()
+        except OSError as error:
+            raise SystemExit(f"tawebeval: {error.filename}: {error.strerror}") from None
         self._repositories.load()
         super().startService()
 
@@ -77,6 +97,13 @@ class Reloading(Service):
     def startService(self) -> None:
         """Wait for the signal, which would end the daemon otherwise."""
         super().startService()
+        source = self._access.source
+        if source is not None and not os.access(source, os.R_OK):
+            log.warn(
+                "{path} cannot be read by the user that the daemon runs as: the tokens are known, "
+                "but SIGHUP will not read new ones until chown or chmod lets that user read it",
+                path=source,
+            )
         reload = self._access.reload
         self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
 
@@ -87,27 +114,45 @@ class Reloading(Service):
 
 
 class Daemon(MultiService):
-    """All of it, which does not start where it cannot listen.
+    """All of it, which does not start where it cannot listen, nor as root.
 
     It holds its directories, and with them their locks, as long as it is.
     """
 
     def __init__(
-        self, evaluations: EvaluationService, directories: Directories, reactor: Any
+        self,
+        evaluations: EvaluationService,
+        directories: Directories,
+        privileges: Privileges,
+        reactor: Any,
     ) -> None:
         super().__init__()
         self.directories = directories
+        self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
         evaluations.setServiceParent(self)
 
     def privilegedStartService(self) -> None:
-        """Begin to listen; exits with a message where that is impossible."""
+        """Be nobody special and begin to listen; exits with a message where either fails."""
+        self._privileges.step_down()
         for part in self:
             try:
                 part.privilegedStartService()
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
                 raise SystemExit(f"tawebeval: listen: {part.name}: {error}") from None
+        self._privileges.renounce()
+
+    def startService(self) -> None:
+        """Start all parts, of which some run programs; exits with a message as root."""
+        self._privileges.check()
+        for path in unreadable():
+            log.warn(
+                "{path} cannot be read by the user that the daemon runs as: what of it is not "
+                "loaded yet cannot be; install Python and tawebeval where every user can read",
+                path=path,
+            )
+        super().startService()
 
     def stopService(self) -> Deferred[None]:
         """End the evaluations, let those be told who wait for them, and stop listening."""
@@ -143,8 +188,10 @@ def check_exposure(configuration: Configuration) -> None:
         )
 
 
-def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
-    """Return the whole daemon.
+def make_service(
+    configuration: Configuration, directories: Directories, reactor: Any, privileges: Privileges
+) -> Daemon:
+    """Return the whole daemon, which has given up `privileges` before it runs anything.
 
     Raises ConfigurationError for what is no endpoint, for tokens that cannot be read, where
     strangers could reach a daemon without tokens, and where the sandbox does not work.
@@ -170,6 +217,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     )
     orphans = Orphans(reactor, spawn)
     cgroups = Cgroups()
+    sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,
@@ -177,7 +225,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
         threads=threads,
         spawn=spawn,
         repositories=repositories,
-        sandbox=open_sandbox(configuration, directories.accounts, cgroups, orphans, None),
+        sandbox=sandbox,
         watch=Watch(reactor, threads),
     )
     running = configuration.evaluations.running or len(os.sched_getaffinity(0))
@@ -191,7 +239,8 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     )
     api = Api(registry, configuration, directories.uploads, os.urandom, access)
     site = ApiSite(make_app(api), api, reactor)
-    daemon = Daemon(EvaluationService(registry, repositories), directories, reactor)
+    evaluations = EvaluationService(registry, repositories, sandbox, directories)
+    daemon = Daemon(evaluations, directories, privileges, reactor)
     Reloading(access, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:

@@ -14,6 +14,8 @@ from tawebeval import __version__
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.directories import open_directories
 from tawebeval.errors import ConfigurationError
+from tawebeval.kernel import Process
+from tawebeval.privileges import find_privileges
 
 
 class Options(usage.Options):
@@ -41,20 +43,27 @@ class Options(usage.Options):
         raise SystemExit(0)
 
 
-def makeService(options: Options, reactor: Any = None) -> IService:
-    """Return the daemon as a service; exits with a message where the settings do not allow one."""
+def makeService(options: Options, reactor: Any = None, process: Process | None = None) -> IService:
+    """Return the daemon as a service; exits with a message where the settings do not allow one.
+
+    `process` is what gives up root's rights, this one unless it is said otherwise.
+    """
     if reactor is None:
         from twisted.internet import reactor
 
-    # Imported late, for it imports the reactor.
+    # Imported late, for they import the reactor.
+    from tawebeval.preload import preload
     from tawebeval.service import make_service
 
     try:
         configuration = read_configuration(options["config"])
         if options["listen"]:
             configuration = msgspec.structs.replace(configuration, listen=options["listen"])
-        directories = open_directories(os.environ, os.urandom)
-        return make_service(configuration, directories, reactor)
+        privileges = find_privileges(configuration.service.user, process or Process())
+        if privileges.user is not None:
+            preload()
+        directories = open_directories(privileges.environment(os.environ), os.urandom, privileges)
+        return make_service(configuration, directories, reactor, privileges)
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None

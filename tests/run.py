@@ -10,6 +10,7 @@ The last line is always `N passed, N failed, N skipped`.
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import subprocess
 import sys
@@ -97,6 +98,9 @@ def run_covered(names: Sequence[str]) -> tuple[Outcome, bool]:
     coverage = [sys.executable, "-m", "coverage"]
     core = ",".join(f"tawebeval/{module}.py" for module in CORE)
     with tempfile.TemporaryDirectory(prefix="tawebeval-coverage-") as directory:
+        if os.geteuid() == 0:  # daemons become somebody else, and write theirs there, too
+            nobody = pwd.getpwnam("nobody")
+            os.chown(directory, nobody.pw_uid, nobody.pw_gid)
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         os.environ["COVERAGE_PROCESS_START"] = str(ROOT / "pyproject.toml")
         outcome = run_trial(names, [*coverage, "run"])

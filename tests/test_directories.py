@@ -10,6 +10,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import ConfigurationError
+from tawebeval.privileges import Privileges
+from tests.fake_process import FakeProcess
 from tests.fakes import straw
 
 
@@ -25,7 +27,8 @@ class DirectoriesTests(SynchronousTestCase):
 
     def open(self, seed: int = 0, **environment: str) -> Directories:
         """Open the directories until the test ends."""
-        directories = open_directories(environment or self.environment, straw(seed))
+        privileges = Privileges(FakeProcess())
+        directories = open_directories(environment or self.environment, straw(seed), privileges)
         for lock in directories.locks:
             self.addCleanup(lock.close)
         return directories
@@ -71,13 +74,15 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(self.open(seed=3).key, straw(3)(32))
 
     def test_leftovers(self) -> None:
-        """What an earlier daemon has left is removed, but not its repositories."""
+        """What an earlier daemon has left is removed when this one runs, but no repository."""
         first = self.open()
         self.close(first)
         for directory in (first.uploads, first.evaluations, first.repositories):
             (directory / "left" / "over").mkdir(parents=True)
             (directory / "left").chmod(0)
-        self.open()
+        second = self.open()
+        self.assertTrue((first.uploads / "left").exists())
+        second.clear()
         self.assertEqual(list(first.uploads.iterdir()), [])
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((first.repositories / "left").exists())

@@ -11,17 +11,21 @@ from twisted.application.internet import TimerService
 from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval import directories
 from tawebeval import service as module
 from tawebeval.callers import new_token
 from tawebeval.config import Callers, Configuration, Evaluations
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError
+from tawebeval.privileges import Privileges, User
 from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
 from tawebeval.web.site import ApiSite
 from tests.fake_clients import Connection
+from tests.fake_process import PORTS, FakeProcess
 from tests.fakes import straw
 
 
@@ -29,9 +33,11 @@ class ServiceTests(SynchronousTestCase):
     """The daemon's services."""
 
     def setUp(self) -> None:
+        self.process = FakeProcess()
+        self.privileges = Privileges(self.process)
         root = Path(self.mktemp()).resolve()
         environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
-        self.directories: Directories = open_directories(environment, straw())
+        self.directories: Directories = open_directories(environment, straw(), self.privileges)
         for lock in self.directories.locks:
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
@@ -46,7 +52,9 @@ class ServiceTests(SynchronousTestCase):
 
     def make(self, **settings: Any) -> Daemon:
         """Return a daemon."""
-        return make_service(Configuration(**settings), self.directories, self.reactor)
+        return make_service(
+            Configuration(**settings), self.directories, self.reactor, self.privileges
+        )
 
     def start(self, **settings: Any) -> Daemon:
         """Start a daemon."""
@@ -80,10 +88,13 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(connection.answer().status, 200)
 
     def test_start(self) -> None:
-        """It takes over orphans and the cache, before it is asked for anything."""
+        """It takes over orphans and directories, before it is asked for anything."""
         stray = self.directories.repositories / "half.new"
-        stray.mkdir()
+        form = self.directories.uploads / "form"
+        for left in (stray, form):
+            left.mkdir()
         self.start()
+        self.assertFalse(form.exists())
         self.assertEqual(self.subreaper, 1)
         self.assertFalse(stray.exists())
 
@@ -196,6 +207,59 @@ class ServiceTests(SynchronousTestCase):
         reloading.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
         reloading.startService()
+
+    def test_rights(self) -> None:
+        """It listens as the user, with low ports still to be had, and then gives up all."""
+        seen: list[object] = []
+        self.process = FakeProcess(0)
+        user = User("taweb", 1000, 1000, frozenset({1000}), "/srv/taweb")
+        self.privileges = Privileges(self.process, user)
+        daemon = self.make()
+        self.assertEqual(self.process.calls, [])
+        self.reactor.listenTCP = lambda *_, **__: seen.append(
+            (self.process.users, self.process.permitted)
+        )
+        daemon.privilegedStartService()
+        self.assertEqual(seen, [((1000, 1000, 1000), PORTS)])
+        self.assertEqual(self.process.permitted, 0)
+        daemon.startService()
+        self.successResultOf(daemon.getServiceNamed("evaluations").stopService())
+
+    def test_never_as_root(self) -> None:
+        """Nothing is started as root, by whatever way the daemon has got there."""
+        daemon = self.make()
+        daemon.privilegedStartService()
+        self.process.users = (0, 1000, 1000)
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertIn("service.user", str(caught.exception.code))
+        self.assertEqual(self.subreaper, 0)
+
+    def test_leftovers_that_stay(self) -> None:
+        """What an earlier daemon has left, and cannot be removed, is named."""
+        daemon = self.make()
+        daemon.privilegedStartService()
+
+        def fail(directory: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(directory))
+
+        self.patch(directories, "remove", fail)
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertIn(f"{self.directories.uploads}: Permission", str(caught.exception.code))
+
+    def test_warnings(self) -> None:
+        """What the user cannot read, and should, is told at the start with a remedy."""
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        self.patch(module, "unreadable", lambda: [Path("/root/python")])
+        self.patch(module.os, "access", lambda path, mode: path != tokens)
+        with capturedLogs() as events:
+            self.start(callers=Callers(tokens=str(tokens)))
+        warnings = [formatEvent(one) for one in events if one["log_level"] is LogLevel.warn]
+        self.assertEqual(len(warnings), 2)
+        self.assertIn("/root/python", warnings[0])
+        self.assertIn(str(tokens), warnings[1])
 
     def test_cannot_listen(self) -> None:
         """Where it cannot listen it does not start, and says where."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gc
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 import tawebeval
-from tawebeval import __version__
+from tawebeval import __version__, preload
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.tap import Options, makeService, read_configuration
+from tests.fake_process import FakeProcess
 
 
 class OptionsTests(SynchronousTestCase):
@@ -102,6 +104,7 @@ class MakeServiceTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
+        self.process = FakeProcess()
         self.reactor = MemoryReactorClock()
         self.reactor.getThreadPool = lambda: None
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
@@ -111,7 +114,7 @@ class MakeServiceTests(SynchronousTestCase):
         """Make the service of a command line."""
         options = Options()
         options.parseOptions(arguments)
-        return makeService(options, self.reactor)
+        return makeService(options, self.reactor, self.process)
 
     def listeners(self, *arguments: str) -> list[int]:
         """Return the ports on which the service of a command line listens."""
@@ -161,6 +164,25 @@ class MakeServiceTests(SynchronousTestCase):
                 self.assertIn(word, str(message))
             del caught
             gc.collect()  # what did not start lets go of its directories
+
+    def test_root(self) -> None:
+        """Root needs a user to become, and makes nothing before that is clear."""
+        self.process = FakeProcess(0)
+        with self.assertRaises(SystemExit) as caught:
+            self.make()
+        self.assertIn("service.user", str(caught.exception.code))
+        self.assertFalse(self.root.exists())
+
+    def test_user(self) -> None:
+        """The file names that user; what that may need later is loaded while it can be."""
+        self.process = FakeProcess(0)
+        loaded: list[bool] = []
+        self.patch(preload, "preload", lambda: loaded.append(True))
+        path = self.mktemp()
+        Path(path).write_text("[service]\nuser = 'nobody'")
+        self.make("-c", path).privilegedStartService()
+        self.assertEqual(self.process.users, (pwd.getpwnam("nobody").pw_uid,) * 3)
+        self.assertEqual(loaded, [True])
 
     def test_directories(self) -> None:
         """So are directories that cannot be had."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import programs
 from benchmarks.client import Client
-from benchmarks.daemon import Daemon, daemon
+from benchmarks.daemon import PYTHON, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave, percentile
 from benchmarks.running import Server, server
 
@@ -21,7 +20,7 @@ _TARGET = 3.5
 _TIMEOUT = 30.0
 
 _CLOCK = Path(programs.__file__).with_name("clock.py")
-_COMMAND = shlex.join([sys.executable, "-I", "-S", str(_CLOCK), str(_LINES)])
+_COMMAND = shlex.join([PYTHON, "-I", "-S", str(_CLOCK), str(_LINES)])
 
 
 def measure(rounds: int) -> Sequence[Row]:

@@ -16,6 +16,8 @@ from twisted.internet import reactor
 from twisted.internet.error import ConnectError
 from twisted.internet.task import deferLater
 
+from demonstration.unprivileged import SERVICE, give, is_root
+
 START_SECONDS = 20.0
 STOP_SECONDS = 15.0
 
@@ -63,7 +65,8 @@ class Daemon:
         configuration = self.folder / "tawebeval.toml"
         # A string of JSON, without escapes for what is not ASCII, is one of TOML, too.
         quoted = json.dumps(path, ensure_ascii=False)
-        configuration.write_text(CONFIGURATION.format(path=quoted), encoding="utf-8")
+        text = CONFIGURATION.format(path=quoted) + (SERVICE if is_root() else "")
+        configuration.write_text(text, encoding="utf-8")
         port = free_port()
         self.base_url = f"http://127.0.0.1:{port}"
         self.command = [
@@ -80,6 +83,7 @@ class Daemon:
         for name in ("STATE_DIRECTORY", "CACHE_DIRECTORY"):
             place = self.folder / name.partition("_")[0].lower()
             place.mkdir()
+            give(place)
             places[name] = str(place)
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -20,6 +20,7 @@ from demonstration.daemon import Daemon, DemonstrationError
 from demonstration.problems import EXAMPLES, Problem, load_problems, make_repository
 from demonstration.show import Viewer, say
 from demonstration.steps import STEPS, Step, difference
+from demonstration.unprivileged import give
 
 EVALUATION_SECONDS = 120
 SEED = "2018"
@@ -131,6 +132,7 @@ def demonstrate(folder: Path) -> bool:
     begun = time.monotonic()
     repository = folder / "problems"
     commit_oid = make_repository(repository)
+    give(folder, repository, repository / ".git")
     say(f"A git repository of {EXAMPLES.name}/problems is made: {repository.as_uri()}")
     say(f"Its commit is {commit_oid}")
     if shutil.which("g++") is None:

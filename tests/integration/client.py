@@ -16,6 +16,8 @@ from twisted.internet.task import deferLater
 from twisted.web.client import Agent, HTTPConnectionPool
 from twisted.web.http_headers import Headers
 
+from tests.integration.unprivileged import PYTHON
+
 Event = dict[str, Any]
 Form = list[tuple[str, Any]]
 
@@ -24,8 +26,8 @@ _MAX_PAYLOAD = 64 * 1024
 
 
 def python(program: str, *arguments: str) -> str:
-    """Return the shell command that runs a program by the system's Python and becomes it."""
-    return "exec " + shlex.join(["python3", "-S", "-u", "-c", program, *arguments])
+    """Return the shell command that runs a Python program and becomes it."""
+    return "exec " + shlex.join([PYTHON, "-S", "-u", "-c", program, *arguments])
 
 
 @attrs.frozen

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client
 from tests.integration.repositories import GitRepository
+from tests.integration.unprivileged import SERVICE, temporary_folder
 
 TWISTD = Path(sys.executable).with_name("twistd")
 
@@ -95,12 +95,12 @@ class Daemon:
     """
 
     def __init__(self, configuration: str = CONFIGURATION, **environment: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-")).resolve()
+        self.folder = temporary_folder("tawebeval-")
         self.state = self.folder / "state"
         self.cache = self.folder / "cache"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        (self.folder / "tawebeval.toml").write_text(configuration)
+        (self.folder / "tawebeval.toml").write_text(configuration + SERVICE)
         self._log = self.folder / "log"
         self._checked = 0
         self._environment = environment
@@ -244,7 +244,7 @@ class DaemonTestCase(TestCase):
             self.daemon.start()
         await self.daemon.ready()
         self.client = Client(self.daemon.url)
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
         self.repository = GitRepository(self.folder / "repository")
         self.repository.write("README", "an evaluator\n")

@@ -11,6 +11,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.integration.unprivileged import give
+
 _PATIENCE = 20.0
 
 ENVIRONMENT = {
@@ -19,6 +21,10 @@ ENVIRONMENT = {
     "HOME": "/nonexistent",
     "GIT_CONFIG_GLOBAL": "/dev/null",
     "GIT_CONFIG_NOSYSTEM": "1",
+    # Repositories belong to the daemons' user, and root may work in them.
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
     "GIT_AUTHOR_NAME": "A. Teacher",
     "GIT_AUTHOR_EMAIL": "teacher@example.org",
     "GIT_COMMITTER_NAME": "A. Teacher",
@@ -42,6 +48,8 @@ class GitRepository:
         self.folder = folder
         folder.mkdir(parents=True)
         git(folder, "init", "--quiet", "--initial-branch=main")
+        for owned in (folder, folder / ".git"):  # git serves others' only over the network
+            give(owned)
 
     @property
     def url(self) -> str:

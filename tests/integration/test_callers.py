@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from io import BytesIO
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, Daemon, until
 from tests.integration.raw import Connection, head_of
 from tests.integration.repositories import GitRepository
+from tests.integration.unprivileged import temporary_folder
 
 COMMAND = Path(sys.executable).with_name("tawebeval")
 
@@ -37,7 +37,7 @@ class CallersTests(TestCase):
     timeout = 60
 
     async def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
         self.repository = GitRepository(self.folder / "repository")
         self.repository.write("README", "an evaluator\n")
@@ -174,7 +174,7 @@ class ExposureTests(TestCase):
 
     async def test_broken_file(self) -> None:
         """Nor with a file of tokens that is broken: the line is named."""
-        folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        folder = temporary_folder()
         self.addCleanup(shutil.rmtree, folder)
         (folder / "tokens").write_text("# one\nsecret\n")
         said = await self.refused(f"[callers]\ntokens = '{folder / 'tokens'}'")

@@ -9,13 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.harness import TWISTD, environment
+from tests.integration.unprivileged import SERVICE, temporary_folder
 from tests.test_units import read_unit
 
 # What systemd does: the sockets are the file descriptors from 3 on, and belong to this process.
@@ -32,7 +31,7 @@ class SocketActivationTests(SynchronousTestCase):
     """A daemon below something that behaves like systemd."""
 
     def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-")).resolve()
+        self.folder = temporary_folder("tawebeval-")
         self.addCleanup(shutil.rmtree, self.folder)
         self.log = self.folder / "log"
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -41,7 +40,7 @@ class SocketActivationTests(SynchronousTestCase):
     def start(self, **more: str) -> subprocess.Popen[bytes]:
         """Start the service's command with the socket; it need not listen yet."""
         command = read_unit("tawebeval.service")["Service"]["ExecStart"].split()
-        (self.folder / "tawebeval.toml").touch()
+        (self.folder / "tawebeval.toml").write_text(SERVICE)
         command[command.index("--config") + 1] = str(self.folder / "tawebeval.toml")
         activate = [sys.executable, "-c", ACTIVATE, str(self.socket.fileno()), str(TWISTD)]
         variables = environment(

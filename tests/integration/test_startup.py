@@ -7,14 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
-from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, free_port, until
 from tests.integration.repositories import GitRepository
+from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
 
 class StartupTests(TestCase):
@@ -23,11 +22,14 @@ class StartupTests(TestCase):
     timeout = 60
 
     def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
         self.environment = environment(HOME=str(self.folder))
         for name in ("STATE_DIRECTORY", "CACHE_DIRECTORY", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
             self.environment.pop(name, None)
+        if USER:  # whose home is no home
+            self.environment["XDG_STATE_HOME"] = str(self.folder / ".local" / "state")
+            self.environment["XDG_CACHE_HOME"] = str(self.folder / ".cache")
 
     def twistd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Return how a twistd ended that should end by itself."""
@@ -42,12 +44,18 @@ class StartupTests(TestCase):
             timeout=30,
         )
 
+    def configure(self, configuration: str = "") -> tuple[str, ...]:
+        """Return the options for a configuration, for none at all where that is possible."""
+        if not configuration + SERVICE:
+            return ()
+        file = self.folder / "tawebeval.toml"
+        file.write_text(configuration + SERVICE)
+        return ("--config", str(file))
+
     def refused(self, *arguments: str, configuration: str | None = None) -> str:
         """Return what a daemon says that does not start."""
-        if configuration is not None:
-            file = self.folder / "tawebeval.toml"
-            file.write_text(configuration)
-            arguments = ("--config", str(file), *arguments)
+        if "--config" not in arguments:
+            arguments = (*self.configure(configuration or ""), *arguments)
         if "--listen" not in arguments:
             arguments = (*arguments, "--listen", "tcp:0:interface=127.0.0.1")
         done = self.twistd("--nodaemon", "--pidfile=", "tawebeval", *arguments)
@@ -145,7 +153,14 @@ class StartupTests(TestCase):
         log = self.folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval", *arguments],
+                [
+                    str(TWISTD),
+                    "--nodaemon",
+                    "--pidfile=",
+                    "tawebeval",
+                    *self.configure(),
+                    *arguments,
+                ],
                 cwd=self.folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,

@@ -1,0 +1,98 @@
+"""Directories that root makes for the daemon's user, without being led astray by it.
+
+Whoever may write to a directory on the way to a path decides what the path leads to. So root
+goes step by step from `/`, through directories only that are root's and nobody else's to write
+to, and follows no symbolic link. Everything else is left to the user itself, or to the operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.privileges import User
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def give(directory: Path, user: User) -> None:
+    """Make a directory as root and give it to `user`; an empty one of root's is given, too.
+
+    One that the user owns stays as it is. Raises ConfigurationError for any other, and where
+    the way there is not root's alone; OSError.
+    """
+    *parents, name = Path(os.path.abspath(directory)).parts
+    with contextlib.ExitStack() as opened:
+
+        def enter(part: str, parent: int | None = None) -> int:
+            descriptor = os.open(part, _DIRECTORY, dir_fd=parent)
+            opened.callback(os.close, descriptor)
+            return descriptor
+
+        try:
+            place = None
+            for part in parents:
+                place = enter(part, place)
+                _check_way(directory, part, os.fstat(place), user)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=place)
+            made = enter(name, place)
+        except OSError as error:  # which would name a part of the path only
+            raise ConfigurationError(
+                f"{directory}: root does not make it for {user.name}: {error.strerror}; "
+                f"{_by_hand(directory, user)}"
+            ) from None
+        owner = os.fstat(made).st_uid
+        if owner == user.uid:
+            return
+        if owner != 0 or os.listdir(made):
+            raise ConfigurationError(_foreign(directory, owner, user.name))
+        os.fchown(made, user.uid, user.gid)
+
+
+def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -> None:
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if status.st_uid != 0 or (others and not status.st_mode & stat.S_ISVTX):
+        raise ConfigurationError(
+            f"{directory}: root does not make it for {user.name}, for others may write to "
+            f"{part!r} on the way there; {_by_hand(directory, user)}"
+        )
+
+
+def check_owner(directory: Path, names: Iterable[str]) -> None:
+    """Make sure that a directory, and what has these names in it, is the effective user's.
+
+    Raises ConfigurationError with a remedy.
+    """
+    uid = os.geteuid()
+    for path in (directory, *(directory / name for name in names)):
+        with contextlib.suppress(FileNotFoundError):
+            owner = path.lstat().st_uid
+            if owner != uid:
+                raise ConfigurationError(_foreign(path, owner, _name(uid), directory))
+
+
+def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> str:
+    remedy = shlex.join(["chown", "-R", "--no-dereference", f"{user}:", str(whole or path)])
+    return (
+        f"{path} belongs to {_name(owner)}, and the daemon runs as {user}; if that may have it: "
+        f"{remedy}"
+    )
+
+
+def _by_hand(directory: Path, user: User) -> str:
+    made = shlex.join(["install", "-d", "-m", "700", "-o", user.name, str(directory)])
+    return f"name another directory, or make it: {made}"
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,38 @@
+"""Imports before root is given up what Python would otherwise import some time later.
+
+The interpreter, the virtualenv or the checkout may lie where only root can read. Then a module
+that is not loaded yet could not be had any more when it is needed for the first time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import tawebeval
+import twisted
+
+# What is imported in the middle of functions, and why it is called for.
+LATER = {
+    "encodings.ascii": "a lock is made, /proc is read",
+    "encodings.idna": "a host's name is looked up",
+}
+
+
+def preload() -> None:
+    """Import all modules of the package, and what others import late."""
+    for module in pkgutil.walk_packages(tawebeval.__path__, f"{tawebeval.__name__}."):
+        importlib.import_module(module.name)
+    for name in LATER:
+        importlib.import_module(name)
+
+
+def unreadable() -> Iterator[Path]:
+    """Yield the directories of Python and of packages that this process may not read."""
+    for file in (os.__file__, twisted.__file__, tawebeval.__file__):
+        directory = Path(file).parent
+        if not os.access(directory, os.R_OK | os.X_OK):
+            yield directory

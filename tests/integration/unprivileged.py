@@ -1,0 +1,54 @@
+"""The user that a daemon becomes where the tests are root's, and what it has to be given."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+USER = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+"""Whom daemons become; None where the tests, and so the daemons, are not root's."""
+
+SERVICE = f'\n[service]\nuser = "{USER.pw_name}"\n' if USER else ""
+"""What a daemon's configuration has to say for that."""
+
+
+def give(path: Path) -> None:
+    """Let a file or directory belong to the daemons' user."""
+    if USER:
+        os.chown(path, USER.pw_uid, USER.pw_gid, follow_symlinks=False)
+
+
+def temporary_folder(prefix: str = "tawebeval-test-") -> Path:
+    """Make a folder that the daemons' user can enter; return its path without links."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    give(folder)
+    return folder
+
+
+def _python() -> str:
+    """Return a Python that the daemons' user can run: this one may lie where only root can."""
+    if USER:
+        for found in (sys.executable, shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")):
+            try:
+                subprocess.run(
+                    [found or "", "-S", "-c", ""],
+                    user=USER.pw_uid,
+                    group=USER.pw_gid,
+                    extra_groups=[],
+                    cwd="/",
+                    check=True,
+                )
+            except (OSError, subprocess.CalledProcessError):
+                continue
+            return found or ""
+        raise AssertionError(f"{USER.pw_name} can run no Python here")
+    return sys.executable
+
+
+PYTHON = _python()
+"""What evaluators run."""
