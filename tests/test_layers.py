@@ -33,14 +33,15 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
-        " sandbox access workspace directories git bare quota remotes repositories",
+        " sandbox access workspace directories git bare quota remotes repositories"
+        " cgroupfs cgrouphomes cgroups controls",
         below="core",
         never="klein werkzeug multipart",
     ),
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees",
+        "config callers exposure hosts trees hierarchies",
         below="",
     ),
 }
