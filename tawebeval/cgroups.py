@@ -1,40 +1,254 @@
-"""Stub."""
+"""Limits for a whole process tree, by cgroups of version 2 or 1, whichever a machine has.
+
+What can be limited is different from one machine to the next: `open_cgroups` tries it, and
+tells what works, and why the rest does not. All of this blocks, though mostly not for long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import attrs
+from twisted.logger import Logger
 
+from tawebeval import controls
+from tawebeval.cgroupfs import Directory, Kernel, sweep
+from tawebeval.cgrouphomes import Home, Owner, settle_legacy, settle_unified
 from tawebeval.config import Limits
+from tawebeval.controls import Control
+from tawebeval.hierarchies import parse_hierarchies
+
+What = Literal["memory", "processes", "cpu"]
+
+# What serves for each: under version 2, and under version 1.
+_CONTROLS: Mapping[What, tuple[Control, Control]] = {
+    "memory": (controls.Memory(), controls.LegacyMemory()),
+    "processes": (controls.Processes(), controls.Processes()),
+    "cpu": (controls.Cpu(), controls.LegacyCpu()),
+}
+
+_WITHOUT: Mapping[What, str] = {
+    "memory": "the memory of an evaluation as a whole is not limited",
+    "processes": "the processes of an evaluation as a whole are not limited",
+    "cpu": "the processor time of an evaluation as a whole is not measured",
+}
+
+_REMEDY = (
+    "under systemd the unit needs Delegate=memory pids cpu, and must not have "
+    "ProtectControlGroups=yes; in a container /sys/fs/cgroup has to be writable; otherwise "
+    "start the daemon as root and name a user in service.user"
+)
+
+# Each with the directory where it is at work.
+Parts = Mapping[What, tuple[Control, Directory]]
+
+Settle = Callable[[Directory, str, Owner], Home]
+
+T = TypeVar("T")
+
+log = Logger()
 
 
 @attrs.frozen
-class Used:
-    cpu_seconds: float | None = None
-    peak_memory: int | None = None
+class Usage:
+    """What a group has used: seconds of all processors, bytes at once; None where unknown."""
+
+    cpu_seconds: float | None
+    peak_memory: int | None
 
 
+@attrs.define
 class Group:
+    """The processes of one evaluation; made by `Cgroups.make`."""
+
+    _parts: Parts
+    _exceeded: frozenset[What] = frozenset()
+    _killed: bool = False
+
     def entry(self) -> Sequence[str]:
-        return ()
+        """Return the files into which a process has to write "0" to get in, up to three.
 
-    def usage(self) -> Used:
-        return Used()
+        What it starts later is in, too. It cannot get out by itself as long as it does not
+        see the file system of the cgroups.
+        """
+        return [f"{group.path}/cgroup.procs" for group in _directories(self._parts)]
 
-    def exceeded(self) -> Collection[str]:
-        return ()
+    def usage(self) -> Usage:
+        """Return what the group has used until now; a few small reads."""
+        parts = self._parts.values()
+        return Usage(
+            _known(control.cpu_seconds(group) for control, group in parts),
+            _known(control.peak_memory(group) for control, group in parts),
+        )
 
-    def kill(self) -> None: ...
+    def exceeded(self) -> frozenset[What]:
+        """Return which limits have stopped somebody in the group; a few small reads.
 
-    def remove(self) -> None: ...
+        After `kill` this does not change any more.
+        """
+        if not self._killed:
+            parts = self._parts.items()
+            self._exceeded |= {what for what, (each, group) in parts if each.exceeded(group)}
+        return self._exceeded
+
+    def kill(self) -> None:
+        """Kill everybody in the group, which can have no new processes then."""
+        self.exceeded()
+        self._killed = True
+        for group in _directories(self._parts):
+            with suppress(OSError):  # it is gone; if it is not, `remove` says so
+                group.kill()
+
+    def remove(self) -> None:
+        """Kill everybody in the group and remove it; waits up to a second until they have gone."""
+        self.kill()
+        for group, error in sweep(_directories(self._parts)):
+            log.error("{path} stays: {error}", path=group.path, error=error)
 
 
+@attrs.frozen
 class Cgroups:
-    enforced: frozenset[str] = frozenset()
-    problems: Sequence[str] = ()
+    """What this daemon can do with cgroups; made by `open_cgroups`.
+
+    `enforced` has "memory" and "processes" where these are limited, and "cpu" where it is
+    measured. `problems` are sentences for the operator, none where everything works.
+    """
+
+    _homes: Sequence[Home]
+    _parts: Parts
+    problems: Sequence[str]
+
+    @property
+    def enforced(self) -> frozenset[What]:
+        """What is limited, or measured, here."""
+        return frozenset(self._parts)
 
     def make(self, identifier: str, limits: Limits) -> Group:
-        return Group()
+        """Make a group with these limits for an evaluation. Blocks.
 
-    def close(self) -> None: ...
+        Raises OSError when it cannot be made, and then leaves nothing behind.
+        """
+        name = f"evaluation-{identifier}"
+        parts = {what: (control, home / name) for what, (control, home) in self._parts.items()}
+        made: list[Directory] = []
+        try:
+            for group in _directories(parts):
+                group.make()
+                made.append(group)
+            for control, group in parts.values():
+                control.limit(group, limits)
+        except OSError:
+            sweep(made)
+            raise
+        return Group(parts)
+
+    def close(self) -> None:
+        """Kill all groups that there still are and remove them, and what else can be removed."""
+        for home in self._homes:
+            home.close()
+
+
+def open_cgroups(
+    name: str,
+    owner: Owner = None,
+    *,
+    proc: Path = Path("/proc/self"),
+    kernel: Kernel | None = None,
+) -> Cgroups:
+    """Find out what can be limited here, and make the places for the groups of evaluations.
+
+    `name` is of this daemon's state directory, and of no other's: who is found in groups under
+    this name is a dead daemon's, and is killed. `owner`, a user and a group of users, gets the
+    rights to make groups: the one who the daemon is about to become. Under version 2 it moves
+    the daemon into a group of its own. Blocks.
+    """
+    return _Opening(f"tawebeval-{name}", owner, kernel or Kernel()).open(proc)
+
+
+@attrs.define
+class _Opening:
+    """Looks for what can be done, and makes places where something can."""
+
+    _name: str
+    _owner: Owner
+    _kernel: Kernel
+    _homes: dict[str, Home | OSError] = attrs.field(factory=dict)
+
+    def open(self, proc: Path) -> Cgroups:
+        try:
+            texts = [(proc / name).read_text("utf-8") for name in ("mountinfo", "cgroup")]
+        except OSError as error:
+            return Cgroups([], {}, [_reason(error)])
+        hierarchies = parse_hierarchies(*texts)
+        parts: dict[What, tuple[Control, Directory]] = {}
+        problems = []
+        for what, (control, legacy) in _CONTROLS.items():
+            reasons = []
+            for offer, settle, path in (
+                (control, settle_unified, hierarchies.unified),
+                (legacy, settle_legacy, hierarchies.controllers.get(legacy.controller)),
+            ):
+                if path is None or what in parts:
+                    continue
+                try:
+                    home = self._settled(settle, path)
+                    home.require(offer.controller)
+                    _probe(offer, home.directory)
+                    parts[what] = (offer, home.directory)
+                except OSError as error:
+                    reasons.append(_reason(error))
+            if what not in parts:
+                why = "; ".join(reasons) or "there is no cgroup controller for it"
+                problems.append(f"{_WITHOUT[what]}: {why}")
+        if problems:
+            problems.append(_REMEDY)
+        return Cgroups(self._used(_directories(parts)), parts, problems)
+
+    def _settled(self, settle: Settle, path: str) -> Home:
+        """Settle in a group, once, though several controls may be there; raises OSError."""
+        if path not in self._homes:
+            try:
+                self._homes[path] = settle(Directory(path, self._kernel), self._name, self._owner)
+            except OSError as error:
+                self._homes[path] = error
+        home = self._homes[path]
+        if isinstance(home, OSError):
+            raise home
+        return home
+
+    def _used(self, directories: Sequence[Directory]) -> Sequence[Home]:
+        """Return the places that serve for something, and give up the others."""
+        homes = [home for home in self._homes.values() if isinstance(home, Home)]
+        for home in homes:
+            if home.directory not in directories:
+                home.close()
+        return [home for home in homes if home.directory in directories]
+
+
+def _probe(control: Control, home: Directory) -> None:
+    """Try a control on a group of its own; raises OSError when it does not work."""
+    group = home / "probe"
+    limits = Limits()
+    group.make()
+    try:
+        control.limit(group, limits)
+        if not control.holds(group, limits):
+            raise OSError(None, f"has no effect for {control.controller!r}", group.path)
+    finally:
+        sweep([group])
+
+
+def _reason(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}"
+
+
+def _known(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _directories(parts: Parts) -> Sequence[Directory]:
+    """Return the directories of all parts, each once though it may serve for several."""
+    return list(dict.fromkeys(directory for _, directory in parts.values()))

@@ -10,6 +10,7 @@ $CACHE_DIRECTORY/repositories/  fetched repositories
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,8 +29,12 @@ _OF_EVALUATIONS = ("uploads", "evaluations")
 
 @attrs.frozen
 class Directories:
-    """Opened by `open_directories`, and locked as long as `locks` are open."""
+    """Opened by `open_directories`, and locked as long as `locks` are open.
 
+    `label` is a word of their own: no other daemon on this machine has the same.
+    """
+
+    label: str
     uploads: Path
     evaluations: Path
     accounts: Path
@@ -71,6 +76,7 @@ def open_directories(
                 part.mkdir(mode=0o700, exist_ok=True)
             key = _key(state / "key", random)
             return Directories(
+                label_of(state),
                 (state / "uploads").resolve(),
                 (state / "evaluations").resolve(),
                 (state / "accounts").resolve(),
@@ -81,6 +87,11 @@ def open_directories(
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
         raise ConfigurationError(f"{error.filename}: {error.strerror}{whose}") from None
+
+
+def label_of(state: Path) -> str:
+    """Return the label of a daemon by its state directory."""
+    return hashlib.sha256(bytes(state.resolve())).hexdigest()[:12]
 
 
 def _provide(directory: Path, privileges: Privileges) -> None:

@@ -12,10 +12,11 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval.cgroups import Usage
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.intake import Intake
 from tawebeval.process import ChildProcess
-from tawebeval.sandbox import Cell, Exit, Usage
+from tawebeval.sandbox import Cell, Exit
 from tawebeval.signals import Latch, Threads
 
 STDERR_TAIL = 8 * 1024
@@ -40,7 +41,7 @@ class Run(ProcessProtocol):
         self.ended: Latch[None] = Latch()
         self.failure: EvaluationError | None = None
         self.exit = Exit(None)
-        self.usage = Usage()
+        self.usage = Usage(None, None)
         self._clock = clock
         self._intake = intake
         self._grace = grace
@@ -163,8 +164,8 @@ class Run(ProcessProtocol):
         """Return what the groups know, and what the kernel tells whoever waits for a child."""
         usage = await self._threads.run(self._cell.usage)
         waited = self._child.usage
-        if usage.cpu is None and waited is not None:
-            return attrs.evolve(usage, cpu=waited.ru_utime + waited.ru_stime)
+        if usage.cpu_seconds is None and waited is not None:
+            return attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
         return usage
 
     def _with_stderr(self, error: EvaluationError) -> EvaluationError:

@@ -16,7 +16,7 @@ from typing import Protocol
 import attrs
 
 from tawebeval.bare import Commit
-from tawebeval.cgroups import Cgroups, Group
+from tawebeval.cgroups import Cgroups, Group, Usage
 from tawebeval.config import Limits
 from tawebeval.disk import DiskWatch
 from tawebeval.errors import EvaluationError, over_limit
@@ -38,17 +38,6 @@ class Launch:
     environment: Mapping[str, str]
     directory: str
     descriptors: Sequence[int] = ()
-
-
-@attrs.frozen
-class Usage:
-    """What all processes of a run together have used; None where this machine cannot tell.
-
-    `cpu` is in seconds, `memory` the peak in bytes.
-    """
-
-    cpu: float | None = None
-    memory: int | None = None
 
 
 @attrs.frozen
@@ -121,7 +110,7 @@ class Cell(ABC):
                 return over_limit("memory", "memory", "bytes of memory", limits.memory)
             if "processes" in over:
                 return over_limit("processes", "processes", "processes", limits.processes)
-            if (self.usage().cpu or 0) > limits.cpu:
+            if (self.usage().cpu_seconds or 0) > limits.cpu:
                 return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
         disk = self._disk.look(again=final)
         if disk.size > self._most_disk:
@@ -135,9 +124,8 @@ class Cell(ABC):
     def usage(self) -> Usage:
         """Return what was used so far. Blocks."""
         if self._group is None:
-            return Usage()
-        used = self._group.usage()
-        return Usage(used.cpu_seconds, used.peak_memory)
+            return Usage(None, None)
+        return self._group.usage()
 
     def close(self) -> None:
         """Remove what `open` has made, and kill whoever is still in it. Blocks."""
@@ -151,7 +139,8 @@ class Cell(ABC):
     def _limited(self, argv: Sequence[str], *, apart: bool) -> Sequence[str]:
         """Return the argv that runs another one within the limits of each single process.
 
-        `apart` tells whether the user's processes are counted for this run alone.
+        What groups limit as a whole is left to them. `apart` tells whether the user's processes
+        are counted for this run alone.
         """
         limits = self.limits
         prefix = [
@@ -162,7 +151,7 @@ class Cell(ABC):
             "--core=0",
             "--msgqueue=0",
         ]
-        if apart:
+        if apart and "processes" not in self._cgroups.enforced:
             prefix.append(f"--nproc={limits.processes}")
         if "memory" not in self._cgroups.enforced:
             prefix.append(f"--data={limits.memory}")

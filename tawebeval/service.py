@@ -23,6 +23,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.evaluation import Surroundings
 from tawebeval.exposure import check_endpoints
 from tawebeval.git import Git
+from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
 from tawebeval.orphans import Orphans, become_subreaper
@@ -33,8 +34,7 @@ from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
-from tawebeval.sandbox import Sandbox
-from tawebeval.sandboxes import open_sandbox, rely_on
+from tawebeval.sandboxes import open_sandbox
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
@@ -53,30 +53,13 @@ class EvaluationService(Service):
 
     name = "evaluations"
 
-    def __init__(
-        self,
-        registry: Registry,
-        repositories: Repositories,
-        sandbox: Sandbox,
-        directories: Directories,
-    ) -> None:
-        self._sandbox = sandbox
+    def __init__(self, registry: Registry, repositories: Repositories) -> None:
         self._registry = registry
         self._repositories = repositories
-        self._directories = directories
 
     def startService(self) -> None:
-        """Take over the cache, and the responsibility for all descendants.
-
-        Exits with a message where what an earlier daemon has left cannot be removed, and where
-        the sandbox does not work.
-        """
-        rely_on(self._sandbox)
+        """Take over the cache, and the responsibility for all descendants."""
         become_subreaper()
-        try:
-            self._directories.clear()
-        except OSError as error:
-            raise SystemExit(f"tawebeval: {error.filename}: {error.strerror}") from None
         self._repositories.load()
         super().startService()
 
@@ -114,24 +97,21 @@ class Reloading(Service):
 
 
 class Daemon(MultiService):
-    """All of it, which does not start where it cannot listen, nor as root.
-
-    It holds its directories, and with them their locks, as long as it is.
-    """
+    """All of it, which does not start where it cannot listen, nor as root."""
 
     def __init__(
         self,
+        ground: Ground,
         evaluations: EvaluationService,
-        directories: Directories,
         privileges: Privileges,
         reactor: Any,
     ) -> None:
         super().__init__()
-        self.directories = directories
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
-        evaluations.setServiceParent(self)
+        for part in (ground, evaluations):
+            part.setServiceParent(self)
 
     def privilegedStartService(self) -> None:
         """Be nobody special and begin to listen; exits with a message where either fails."""
@@ -189,7 +169,11 @@ def check_exposure(configuration: Configuration) -> None:
 
 
 def make_service(
-    configuration: Configuration, directories: Directories, reactor: Any, privileges: Privileges
+    configuration: Configuration,
+    directories: Directories,
+    reactor: Any,
+    privileges: Privileges,
+    cgroups: Cgroups,
 ) -> Daemon:
     """Return the whole daemon, which has given up `privileges` before it runs anything.
 
@@ -216,7 +200,6 @@ def make_service(
         capacity=settings.cache,
     )
     orphans = Orphans(reactor, spawn)
-    cgroups = Cgroups()
     sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
     surroundings = Surroundings(
         configuration=configuration,
@@ -239,8 +222,8 @@ def make_service(
     )
     api = Api(registry, configuration, directories.uploads, os.urandom, access)
     site = ApiSite(make_app(api), api, reactor)
-    evaluations = EvaluationService(registry, repositories, sandbox, directories)
-    daemon = Daemon(evaluations, directories, privileges, reactor)
+    ground = Ground(directories, cgroups, sandbox)
+    daemon = Daemon(ground, EvaluationService(registry, repositories), privileges, reactor)
     Reloading(access, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:
@@ -250,7 +233,9 @@ def make_service(
             except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
                 log.failure("{chore} failed", chore=chore.__name__)
 
-    TimerService(_HOUSEKEEPING, keep_house).setServiceParent(daemon)
+    housekeeping = TimerService(_HOUSEKEEPING, keep_house)
+    housekeeping.clock = reactor
+    housekeeping.setServiceParent(daemon)
     for endpoint in dict.fromkeys(configuration.listen):
         try:
             listening = listen(endpoint, site, reactor=reactor)

@@ -44,8 +44,8 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
     if run is not None and run.ended.is_set:
         document["exit"] = {"status": run.exit.status, "signal": run.exit.signal}
         document["usage"] = {
-            "cpu_seconds": None if run.usage.cpu is None else round(run.usage.cpu, 3),
-            "peak_memory_bytes": run.usage.memory,
+            "cpu_seconds": run.usage.cpu_seconds and round(run.usage.cpu_seconds, 3),
+            "peak_memory_bytes": run.usage.peak_memory,
             "wall_seconds": round(
                 evaluation.times["ended"] - evaluation.times[State.RUNNING.value], 3
             )

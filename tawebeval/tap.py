@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from tawebeval import __version__
+from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.directories import open_directories
 from tawebeval.errors import ConfigurationError
@@ -43,10 +45,16 @@ class Options(usage.Options):
         raise SystemExit(0)
 
 
-def makeService(options: Options, reactor: Any = None, process: Process | None = None) -> IService:
+def makeService(
+    options: Options,
+    reactor: Any = None,
+    process: Process | None = None,
+    find_cgroups: Callable[..., Cgroups] = open_cgroups,
+) -> IService:
     """Return the daemon as a service; exits with a message where the settings do not allow one.
 
-    `process` is what gives up root's rights, this one unless it is said otherwise.
+    `process` is what gives up root's rights, this one unless it is said otherwise;
+    `find_cgroups` may move it.
     """
     if reactor is None:
         from twisted.internet import reactor
@@ -63,7 +71,9 @@ def makeService(options: Options, reactor: Any = None, process: Process | None =
         if privileges.user is not None:
             preload()
         directories = open_directories(privileges.environment(os.environ), os.urandom, privileges)
-        return make_service(configuration, directories, reactor, privileges)
+        user = privileges.user
+        cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
+        return make_service(configuration, directories, reactor, privileges, cgroups)
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None

@@ -10,11 +10,15 @@ from typing import Any
 import attrs
 
 from tawebeval.bare import Commit
+from tawebeval.cgroups import Cgroups, Usage
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
-from tawebeval.sandbox import Exit, Launch, Usage
+from tawebeval.sandbox import Exit, Launch
 from tawebeval.workspace import View, Workspace
 from tests.gates import Gate
+
+NO_CGROUPS = Cgroups([], {}, [])
+"""A machine on which there is nothing to limit a tree with."""
 
 
 @attrs.define(eq=False)
@@ -29,7 +33,7 @@ class FakeCell:
     orphans: Gate = attrs.field(factory=Gate)
     over: EvaluationError | None = None
     unstarted: EvaluationError | None = None
-    used: Usage = attrs.field(factory=Usage)
+    used: Usage = attrs.field(factory=lambda: Usage(None, None))
     opened: int = 0
     closed: int = 0
     looks: list[bool] = attrs.field(factory=list)

@@ -39,6 +39,7 @@ CORE = (
     "config",
     "hosts",
     "trees",
+    "hierarchies",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

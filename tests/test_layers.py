@@ -27,21 +27,22 @@ class Layer:
 
 LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
-    "face": Layer("twisted.plugins tap cli service preload", below="web work core"),
+    "face": Layer("twisted.plugins tap cli service ground preload", below="web work core"),
     # HTTP: routes, uploads, pages, errors as problem documents.
     "web": Layer("web", below="work core"),
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
-        " git bare quota remotes repositories kernel privileges ownership",
+        " git bare quota remotes repositories kernel privileges ownership"
+        " cgroupfs cgrouphomes controls",
         below="core",
         never="klein werkzeug multipart",
     ),
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees",
+        "config callers exposure hosts trees hierarchies",
         below="",
     ),
 }

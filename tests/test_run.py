@@ -10,13 +10,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.cgroups import Usage
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
 from tawebeval.events import Batch
 from tawebeval.intake import Intake
 from tawebeval.ring import Ring
 from tawebeval.run import STDERR_TAIL, Run
-from tawebeval.sandbox import Exit, Usage
+from tawebeval.sandbox import Exit
 from tawebeval.segi import Parser
 from tawebeval.workspace import Workspace
 from tests.fake_cells import FakeCell
@@ -89,7 +90,7 @@ class EndTests(RunTestCase):
         self.assertEqual(self.text(), "hello\nworld")
         waited = self.child.usage
         assert waited is not None
-        self.assertEqual(self.run.usage, Usage(cpu=waited.ru_utime + waited.ru_stime))
+        self.assertEqual(self.run.usage, Usage(waited.ru_utime + waited.ru_stime, None))
 
     def test_status(self) -> None:
         """Another status is the failure `exit`, with the status and stderr."""

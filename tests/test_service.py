@@ -24,6 +24,7 @@ from tawebeval.errors import Busy, ConfigurationError
 from tawebeval.privileges import Privileges, User
 from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
 from tawebeval.web.site import ApiSite
+from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
 from tests.fake_process import PORTS, FakeProcess
 from tests.fakes import straw
@@ -53,7 +54,11 @@ class ServiceTests(SynchronousTestCase):
     def make(self, **settings: Any) -> Daemon:
         """Return a daemon."""
         return make_service(
-            Configuration(**settings), self.directories, self.reactor, self.privileges
+            Configuration(**settings),
+            self.directories,
+            self.reactor,
+            self.privileges,
+            NO_CGROUPS,
         )
 
     def start(self, **settings: Any) -> Daemon:

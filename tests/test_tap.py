@@ -23,6 +23,7 @@ from tawebeval import __version__, preload
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.tap import Options, makeService, read_configuration
+from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
 
 
@@ -114,7 +115,7 @@ class MakeServiceTests(SynchronousTestCase):
         """Make the service of a command line."""
         options = Options()
         options.parseOptions(arguments)
-        return makeService(options, self.reactor, self.process)
+        return makeService(options, self.reactor, self.process, lambda *owner: NO_CGROUPS)
 
     def listeners(self, *arguments: str) -> list[int]:
         """Return the ports on which the service of a command line listens."""

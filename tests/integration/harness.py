@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from tawebeval.directories import label_of
 from tests.integration.client import Client
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
@@ -190,14 +192,27 @@ class Daemon:
         if self.running and self._process is not None:
             self._process.kill()
             self._process.wait()
+        for group in self.cgroups():
+            with contextlib.suppress(OSError):  # its end may still be under way
+                group.rmdir()
         shutil.rmtree(self.folder, ignore_errors=True)
         atexit.unregister(self.remove)
+
+    def cgroups(self) -> list[Path]:
+        """Return the daemon's control groups, those within others first.
+
+        An ordinary user's daemon cannot remove the outermost, which root has made for it.
+        """
+        pattern = f"tawebeval-{label_of(self.state)}"
+        found = (path for top in Path("/sys/fs/cgroup").rglob(pattern) for path in top.rglob("**"))
+        return sorted(found, key=lambda path: -len(path.parts))
 
     def leftovers(self) -> list[str]:
         """Return what there is of evaluations: children, directories, forms."""
         found = [f"child {pid}" for pid in children(self.pid)] if self.running else []
         for name in ("evaluations", "uploads"):
             found += map(str, (self.state / name).glob("*"))
+        found += (str(path) for path in self.cgroups() if path.name.startswith("evaluation-"))
         return found
 
     async def nothing_left(self) -> None:

@@ -1,0 +1,215 @@
+"""A cgroup as the kernel shows it: a directory of small files (cgroups(7)).
+
+Everything here may raise OSError: a container shows its cgroups without the right to
+write, a kernel lacks a controller, a group is still busy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+
+import attrs
+
+# How long to wait for a group to become empty, in seconds: about one in all.
+_WAITS = tuple(0.001 * 2**n for n in range(10))
+_PASSES = 50  # the most looks for processes that were started while others were killed
+_BATCH = 64  # the most pidfds that are open at once
+
+_WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
+
+
+@attrs.frozen
+class Kernel:
+    """What is done to groups other than reading and writing their files; tests have another."""
+
+    sleep: Callable[[float], None] = time.sleep
+
+    def make(self, path: str) -> None:
+        """Make a group; the kernel puts its files there."""
+        os.mkdir(path, 0o755)
+
+    def remove(self, path: str) -> None:
+        """Remove a group, which has to be empty; its files go with it."""
+        os.rmdir(path)
+
+    def give(self, path: str, owner: tuple[int, int]) -> None:
+        """Make a group, or a file of one, a user's and a group of users'."""
+        os.chown(path, *owner)
+
+    def kill(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
+        """Kill processes, of which only those in `still()` are meant.
+
+        That is asked when they are held fast, so that none is killed who has got the number of
+        one that has ended.
+        """
+        held = {}
+        try:
+            for pid in pids:
+                with suppress(OSError):
+                    held[pid] = os.pidfd_open(pid)
+            for pid in held.keys() & still():
+                with suppress(OSError):
+                    signal.pidfd_send_signal(held[pid], signal.SIGKILL)
+        finally:
+            for descriptor in held.values():
+                os.close(descriptor)
+
+    def is_delegated(self, path: str) -> bool:
+        """Tell whether systemd leaves the groups below one alone.
+
+        Without this, it takes the controllers away from there again when it likes. To an
+        ordinary user the rights of the files say the same.
+        """
+        if os.geteuid() != 0 or not os.path.isdir("/run/systemd/system"):
+            return True
+        with suppress(OSError):
+            return not {"trusted.delegate", "user.delegate"}.isdisjoint(os.listxattr(path))
+        return False
+
+
+@attrs.frozen
+class Directory:
+    """One group in one hierarchy, at `path`."""
+
+    path: str
+    kernel: Kernel = attrs.field(repr=False, eq=False)
+
+    def __truediv__(self, name: str) -> Directory:
+        return attrs.evolve(self, path=f"{self.path}/{name}")
+
+    def read(self, name: str) -> str:
+        """Return what a file of the group says."""
+        with open(f"{self.path}/{name}", encoding="ascii") as file:
+            return file.read()
+
+    def write(self, name: str, text: str) -> None:
+        """Write to a file of the group; there has to be one."""
+        path = f"{self.path}/{name}"
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        except OSError as error:
+            error.filename = path  # which only os.open knows by itself
+            raise
+        finally:
+            os.close(descriptor)
+
+    def write_if_there(self, name: str, text: str) -> None:
+        """Write to a file that not every kernel has."""
+        with suppress(FileNotFoundError):
+            self.write(name, text)
+
+    def number(self, name: str) -> int | None:
+        """Return a number that stands alone in a file; None without one."""
+        with suppress(OSError, ValueError):
+            return int(self.read(name))
+        return None
+
+    def counts(self, name: str) -> Mapping[str, int]:
+        """Return the numbers of a file with a name and a number on each line."""
+        found = {}
+        with suppress(OSError):
+            for line in self.read(name).splitlines():
+                key, _, value = line.partition(" ")
+                if value.isdecimal():
+                    found[key] = int(value)
+        return found
+
+    def has(self, name: str) -> bool:
+        """Tell whether the group has a file of this name."""
+        return os.path.exists(f"{self.path}/{name}")
+
+    def make(self) -> None:
+        """Make the group."""
+        self.kernel.make(self.path)
+
+    def make_if_missing(self) -> None:
+        """Make the group where it is not there."""
+        with suppress(FileExistsError):
+            self.make()
+
+    def remove(self) -> None:
+        """Remove the group, which has to be empty."""
+        self.kernel.remove(self.path)
+
+    def give(self, owner: tuple[int, int], *names: str) -> None:
+        """Let a user make groups in this one, and write to those files of it that are named."""
+        for path in (self.path, *(f"{self.path}/{name}" for name in names)):
+            self.kernel.give(path, owner)
+
+    def enter(self) -> None:
+        """Move this process, with all of its threads, into the group."""
+        self.write("cgroup.procs", "0")
+
+    def groups(self) -> list[Directory]:
+        """Return the groups in this one."""
+        with os.scandir(self.path) as entries:
+            return [self / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def members(self) -> set[int]:
+        """Return the processes in the group, those in groups below it not among them."""
+        # 0 is one that is outside of the process namespace.
+        return set(map(int, self.read("cgroup.procs").split())) - {0}
+
+    def kill_members(self) -> None:
+        """Kill the processes in the group, but not this one, and those that they start meanwhile.
+
+        Who forks fast enough may win against this.
+        """
+        seen = {os.getpid()}
+        for _ in range(_PASSES):
+            new = sorted(self.members() - seen)
+            if not new:
+                return
+            for start in range(0, len(new), _BATCH):
+                self.kernel.kill(new[start : start + _BATCH], self.members)
+            seen.update(new)
+
+    def kill(self) -> None:
+        """Kill the processes in the group, and let it have no new ones."""
+        try:
+            self.write("cgroup.kill", "1")
+        except OSError:  # version 1, or before Linux 5.14
+            with suppress(OSError):  # only where this hierarchy counts processes
+                self.write("pids.max", "0")
+            self.kill_members()
+
+
+def sweep(directories: Iterable[Directory]) -> list[tuple[Directory, OSError]]:
+    """Kill everybody in some groups and in those below them, and remove all of these.
+
+    Returns those that stay, and why. Blocks, about a second at most: a process that was killed
+    holds its group until it has really gone.
+    """
+    left = [each for directory in directories for each in _deepest_first(directory)]
+    stays: list[tuple[Directory, OSError]] = []
+    for wait in _WAITS:
+        stays = []
+        for each in left:
+            try:
+                with suppress(OSError):
+                    each.kill()
+                each.remove()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                stays.append((each, error))
+        left = [each for each, _ in stays]
+        if not any(error.errno in _WAIT_FOR for _, error in stays):
+            break
+        left[0].kernel.sleep(wait)
+    return stays
+
+
+def _deepest_first(directory: Directory) -> list[Directory]:
+    with suppress(FileNotFoundError):
+        return [
+            *(each for group in directory.groups() for each in _deepest_first(group)),
+            directory,
+        ]
+    return []

@@ -1,0 +1,47 @@
+"""What evaluations stand on: directories, cgroups, the sandbox; sound before any begins."""
+
+from __future__ import annotations
+
+from twisted.application.service import Service
+from twisted.logger import Logger
+
+from tawebeval.cgroups import Cgroups
+from tawebeval.directories import Directories
+from tawebeval.sandbox import Sandbox
+from tawebeval.sandboxes import rely_on
+
+log = Logger()
+
+
+class Ground(Service):
+    """Started before the evaluations, by the user for whom it has to be sound, and stopped last.
+
+    It holds the directories, and with them their locks, as long as it is.
+    """
+
+    name = "ground"
+
+    def __init__(self, directories: Directories, cgroups: Cgroups, sandbox: Sandbox) -> None:
+        self.directories = directories
+        self._cgroups = cgroups
+        self._sandbox = sandbox
+
+    def startService(self) -> None:
+        """Try it out, and tell what does not hold.
+
+        Exits with a message where what an earlier daemon has left cannot be removed, and where
+        the sandbox does not work.
+        """
+        super().startService()
+        try:
+            self.directories.clear()
+        except OSError as error:
+            raise SystemExit(f"tawebeval: {error.filename}: {error.strerror}") from None
+        for problem in self._cgroups.problems:
+            log.warn("limits: {problem}", problem=problem)
+        rely_on(self._sandbox)
+
+    def stopService(self) -> None:
+        """Give back the cgroups."""
+        super().stopService()
+        self._cgroups.close()
