@@ -43,6 +43,8 @@ class Directories:
         Programs may be run for it, so it is the unprivileged daemon that does it.
         """
         for leftovers in (self.uploads, self.evaluations):
+            if leftovers.is_symlink():  # and leads to what is not the daemon's to remove
+                leftovers.unlink()
             remove(leftovers)
             leftovers.mkdir(mode=0o700)
 
@@ -71,9 +73,9 @@ def open_directories(
                 part.mkdir(mode=0o700, exist_ok=True)
             key = _key(state / "key", random)
             return Directories(
-                (state / "uploads").resolve(),
-                (state / "evaluations").resolve(),
-                (state / "accounts").resolve(),
+                state.resolve() / "uploads",
+                state.resolve() / "evaluations",
+                state.resolve() / "accounts",
                 (cache / "repositories").resolve(),
                 key,
                 locks,
