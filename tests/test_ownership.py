@@ -138,6 +138,8 @@ class OwnerTests(SynchronousTestCase):
         if os.geteuid() != 0:
             raise SkipTest("only root can give a file to another user: run the tests as root")
         os.chown(self.folder / "ours", STRANGER, STRANGER)
+        (self.folder / "link").symlink_to("ours")
+        check_owner(self.folder, ("link",))  # it is the link itself that counts
         with self.assertRaises(ConfigurationError) as caught:
             check_owner(self.folder, ("dangling", "ours"))
         self.assertIn(f"{self.folder / 'ours'} belongs to {STRANGER}", str(caught.exception))
