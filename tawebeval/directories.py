@@ -48,6 +48,8 @@ class Directories:
         Programs may be run for it, so it is the unprivileged daemon that does it.
         """
         for leftovers in (self.uploads, self.evaluations):
+            if leftovers.is_symlink():  # and leads to what is not the daemon's to remove
+                leftovers.unlink()
             remove(leftovers)
             leftovers.mkdir(mode=0o700)
 
@@ -77,9 +79,9 @@ def open_directories(
             key = _key(state / "key", random)
             return Directories(
                 label_of(state),
-                (state / "uploads").resolve(),
-                (state / "evaluations").resolve(),
-                (state / "accounts").resolve(),
+                state.resolve() / "uploads",
+                state.resolve() / "evaluations",
+                state.resolve() / "accounts",
                 (cache / "repositories").resolve(),
                 key,
                 locks,

@@ -88,6 +88,20 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertTrue((first.repositories / "left").exists())
         (first.repositories / "left").chmod(0o700)
 
+    def test_linked_leftovers(self) -> None:
+        """A link in their place is removed, not what it leads to."""
+        first = self.open()
+        self.close(first)
+        precious = self.root / "precious"
+        (precious / "thing").mkdir(parents=True, mode=0o500)
+        first.evaluations.rmdir()
+        first.evaluations.symlink_to(precious)
+        self.open().clear()
+        self.assertFalse(first.evaluations.is_symlink())
+        self.assertEqual(list(first.evaluations.iterdir()), [])
+        self.assertTrue((precious / "thing").exists())
+        self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
+
     def test_in_use(self) -> None:
         """A second daemon does not start, is told why, and disturbs nothing."""
         first = self.open()

@@ -1,0 +1,408 @@
+"""The daemon as root starts it: whom it becomes, what it keeps, and what leads it astray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from unittest import SkipTest
+
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client, text
+from tests.integration.harness import (
+    CONFIGURATION,
+    TWISTD,
+    DaemonTestCase,
+    environment,
+    free_port,
+    until,
+)
+from tests.integration.test_callers import new_token
+from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+
+# Reports every module that is looked for as another user than root, and becomes twistd.
+REPORTING = """\
+import os, sys
+def report(event, arguments):
+    if event == "import" and os.geteuid():
+        os.write(2, f"LATE IMPORT of {arguments[0]}\\n".encode())
+sys.addaudithook(report)
+sys.argv[0] = "twistd"
+from twisted.scripts.twistd import run
+run()
+"""
+
+
+def status(pid: int) -> dict[str, list[str]]:
+    """Return what /proc/PID/status says."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+
+
+class RightsTests(DaemonTestCase):
+    """A daemon that runs, whoever has started it."""
+
+    def test_nothing_left(self) -> None:
+        """It has no capability, and programs that it starts gain none; so has each thread."""
+        threads = list(Path(f"/proc/{self.daemon.pid}/task").iterdir())
+        self.assertTrue(threads)
+        for thread in threads:
+            now = status(int(thread.name))
+            for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
+                self.assertEqual(int(now[name][0], 16), 0, name)
+            self.assertEqual(now["NoNewPrivs"], ["1"])
+            self.assertNotIn("0", now["Uid"])
+
+    def test_hidden(self) -> None:
+        """What there is to see of its memory and environment is root's, as for no other process."""
+        for name in ("environ", "mem", "maps"):
+            self.assertEqual(Path(f"/proc/{self.daemon.pid}/{name}").stat().st_uid, 0)
+
+    async def test_evaluators(self) -> None:
+        """Evaluators are the daemon's user, with nothing more, and cannot look into the daemon."""
+        uid = status(self.daemon.pid)["Uid"][0]
+        events = await self.run_command(
+            "id -u; grep -Ec 'Cap(Inh|Prm|Eff|Amb):.*[1-9a-f]' /proc/self/status;"
+            f" cat /proc/{self.daemon.pid}/environ 2>/dev/null || echo refused;"
+            f" head -c 1 /proc/{self.daemon.pid}/mem 2>/dev/null || echo refused"
+        )
+        self.assertEqual(text(events), f"{uid}\n0\nrefused\nrefused\n")
+
+
+class RootTestCase(TestCase):
+    """Tests that only root can make, with a folder of root's which everybody can enter."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        if USER is None:
+            raise SkipTest("only root can become another user: run the tests as root")
+        self.user = USER
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.folder.chmod(0o755)
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.state, self.cache = self.folder / "state", self.folder / "cache"
+        self.port = free_port()
+        self.log = self.folder / "log"
+
+    def start(
+        self, *options: str, settings: str = SERVICE, twistd: tuple[str, ...] = (), **more: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a daemon with these settings, options of its own, and options of twistd."""
+        configuration = self.folder / "tawebeval.toml"
+        configuration.write_text(settings)
+        variables = environment(
+            STATE_DIRECTORY=str(self.state), CACHE_DIRECTORY=str(self.cache), **more
+        )
+        with self.log.open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *self.twistd(),
+                    *("--nodaemon", "--pidfile=", *twistd, "tawebeval"),
+                    *(f"--config={configuration}", *options),
+                    f"--listen=tcp:{self.port}:interface=127.0.0.1",
+                ],
+                cwd=self.folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def twistd(self) -> tuple[str, ...]:
+        """Return the command that twistd is."""
+        return (str(TWISTD),)
+
+    def refused(self, **options: object) -> str:
+        """Return what a daemon says that does not start."""
+        code = self.start(**options).wait(30)  # type: ignore[arg-type]
+        said = self.log.read_text()
+        self.assertGreater(code, 0, said)
+        self.assertNotIn("Traceback", said)
+        return said
+
+    async def settled(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until a daemon listens or has ended; tell whether it listens."""
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        await until(lambda: process.poll() is not None or listens(), "it starts or ends", 30)
+        return process.poll() is None
+
+    async def ready(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until a daemon answers."""
+        self.assertTrue(await self.settled(process), self.log.read_text())
+        async with Client(f"http://127.0.0.1:{self.port}") as client:
+            self.assertEqual((await client.get("/health")).code, 200)
+
+    async def stop(self, process: subprocess.Popen[bytes]) -> str:
+        """Stop a daemon; return what it has logged, in which there is no defect."""
+        process.terminate()
+        await until(lambda: process.poll() is not None, "it stops")
+        said = self.log.read_text()
+        self.assertNotIn("Traceback", said)
+        self.assertNotIn("Unhandled", said)
+        return said
+
+    def assert_dropped(self, pid: int) -> None:
+        """Hold that a process is the user in every way."""
+        now = status(pid)
+        self.assertEqual(now["Uid"], [str(self.user.pw_uid)] * 4)
+        self.assertEqual(now["Gid"], [str(self.user.pw_gid)] * 4)
+        groups = os.getgrouplist(self.user.pw_name, self.user.pw_gid)
+        self.assertEqual(set(map(int, now["Groups"])), set(groups))
+        self.assertEqual(int(now["CapBnd"][0], 16), 0)
+
+
+class DropTests(RootTestCase):
+    """Root becomes the user."""
+
+    async def test_dropped(self) -> None:
+        """User, groups and the bounding set: nothing of root's is left."""
+        process = self.start()
+        await self.ready(process)
+        self.assert_dropped(process.pid)
+        self.assertIn(f"root became {self.user.pw_name}", await self.stop(process))
+
+    async def test_low_port(self) -> None:
+        """Ports below 1024 can be listened on."""
+        taken = {int(line.split()[1].rpartition(":")[2], 16) for line in _sockets()}
+        self.port = next(port for port in range(1023, 0, -1) if port not in taken)
+        process = self.start()
+        await self.ready(process)
+        self.assert_dropped(process.pid)
+        await self.stop(process)
+
+    async def test_unix_socket(self) -> None:
+        """A UNIX socket is the user's, who can remove it; root makes none in its own folders."""
+        folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, folder)
+        process = self.start(f"--listen=unix:{folder}/socket")
+        await self.ready(process)
+        self.assertEqual((folder / "socket").stat().st_uid, self.user.pw_uid)
+        await self.stop(process)
+        self.assertEqual(list(folder.iterdir()), [])
+
+    async def test_daemonized(self) -> None:
+        """In the background it is the same."""
+        file = self.folder / "pid"
+        configuration = self.folder / "tawebeval.toml"
+        configuration.write_text(SERVICE)
+        subprocess.run(
+            [
+                *(str(TWISTD), f"--pidfile={file}", f"--logfile={self.log}", "tawebeval"),
+                f"--config={configuration}",
+                f"--listen=tcp:{self.port}:interface=127.0.0.1",
+            ],
+            cwd=self.folder,
+            env=environment(STATE_DIRECTORY=str(self.state), CACHE_DIRECTORY=str(self.cache)),
+            stdin=subprocess.DEVNULL,
+            check=True,
+            timeout=30,
+        )
+        pid = int(file.read_text())
+        self.addCleanup(_kill, pid)
+        self.assert_dropped(pid)
+        os.kill(pid, signal.SIGTERM)
+        await until(lambda: not Path(f"/proc/{pid}").exists(), "it stops")
+        self.assertNotIn("Traceback", self.log.read_text())
+
+    async def test_uid_of_twistd(self) -> None:
+        """`twistd --uid` is no way to start without the setting, and none round it."""
+        for options in (("--uid=nobody",), ("--euid", "--uid=nobody"), ("--uid=0",), ("--gid=0",)):
+            self.assertIn("service.user", self.refused(settings="", twistd=options))
+        for options in (("--euid", "--uid=0"), ("--uid=0", "--gid=0"), ("--uid=1",)):
+            self.assertNotEqual(self.start(twistd=options).wait(30), 0)
+        for options in ((f"--uid={self.user.pw_uid}",), ("--euid", f"--uid={self.user.pw_uid}")):
+            process = self.start(twistd=options)
+            await self.ready(process)
+            self.assert_dropped(process.pid)
+            await self.stop(process)
+
+    def test_refused(self) -> None:
+        """No user, none of that name, root by its name: each is told, and nothing is made."""
+        self.assertIn("adduser", self.refused(settings=""))
+        for name in ("no-such-user", pwd.getpwuid(0).pw_name):
+            said = self.refused(settings=f"[service]\nuser = '{name}'")
+            self.assertIn("service.user", said)
+            self.assertIn(f"'{name}'", said)
+        self.assertFalse(self.state.exists() or self.cache.exists())
+
+    async def test_tokens(self) -> None:
+        """A file of tokens that only root can read does, once; the log says so, twice."""
+        token, line = new_token("alice")
+        file = self.folder / "tokens"
+        file.write_text(line)
+        file.chmod(0o600)
+        process = self.start(settings=f"{SERVICE}\n[callers]\ntokens = '{file}'")
+        await self.ready(process)
+        self.assertIn(f"{file} cannot be read", self.log.read_text())
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: "the tokens stay as they were" in self.log.read_text(), "it is logged")
+        async with Client(f"http://127.0.0.1:{self.port}", token) as alice:
+            (await alice.get("/evaluation/x")).problem(404)
+        self.assertIn(f"{file}: cannot be read: Permission denied", await self.stop(process))
+
+
+class PythonTests(RootTestCase):
+    """Python itself may lie where the user cannot read."""
+
+    def twistd(self) -> tuple[str, ...]:
+        """Return a twistd that reports late imports."""
+        return (sys.executable, "-c", REPORTING)
+
+    async def test_imports(self) -> None:
+        """From the drop to the end no module is looked for: evaluations, errors, HTTPS, SIGHUP."""
+        certificate = self.folder / "certificate.pem"
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-batch", "-days=2"),
+                *("-keyout", str(certificate), "-out", str(self.folder / "public.pem")),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        with certificate.open("a") as both:
+            both.write((self.folder / "public.pem").read_text())
+        port = free_port()
+        process = self.start(
+            f"--listen=ssl:{port}:interface=127.0.0.1:privateKey={certificate}",
+            settings=CONFIGURATION + SERVICE,
+        )
+        await self.ready(process)
+        async with Client(f"http://127.0.0.1:{self.port}") as client:
+            for url in ("http://name.invalid/x", "http://127.0.0.1:1/x", "file:///nowhere"):
+                await client.follow(await client.evaluate(url, "0" * 40, "true"))
+            (await client.get("/nowhere")).problem(404)
+        said = subprocess.run(
+            ["curl", "--insecure", "--silent", f"https://127.0.0.1:{port}/health"],
+            capture_output=True,
+            timeout=30,
+        ).stdout
+        self.assertIn(b"ok", said)
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: "no file of tokens" in self.log.read_text(), "SIGHUP is logged")
+        self.assertNotIn("LATE IMPORT", await self.stop(process))
+
+    async def test_unreadable(self) -> None:
+        """Where the user cannot read Python a warning says so, and elsewhere there is none."""
+        process = self.start()
+        await self.ready(process)
+        library = Path(os.__file__).parent
+        able = subprocess.run(
+            ["ls", str(library)],
+            user=self.user.pw_uid,
+            group=self.user.pw_gid,
+            extra_groups=[],
+            capture_output=True,
+        )
+        warned = f"{library} cannot be read" in await self.stop(process)
+        self.assertEqual(warned, able.returncode != 0)
+
+
+class DirectoriesTests(RootTestCase):
+    """State and cache, where root and the user meet."""
+
+    def owners(self, directory: Path) -> set[int]:
+        """Return whose a directory is, and all in it."""
+        return {path.lstat().st_uid for path in (directory, *directory.rglob("*"))}
+
+    async def test_made(self) -> None:
+        """Root makes what only it can, and all of it is the user's."""
+        self.cache.mkdir()  # empty: as an operator makes one
+        process = self.start()
+        await self.ready(process)
+        for directory in (self.state, self.cache):
+            self.assertEqual(self.owners(directory), {self.user.pw_uid})
+        self.assertEqual(self.state.stat().st_mode & 0o777, 0o700)
+        key = (self.state / "key").read_bytes()
+        await self.stop(process)
+        process = self.start()
+        await self.ready(process)
+        await self.stop(process)
+        self.assertEqual((self.state / "key").read_bytes(), key)
+
+    async def test_of_root(self) -> None:
+        """What an earlier daemon of root left is refused with the remedy, which helps."""
+        for part in ("state/evaluations/old", "state/uploads", "cache/repositories/old"):
+            (self.folder / part).mkdir(parents=True)
+        for _ in range(2):
+            said = self.refused()
+            remedy = said[said.index("chown -R") :].splitlines()[0]
+            subprocess.run(remedy, shell=True, check=True)
+        process = self.start()
+        await self.ready(process)
+        self.assertEqual(list((self.state / "evaluations").iterdir()), [])
+        await self.stop(process)
+
+    def test_parts_of_root(self) -> None:
+        """A part of root's in a directory of the user's is refused, too."""
+        os.chown(_made(self.state), self.user.pw_uid, self.user.pw_gid)
+        _made(self.state / "evaluations")
+        self.assertIn(f"{self.state}/evaluations belongs to root", self.refused())
+
+    async def test_links_within(self) -> None:
+        """Links that the user has put into its state lead root to nothing of root's."""
+        secret = self.folder / "secret"
+        precious = _made(self.folder / "precious")
+        _made(precious / "thing")
+        secret.write_text("x" * 32)
+        secret.chmod(0o600)
+        for name in ("lock", "key", "key.new", "uploads", "evaluations"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.rmtree(self.state)
+            os.chown(_made(self.state), self.user.pw_uid, self.user.pw_gid)
+            link = self.state / name
+            link.symlink_to(precious if name in ("uploads", "evaluations") else secret)
+            os.chown(link, self.user.pw_uid, self.user.pw_gid, follow_symlinks=False)
+            process = self.start()
+            if await self.settled(process):
+                await self.ready(process)
+                await self.stop(process)
+            self.assertEqual(process.poll() == -signal.SIGTERM, name in ("uploads", "evaluations"))
+            self.assertEqual(secret.stat().st_mode & 0o777, 0o600)
+            self.assertEqual(self.owners(precious) | self.owners(secret), {0})
+            self.assertEqual(secret.read_text(), "x" * 32)
+            self.assertTrue((precious / "thing").exists())
+
+    def test_links_on_the_way(self) -> None:
+        """Through a folder of the user's root makes nothing, wherever a link there leads."""
+        target = _made(self.folder / "target")
+        home = temporary_folder()
+        self.addCleanup(shutil.rmtree, home)
+        (home / "here").symlink_to(target)
+        for self.state in (home / "here" / "state", home / "here"):
+            self.assertIn("install -d", self.refused())
+            self.assertEqual(list(target.iterdir()), [])
+            self.assertEqual(target.stat().st_uid, 0)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _sockets() -> list[str]:
+    tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+    lines = (table.read_text().splitlines()[1:] for table in tables if table.exists())
+    return [line for table in lines for line in table]
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

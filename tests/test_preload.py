@@ -1,0 +1,47 @@
+"""`tawebeval.preload`: what is loaded while Python can still be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+import tawebeval
+from tawebeval import preload as module
+from tawebeval.preload import LATER, unreadable
+
+LOOK = "import sys; from tawebeval.preload import preload; preload(); print(*sys.modules)"
+
+
+class PreloadTests(SynchronousTestCase):
+    """Imports before the drop."""
+
+    def test_all(self) -> None:
+        """Every module of the package is loaded, and what others load late."""
+        package = Path(tawebeval.__file__).parent
+        loaded = subprocess.run(
+            [sys.executable, "-c", LOOK],
+            env={**os.environ, "PYTHONPATH": str(package.parent)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for file in package.rglob("*.py"):
+            name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
+            self.assertIn(name.removesuffix(".__init__"), loaded)
+        self.assertEqual(set(LATER) - set(loaded), set())
+
+    def test_readable(self) -> None:
+        """Where all can be read there is nothing to tell."""
+        self.assertEqual(list(unreadable()), [])
+
+    def test_unreadable(self) -> None:
+        """Python and packages that cannot be read are named."""
+        package = Path(tawebeval.__file__).parent
+        self.patch(module.os, "access", lambda path, mode: path != package)
+        self.assertEqual(list(unreadable()), [package])
+        self.patch(module.os, "access", lambda path, mode: False)
+        self.assertIn(Path(os.__file__).parent, list(unreadable()))
