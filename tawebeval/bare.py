@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 
 import attrs
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import TimeoutError as TookTooLong
 
+from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git, Outcome
@@ -49,6 +51,20 @@ _NOT_OFFERED = re.compile(
 # What a server says that would hand out any commit, but has no such one.
 _NOT_THERE = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object referenced")
 
+# What git says of a repository in which something is damaged or missing. Of its own accord
+# nothing is; but disks fail, and people tidy up.
+_DAMAGED = re.compile(
+    r"^(?!remote:).*(corrupt|unable to read|could not read [0-9a-f]{40}|failed to unpack tree|"
+    r"not a tree object|bad (tree|commit) object|not a git repository|bad config|"
+    r"does not match index|far too short|is too small|necessary objects|inflate)",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def is_damage(error: EvaluationError) -> bool:
+    """Tell whether git complains of the repository on this disk rather than of another one."""
+    return _DAMAGED.search(str(error.members.get("stderr", ""))) is not None
+
 
 @attrs.frozen
 class Commit:
@@ -62,13 +78,17 @@ class Commit:
 
 @attrs.define
 class BareRepository:
-    """The repository at `path`, which the first fetch makes; only one fetches at a time."""
+    """The repository at `path`, which the first fetch makes; only one fetches at a time.
+
+    `generation` counts how often it was discarded.
+    """
 
     path: Path
     _git: Git
     _threads: Threads
     _remotes: Remotes
     _limits: FetchLimits
+    generation: int = 0
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
 
     def known(self, oid: str) -> Commit | None:
@@ -86,6 +106,15 @@ class BareRepository:
         unfinished = self._marker(commit.oid).with_suffix(".new")
         unfinished.write_text(f"{commit.tree} {commit.files} {commit.size}")
         unfinished.replace(self._marker(commit.oid))
+
+    @property
+    def used(self) -> bool:
+        """Whether a commit has ever been fetched into it. Blocks, hardly."""
+        try:
+            with os.scandir(self.path / "commits") as markers:
+                return any(markers)
+        except OSError:
+            return False
 
     def touch(self) -> None:
         """Note when it was used last, for whoever loads the cache."""
@@ -112,16 +141,57 @@ class BareRepository:
             environment={"GIT_INDEX_FILE": str(workspace.index)},
             timeout=self._limits.timeout,
         )
+        if outcome.timed_out:
+            seconds = self._limits.timeout
+            raise _failed(
+                f"the commit's tree could not be checked out within {seconds:g} seconds",
+                outcome,
+                limit="repositories.fetch_timeout",
+                value=seconds,
+            )
         if outcome.status:
             raise _failed("the commit's tree could not be checked out", outcome)
 
-    async def fetch(self, repository: Repository, oid: str) -> Commit:
-        """Return the commit, once it is here. Raises EvaluationError where it is not to be had."""
+    async def discard(self, generation: int) -> None:
+        """Remove all of it that is of that `generation`, so that the next fetch begins anew."""
+        await self._lock.acquire()
+        try:
+            if self.generation == generation:
+                self.generation += 1
+                damaged = self.path.with_suffix(".damaged")
+                with suppress(FileNotFoundError):
+                    self.path.rename(damaged)
+                await self._threads.run(remove, damaged)
+        finally:
+            self._lock.release()
+
+    async def fetch(
+        self, repository: Repository, oid: str, credential: Credential | None = None
+    ) -> Commit:
+        """Return the commit, once it is here. Raises EvaluationError where it is not to be had.
+
+        All of it, with the wait for another fetch, has the time of the limits.
+        """
+        fetching = Deferred.fromCoroutine(self._fetch(repository, oid, credential))
+        seconds = self._limits.timeout
+        try:
+            return await fetching.addTimeout(seconds, self._limits.clock)
+        except TookTooLong:
+            raise EvaluationError(
+                "repository",
+                f"the repository could not be fetched within {seconds:g} seconds, with all"
+                " attempts and the wait for other fetches from it",
+                {"limit": "repositories.fetch_timeout", "value": seconds},
+            ) from None
+
+    async def _fetch(
+        self, repository: Repository, oid: str, credential: Credential | None
+    ) -> Commit:
         await self._lock.acquire()
         complete = False
         try:
             await self._initialise(repository.url)
-            commit = await self._find(oid) or await self._ask(repository, oid)
+            commit = await self._find(oid) or await self._ask(repository, oid, credential)
             commit = await self._measure(commit)
             await self._threads.run(self._mark, commit)
             complete = True
@@ -166,16 +236,15 @@ class BareRepository:
         outcome = await self._git(
             self.path,
             *("ls-tree", "-r", "-t", "-l", "-z", commit.tree),
-            timeout=self._limits.timeout,
             received=meter.feed,
         )
         if outcome.status:
             raise _failed("the commit's tree could not be listed", outcome)
         return attrs.evolve(commit, files=meter.files, size=meter.size)
 
-    async def _ask(self, repository: Repository, oid: str) -> Commit:
+    async def _ask(self, repository: Repository, oid: str, credential: Credential | None) -> Commit:
         """Fetch a commit over the network, by the cheapest way that the server allows."""
-        route = await self._remotes.route(repository.url)
+        route, login = await self._remotes.route(repository.url, credential)
         for way in _ways(repository, route, oid):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
@@ -183,20 +252,12 @@ class BareRepository:
             fetch = partial(
                 self._git,
                 self.path,
-                *(*_FETCH, *deepen, *way),
+                *(*_FETCH, *route.options, *deepen, *way),
                 environment=route.environment,
-                timeout=self._limits.timeout,
                 largest=self._limits.size,
+                login=login,
             )
             outcome = await bounded(self._limits, self._threads, fetch, self.path)
-            if outcome.timed_out:
-                seconds = self._limits.timeout
-                raise _failed(
-                    f"the repository could not be fetched within {seconds:g} seconds",
-                    outcome,
-                    limit="repositories.fetch_timeout",
-                    value=seconds,
-                )
             if outcome.status == 0:
                 commit = await self._find(oid)
                 if commit is not None:

@@ -24,8 +24,8 @@ _LOOK = 0.25  # seconds between two looks at how much a fetch has brought
 class FetchLimits:
     """What may be fetched.
 
-    Each attempt may take `timeout` seconds and bring `size` bytes, and what is checked out
-    may be as `tree` says.
+    A fetch may take `timeout` seconds with all its attempts, each of which may bring `size`
+    bytes; checking out may take as long again, and what is checked out may be as `tree` says.
     """
 
     clock: Any

@@ -18,9 +18,13 @@ from twisted.internet.interfaces import (
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from tawebeval.credentials import Credential, Login
 from tawebeval.errors import EvaluationError
 from tawebeval.hosts import Address, HostPolicy, Route, Target, route, target_of
 
+# Whoever allows `file` means repositories of other users, too, and git-upload-pack(1) is made
+# for such: it does not run what their configuration names. Only that command is told so.
+_SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
 
 log = Logger()
@@ -58,17 +62,26 @@ class Remotes:
         """Check what the URL itself tells. Raises EvaluationError."""
         self._target(url)
 
-    async def route(self, url: str) -> Route:
-        """Return how git is to reach the repository. Raises EvaluationError."""
+    async def route(
+        self, url: str, credential: Credential | None = None
+    ) -> tuple[Route, Login | None]:
+        """Return how git is to reach the repository, and what it says there when it is asked.
+
+        Raises EvaluationError.
+        """
         target = self._target(url)
         if target is None:
-            return Route(url)
+            return Route(url, options=(_SERVE_OTHERS,)), None
         addresses = [target.address] if target.address else await self._look_up(target)
         try:
-            return route(url, target, self._policy.choose(target, addresses))
+            address = self._policy.choose(target, addresses)
         except EvaluationError:
             log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
             raise
+        if credential is None:
+            return route(url, target, address), None
+        login = credential.login(target, address)
+        return route(url, target, address, credential.ssh_options), login
 
     def _target(self, url: str) -> Target | None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.application.internet import TimerService
@@ -23,8 +24,10 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.evaluation import Surroundings
 from tawebeval.exposure import check_endpoints
 from tawebeval.git import Git
+from tawebeval.gitversion import check_git
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
+from tawebeval.keyring import Keyring
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.process import Spawner
 from tawebeval.quota import FetchLimits
@@ -67,17 +70,21 @@ class EvaluationService(Service):
 
 
 class Reloading(Service):
-    """Reads the tokens again when the operator says so, by SIGHUP."""
+    """Reads tokens and credentials again when the operator says so, by SIGHUP."""
 
-    def __init__(self, access: Access, reactor: Any) -> None:
-        self._access = access
+    def __init__(self, reload: Sequence[Callable[[], object]], reactor: Any) -> None:
+        self._reload = reload
         self._reactor = reactor
         self._before: Any = None
 
     def startService(self) -> None:
         """Wait for the signal, which would end the daemon otherwise."""
         super().startService()
-        reload = self._access.reload
+
+        def reload() -> None:
+            for each in self._reload:
+                each()
+
         self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
 
     def stopService(self) -> None:
@@ -146,18 +153,23 @@ def check_exposure(configuration: Configuration) -> None:
 def make_service(configuration: Configuration, directories: Directories, reactor: Any) -> Daemon:
     """Return the whole daemon.
 
-    Raises ConfigurationError for what is no endpoint, for tokens that cannot be read, where
-    strangers could reach a daemon without tokens, and where the sandbox does not work.
+    Raises ConfigurationError for what is no endpoint, for tokens and credentials that cannot be
+    read, without a git of today, where strangers could reach a daemon without tokens, and where
+    the sandbox does not work.
     """
+    check_git()
     callers = configuration.callers
     access = open_access(configuration, reactor)
     threads = Threads(reactor, reactor.getThreadPool())
     spawn = Spawner(reactor)
     settings = configuration.repositories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    keyring = Keyring(
+        settings.credentials, os.environ.get("CREDENTIALS_DIRECTORY", ""), directories.key
+    )
     repositories = Repositories(
         directories.repositories,
-        Git(reactor, spawn, settings.protocols),
+        Git(reactor, spawn, settings.protocols, settings.memory),
         threads,
         Remotes(policy, reactor.nameResolver, reactor),
         FetchLimits(
@@ -166,6 +178,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
             size=settings.fetch_bytes,
             tree=TreeLimits(settings.tree_files, settings.tree_bytes),
         ),
+        keyring,
         capacity=settings.cache,
     )
     orphans = Orphans(reactor, spawn)
@@ -192,7 +205,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     api = Api(registry, configuration, directories.uploads, os.urandom, access)
     site = ApiSite(make_app(api), api, reactor)
     daemon = Daemon(EvaluationService(registry, repositories), directories, reactor)
-    Reloading(access, reactor).setServiceParent(daemon)
+    Reloading((access.reload, keyring.reload), reactor).setServiceParent(daemon)
 
     def keep_house() -> None:
         for chore in (registry.expire, orphans.reap):

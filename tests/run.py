@@ -38,6 +38,7 @@ CORE = (
     "config",
     "hosts",
     "trees",
+    "credentials",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

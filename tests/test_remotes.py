@@ -20,7 +20,8 @@ class RemotesTests(SynchronousTestCase):
 
     def ask(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[Route]:
         """Ask for the route to a URL."""
-        return Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).route(url))
+        asked = Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).route(url))
+        return asked.addCallback(lambda found: found[0])
 
     def test_pinned(self) -> None:
         """The first of the addresses is the one; a later, other answer is not asked for."""
@@ -41,7 +42,8 @@ class RemotesTests(SynchronousTestCase):
         """Addresses and paths need no resolver; what is no host is refused."""
         resolver = FakeResolver()
         for url in ("https://8.8.8.8/x", "/srv/x", "file:///srv/x"):
-            self.assertEqual(self.successResultOf(self.ask(resolver, url)), Route(url))
+            found = self.successResultOf(self.ask(resolver, url))
+            self.assertEqual((found.url, found.environment), (url, {}))
         for url in ("http://0x7f.1/", "http://127.0.0.1/"):
             self.failureResultOf(self.ask(resolver, url), EvaluationError)
         self.assertEqual(resolver.asked, [])

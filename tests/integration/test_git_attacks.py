@@ -182,7 +182,8 @@ class PinTests(AttackTestCase):
         """Return the route to a name which no real resolver knows."""
         resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
         policy = HostPolicy(private_networks=["127.0.0.0/8"])
-        return await Remotes(policy, resolver, reactor).route(url)
+        found, _ = await Remotes(policy, resolver, reactor).route(url)
+        return found
 
     async def test_http_keeps_to_the_address(self) -> None:
         """Curl connects to the address that was checked, and asks nobody for the name."""
