@@ -39,6 +39,9 @@ _FETCH = (
     "--no-write-fetch-head",
     "--no-auto-maintenance",
 )
+# Whoever allows `file` means repositories of other users, too, and git-upload-pack(1) is made
+# for such: it does not run what their configuration names. Only that command is told so.
+_SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 # What is checked out is what was committed, whatever the tree's own .gitattributes say.
 _AS_COMMITTED = "* -text -ident -filter !working-tree-encoding\n"
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
@@ -54,9 +57,9 @@ _NOT_THERE = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object 
 # What git says of a repository in which something is damaged or missing. Of its own accord
 # nothing is; but disks fail, and people tidy up.
 _DAMAGED = re.compile(
-    r"^(?!remote:).*(corrupt|unable to read|could not read [0-9a-f]{40}|failed to unpack tree|"
-    r"not a tree object|bad (tree|commit) object|not a git repository|bad config|"
-    r"does not match index|far too short|is too small|necessary objects|inflate)",
+    r"^(?!remote:).*(corrupt(?!ion on the remote)|unable to read|could not read [0-9a-f]{40}|"
+    r"failed to unpack tree|not a tree object|bad (tree|commit) object|not a git repository|"
+    r"bad config|does not match index|far too short|is too small|necessary objects|inflate)",
     re.IGNORECASE | re.MULTILINE,
 )
 
@@ -245,6 +248,7 @@ class BareRepository:
     async def _ask(self, repository: Repository, oid: str, credential: Credential | None) -> Commit:
         """Fetch a commit over the network, by the cheapest way that the server allows."""
         route, login = await self._remotes.route(repository.url, credential)
+        serve = () if route.source is None else (_SERVE_OTHERS,)
         for way in _ways(repository, route, oid):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
@@ -252,10 +256,11 @@ class BareRepository:
             fetch = partial(
                 self._git,
                 self.path,
-                *(*_FETCH, *route.options, *deepen, *way),
+                *(*_FETCH, *serve, *deepen, *way),
                 environment=route.environment,
                 largest=self._limits.size,
                 login=login,
+                source=route.source,
             )
             outcome = await bounded(self._limits, self._threads, fetch, self.path)
             if outcome.status == 0:

@@ -57,10 +57,10 @@ _SETTINGS = {
 
 _MEMORY = 2**30
 # What git says when it gets no more memory; what a server says has another beginning.
-_STARVED = re.compile(
-    r"^(?!remote:).*(out of memory|cannot allocate memory|unable to create thread)",
-    re.IGNORECASE | re.MULTILINE,
+_STARVED_HERE = re.compile(
+    "out of memory|cannot allocate memory|unable to create thread", re.IGNORECASE
 )
+_STARVED = re.compile(rf"^(?!remote:).*({_STARVED_HERE.pattern})", re.IGNORECASE | re.MULTILINE)
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -166,6 +166,7 @@ class Git:
         largest: int | None = None,
         received: Callable[[bytes], object] | None = None,
         login: Login | None = None,
+        source: str | None = None,
     ) -> Outcome:
         """Run git in the bare repository `repository`.
 
@@ -173,7 +174,8 @@ class Git:
         that it has started. No file that it writes becomes longer than `largest` bytes.
         `received` is given what it prints, in place of the outcome; when that raises
         EvaluationError git is killed, and the error raised here. `login` is what it tells the
-        one server that it is for. Raises EvaluationError when git's memory does not suffice.
+        one server that it is for, `source` the path of the repository that it serves to itself.
+        Raises EvaluationError when git's memory does not suffice.
         """
         command = _Command(received, login)
         argv = ["prlimit", f"--data={self._memory}", "--core=0"]
@@ -207,7 +209,9 @@ class Git:
                 timer = None
         if command.refused is not None:
             raise command.refused
-        if outcome.status and _STARVED.search(outcome.stderr):
+        if outcome.status and (_STARVED if source is None else _STARVED_HERE).search(
+            outcome.stderr
+        ):
             raise EvaluationError(
                 "repository",
                 f"git needs more than {self._memory} bytes of memory for this repository",

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import unquote_to_bytes
 
 import attrs
 
@@ -51,12 +52,12 @@ class Target:
 class Route:
     """How git reaches a repository: the URL to give it, and what to add to its environment.
 
-    `options` are those of `git fetch` for such a repository.
+    `source` is the path of a repository of this machine, which git serves to itself.
     """
 
     url: str
     environment: Mapping[str, str] = attrs.field(factory=dict)
-    options: Sequence[str] = ()
+    source: str | None = None
 
 
 def target_of(url: str) -> Target | None:
@@ -81,6 +82,14 @@ def target_of(url: str) -> Target | None:
     if authority is None:
         raise ValueError("has a host that is not plainly written")
     return _target(protocol, authority[1], authority[2])
+
+
+def path_of(url: str) -> str:
+    """Return the path of a repository of this machine, as git reads it from a URL or a path."""
+    if url.startswith("/"):
+        return url
+    path = unquote_to_bytes(url.partition("://")[2]).decode("utf-8", "surrogateescape")
+    return path if path.startswith("/") else f"//{path}"
 
 
 def _target(protocol: str, host: str, port: str | None) -> Target:

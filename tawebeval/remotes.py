@@ -20,11 +20,8 @@ from zope.interface import implementer
 
 from tawebeval.credentials import Credential, Login
 from tawebeval.errors import EvaluationError
-from tawebeval.hosts import Address, HostPolicy, Route, Target, route, target_of
+from tawebeval.hosts import Address, HostPolicy, Route, Target, path_of, route, target_of
 
-# Whoever allows `file` means repositories of other users, too, and git-upload-pack(1) is made
-# for such: it does not run what their configuration names. Only that command is told so.
-_SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
 
 log = Logger()
@@ -71,7 +68,7 @@ class Remotes:
         """
         target = self._target(url)
         if target is None:
-            return Route(url, options=(_SERVE_OTHERS,)), None
+            return Route(url, source=path_of(url)), None
         addresses = [target.address] if target.address else await self._look_up(target)
         try:
             address = self._policy.choose(target, addresses)

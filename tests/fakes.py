@@ -131,6 +131,7 @@ class Command:
     timeout: float | None
     largest: int | None = None
     login: Login | None = None
+    source: str | None = None
 
 
 class FakeGit:
@@ -149,9 +150,10 @@ class FakeGit:
         largest: int | None = None,
         received: Callable[[bytes], object] | None = None,
         login: Login | None = None,
+        source: str | None = None,
     ) -> Outcome:
         """Return what the script says; `received` gets its stdout."""
-        command = Command(repository, arguments, environment or {}, timeout, largest, login)
+        command = Command(repository, arguments, environment or {}, timeout, largest, login, source)
         self.commands.append(command)
         answer = self.script(command)
         outcome = answer if isinstance(answer, Outcome) else await answer

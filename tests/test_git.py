@@ -264,6 +264,14 @@ class OutcomeTests(GitTestCase):
             self.end(status)
             self.assertEqual(self.successResultOf(asked).status, status)
 
+    def test_memory_of_a_repository_of_this_machine(self) -> None:
+        """What its server says is said by a git that is bounded, too."""
+        asked = self.run_git("fetch", source="/srv/x")
+        self.spawn.child.complain(b"remote: fatal: Out of memory, malloc failed")
+        self.end(128)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual(error.members["limit"], "repositories.memory")
+
     def test_leftovers(self) -> None:
         """What git has started and left behind is killed, and not waited for."""
         asked = self.run_git("fetch")

@@ -288,6 +288,7 @@ class WaysTests(RepositoriesTestCase):
         option = "--upload-pack=git -c safe.directory='*' upload-pack"
         self.assertLess(here.arguments.index(option), here.arguments.index("--end-of-options"))
         self.assertNotIn("safe.directory", str(there))
+        self.assertEqual((here.source, there.source), ("/srv/x", None))
 
 
 class DeadlineTests(RepositoriesTestCase):

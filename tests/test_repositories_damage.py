@@ -68,7 +68,11 @@ class DamageTests(RepositoriesTestCase):
 
     def test_another_reason(self) -> None:
         """It stays where something else is wrong, or a server says such words."""
-        for said in ("error: unable to create file x: No space left on device", "remote: corrupt"):
+        for said in (
+            "error: unable to create file x: No space left on device",
+            "remote: corrupt",
+            "fatal: aborting due to possible repository corruption on the remote side.",
+        ):
             self.broken["read-tree"] = failed(said)
             self.error(self.check_out())
             self.assertEqual(self.names(), ["read-tree"])
