@@ -23,6 +23,8 @@ from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git, Outcome
+from tawebeval.gitbox import Reach
+from tawebeval.gitwords import is_not_offered, is_not_there
 from tawebeval.hosts import Route
 from tawebeval.quota import FetchLimits, bounded, disk_use, files
 from tawebeval.remotes import Remotes
@@ -46,27 +48,6 @@ _SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _AS_COMMITTED = "* -text -ident -filter !working-tree-encoding\n"
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
 _MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
-# What git says when a server has a commit, or may have it, but does not hand it out.
-_NOT_OFFERED = re.compile(
-    "does not allow request for unadvertised object|find remote ref|dumb http transport|"
-    "does not support shallow"
-)
-# What a server says that would hand out any commit, but has no such one.
-_NOT_THERE = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object referenced")
-
-# What git says of a repository in which something is damaged or missing. Of its own accord
-# nothing is; but disks fail, and people tidy up.
-_DAMAGED = re.compile(
-    r"^(?!remote:).*(corrupt(?!ion on the remote)|unable to read|could not read [0-9a-f]{40}|"
-    r"failed to unpack tree|not a tree object|bad (tree|commit) object|not a git repository|"
-    r"bad config|does not match index|far too short|is too small|necessary objects|inflate)",
-    re.IGNORECASE | re.MULTILINE,
-)
-
-
-def is_damage(error: EvaluationError) -> bool:
-    """Tell whether git complains of the repository on this disk rather than of another one."""
-    return _DAMAGED.search(str(error.members.get("stderr", ""))) is not None
 
 
 @attrs.frozen
@@ -143,6 +124,7 @@ class BareRepository:
             *("read-tree", "--reset", "-u", commit.tree),
             environment={"GIT_INDEX_FILE": str(workspace.index)},
             timeout=self._limits.timeout,
+            reach=Reach((workspace.tree, workspace.index.parent)),
         )
         if outcome.timed_out:
             seconds = self._limits.timeout
@@ -210,8 +192,17 @@ class BareRepository:
         if self.path.exists():
             return
         unfinished = self.path.with_suffix(".new")
-        await self._threads.run(remove, unfinished)
-        outcome = await self._git(unfinished, "init", "--quiet", "--bare", "--template=")
+
+        def begin() -> None:
+            remove(unfinished)
+            unfinished.mkdir()
+
+        await self._threads.run(begin)
+        outcome = await self._git(
+            unfinished,
+            *("init", "--quiet", "--bare", "--template="),
+            reach=Reach((unfinished,)),
+        )
         if outcome.status:
             raise _failed("the repository's cache could not be made", outcome)
 
@@ -248,6 +239,9 @@ class BareRepository:
     async def _ask(self, repository: Repository, oid: str, credential: Credential | None) -> Commit:
         """Fetch a commit over the network, by the cheapest way that the server allows."""
         route, login = await self._remotes.route(repository.url, credential)
+        if route.source is not None:
+            await self._threads.run(self._remotes.check_source, route.source)
+        reach = Reach((self.path,), route.readable, network=route.source is None)
         serve = () if route.source is None else (_SERVE_OTHERS,)
         for way in _ways(repository, route, oid):
             deepen: tuple[str, ...] = ()
@@ -261,15 +255,16 @@ class BareRepository:
                 largest=self._limits.size,
                 login=login,
                 source=route.source,
+                reach=reach,
             )
             outcome = await bounded(self._limits, self._threads, fetch, self.path)
             if outcome.status == 0:
                 commit = await self._find(oid)
                 if commit is not None:
                     return commit
-            elif _NOT_THERE.search(outcome.stderr):
+            elif is_not_there(outcome.stderr):
                 break
-            elif not _NOT_OFFERED.search(outcome.stderr):
+            elif not is_not_offered(outcome.stderr):
                 raise _failed("the repository could not be fetched", outcome)
         raise EvaluationError("commit", f"the repository has no commit {oid}")
 

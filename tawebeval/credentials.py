@@ -113,6 +113,11 @@ class Credential:
         return Login(f"{target.protocol}://{host}{port}", self.username, self.password)
 
     @property
+    def files(self) -> Sequence[str]:
+        """Which files ssh has to read."""
+        return () if self.password is not None else (self.key, self.known_hosts)
+
+    @property
     def ssh_options(self) -> Sequence[str]:
         """What to tell ssh: this name and key and no other, and a server that is known."""
         if self.password is not None:

@@ -22,6 +22,8 @@ from twisted.python.failure import Failure
 
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
+from tawebeval.gitbox import COMPLAINT, JUST_READ, Box, NoBox, Reach
+from tawebeval.gitwords import is_starved
 from tawebeval.hosts import SSH
 from tawebeval.process import ChildProcess, Spawner
 from tawebeval.signals import Latch, completed
@@ -56,11 +58,6 @@ _SETTINGS = {
 }
 
 _MEMORY = 2**30
-# What git says when it gets no more memory; what a server says has another beginning.
-_STARVED_HERE = re.compile(
-    "out of memory|cannot allocate memory|unable to create thread", re.IGNORECASE
-)
-_STARVED = re.compile(rf"^(?!remote:).*({_STARVED_HERE.pattern})", re.IGNORECASE | re.MULTILINE)
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -82,7 +79,13 @@ class _Command(ProcessProtocol):
 
     child: ChildProcess
 
-    def __init__(self, received: Callable[[bytes], object] | None, login: Login | None) -> None:
+    def __init__(
+        self,
+        kill: Callable[[ChildProcess], object],
+        received: Callable[[bytes], object] | None,
+        login: Login | None,
+    ) -> None:
+        self._kill = kill
         self.ended: Latch[Outcome] = Latch()
         self.refused: EvaluationError | None = None
         self._received = received
@@ -101,10 +104,14 @@ class _Command(ProcessProtocol):
                     self._received(data)
             except EvaluationError as error:
                 self.refused = error
-                self.child.signal_group(signal.SIGKILL)
+                self.kill()
             return
         limit = _STDOUT if childFD == 1 else _STDERR + self._margin
         self._printed[childFD] = (self._printed[childFD] + data)[-limit:]
+
+    def kill(self) -> None:
+        """End it, with all that it has started."""
+        self._kill(self.child)
 
     def processExited(self, reason: Failure) -> None:
         self.child.signal_group(signal.SIGKILL)
@@ -156,6 +163,7 @@ class Git:
     _spawn: Spawner
     _protocols: Sequence[str]
     _memory: int = _MEMORY
+    _box: Box = attrs.field(factory=NoBox)
 
     async def __call__(
         self,
@@ -167,6 +175,7 @@ class Git:
         received: Callable[[bytes], object] | None = None,
         login: Login | None = None,
         source: str | None = None,
+        reach: Reach = JUST_READ,
     ) -> Outcome:
         """Run git in the bare repository `repository`.
 
@@ -175,49 +184,51 @@ class Git:
         `received` is given what it prints, in place of the outcome; when that raises
         EvaluationError git is killed, and the error raised here. `login` is what it tells the
         one server that it is for, `source` the path of the repository that it serves to itself.
-        Raises EvaluationError when git's memory does not suffice.
+        `reach` is what it sees and does beyond reading `repository`. Raises EvaluationError
+        when git's memory does not suffice.
         """
-        command = _Command(received, login)
+        command = _Command(self._box.kill, received, login)
         argv = ["prlimit", f"--data={self._memory}", "--core=0"]
         if largest is not None:
             argv.append(f"--fsize={largest}")
         argv += ["--", "git", f"--git-dir={repository}"]
         for setting, value in _SETTINGS.items():
             argv += ["-c", f"{setting}={value}"]
-        with _told(login) as descriptor:
+        with _told(login) as descriptor, self._box.enter(repository, reach) as (prefix, opened):
             if login is not None:
                 # A shell that git starts reads it from a pipe: it stands nowhere else.
                 helper = f'!f() {{ test "$1" = get && cat /proc/self/fd/{descriptor}; }}; f'
                 argv += ["-c", f"credential.{login.origin}.helper={helper}"]
             self._spawn(
                 command,
-                [*argv, *arguments],
+                [*prefix, *argv, *arguments],
                 {**self._environment(), **(environment or {})},
                 "/",
-                descriptors=() if descriptor is None else (descriptor,),
+                descriptors=[one for one in (descriptor, opened) if one is not None],
             )
-
-        def kill() -> None:
-            command.child.signal_group(signal.SIGKILL)
-
-        timer = self._clock.callLater(timeout, kill) if timeout is not None else None
+        timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:
-            outcome = await completed(command.ended, kill)
+            outcome = await completed(command.ended, command.kill)
         finally:
             if timer is not None and timer.active():
                 timer.cancel()
                 timer = None
         if command.refused is not None:
             raise command.refused
-        if outcome.status and (_STARVED if source is None else _STARVED_HERE).search(
-            outcome.stderr
-        ):
+        self._check(outcome, serving=source is not None)
+        return attrs.evolve(outcome, timed_out=timer is not None)
+
+    def _check(self, outcome: Outcome, *, serving: bool) -> None:
+        """Raise EvaluationError where git was not what failed."""
+        said = {"stderr": outcome.stderr}
+        if outcome.status and outcome.stderr.startswith(COMPLAINT):
+            raise EvaluationError("lost", "the sandbox of git could not be started", said)
+        if outcome.status and is_starved(outcome.stderr, serving=serving):
             raise EvaluationError(
                 "repository",
                 f"git needs more than {self._memory} bytes of memory for this repository",
-                {"limit": "repositories.memory", "value": self._memory, "stderr": outcome.stderr},
+                {"limit": "repositories.memory", "value": self._memory, **said},
             )
-        return attrs.evolve(outcome, timed_out=timer is not None)
 
     def _environment(self) -> dict[str, str]:
         return {

@@ -52,12 +52,14 @@ class Target:
 class Route:
     """How git reaches a repository: the URL to give it, and what to add to its environment.
 
-    `source` is the path of a repository of this machine, which git serves to itself.
+    `source` is the path of a repository of this machine, which git serves to itself, and
+    `readable` are files that it needs for this one.
     """
 
     url: str
     environment: Mapping[str, str] = attrs.field(factory=dict)
     source: str | None = None
+    readable: Sequence[str] = ()
 
 
 def target_of(url: str) -> Target | None:

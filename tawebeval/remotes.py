@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -23,6 +26,9 @@ from tawebeval.errors import EvaluationError
 from tawebeval.hosts import Address, HostPolicy, Route, Target, path_of, route, target_of
 
 _LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
+
+# Through these a process could be asked for what it has open.
+_KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 log = Logger()
 
@@ -49,11 +55,15 @@ class _Addresses:
 
 @attrs.frozen
 class Remotes:
-    """Holds URLs against the operator's rules; `resolver` looks names up without blocking."""
+    """Holds URLs against the operator's rules; `resolver` looks names up without blocking.
+
+    `own` are directories of the daemon, absolute and without symbolic links.
+    """
 
     _policy: HostPolicy
     _resolver: IHostnameResolver
     _clock: Any
+    _own: Sequence[Path] = ()
 
     def check(self, url: str) -> None:
         """Check what the URL itself tells. Raises EvaluationError."""
@@ -68,7 +78,9 @@ class Remotes:
         """
         target = self._target(url)
         if target is None:
-            return Route(url, source=path_of(url)), None
+            path = path_of(url)
+            # As git looks for it, which takes `x.git` for `x`, too.
+            return Route(url, source=path, readable=(path, f"{path}.git")), None
         addresses = [target.address] if target.address else await self._look_up(target)
         try:
             address = self._policy.choose(target, addresses)
@@ -78,7 +90,21 @@ class Remotes:
         if credential is None:
             return route(url, target, address), None
         login = credential.login(target, address)
-        return route(url, target, address, credential.ssh_options), login
+        found = route(url, target, address, credential.ssh_options)
+        return attrs.evolve(found, readable=credential.files), login
+
+    def check_source(self, path: str) -> None:
+        """Look whether a repository of this machine is one to serve. Blocks.
+
+        Raises EvaluationError for the daemon's own directories, and for what has them in it.
+        """
+        for name in (path, f"{path}.git"):
+            real = Path(os.path.realpath(name))
+            for own in (*self._own, *_KERNEL):
+                if real.is_relative_to(own) or own.is_relative_to(real):
+                    raise EvaluationError(
+                        "repository", f"{path} is no place from which repositories are fetched"
+                    )
 
     def _target(self, url: str) -> Target | None:
         try:

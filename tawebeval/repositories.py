@@ -17,12 +17,13 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.bare import BareRepository, Commit, is_damage
+from tawebeval.bare import BareRepository, Commit
 from tawebeval.callers import ANYBODY
 from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git
+from tawebeval.gitwords import is_damage
 from tawebeval.keyring import Keyring
 from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
@@ -129,12 +130,13 @@ class Repositories:
                 return await self._provide(entry, wanted, workspace)
             except EvaluationError as error:
                 # What was never whole is not damaged: there the repository itself is broken.
-                if not (used and is_damage(error)):
+                stderr = str(error.members.get("stderr", ""))
+                if not (used and is_damage(stderr)):
                     raise
                 log.warn(
                     "{path} is damaged, and fetched anew: {stderr}",
                     path=entry.bare.path,
-                    stderr=error.members["stderr"],
+                    stderr=stderr,
                 )
             await entry.bare.discard(generation)
             return await self._provide(entry, wanted, workspace)

@@ -16,6 +16,7 @@ from tawebeval.bubblewrap import Bubblewrap, system_view, write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
+from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
 from tawebeval.sandbox import Launch, NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
@@ -73,6 +74,13 @@ def open_sandbox(
     if problem is not None:
         raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {problem}")
     return sandbox
+
+
+def open_box(sandbox: Sandbox, accounts: Path) -> Box:
+    """Return what git is to run in: the same as evaluators, but for what it sees. Blocks."""
+    if not isinstance(sandbox, Bubblewrap):
+        return NoBox()
+    return GitBox(sandbox.program, sandbox.filter, tuple(system_view(accounts, network=True)))
 
 
 def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgroups) -> Bubblewrap:

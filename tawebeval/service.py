@@ -34,7 +34,7 @@ from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
-from tawebeval.sandboxes import open_sandbox
+from tawebeval.sandboxes import open_box, open_sandbox
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
@@ -164,14 +164,28 @@ def make_service(configuration: Configuration, directories: Directories, reactor
     spawn = Spawner(reactor)
     settings = configuration.repositories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    orphans = Orphans(reactor, spawn)
+    cgroups = Cgroups()
+    sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans, None)
     keyring = Keyring(
         settings.credentials, os.environ.get("CREDENTIALS_DIRECTORY", ""), directories.key
     )
     repositories = Repositories(
         directories.repositories,
-        Git(reactor, spawn, settings.protocols, settings.memory),
+        Git(
+            reactor,
+            spawn,
+            settings.protocols,
+            settings.memory,
+            open_box(sandbox, directories.accounts),
+        ),
         threads,
-        Remotes(policy, reactor.nameResolver, reactor),
+        Remotes(
+            policy,
+            reactor.nameResolver,
+            reactor,
+            (directories.repositories, directories.uploads, directories.evaluations),
+        ),
         FetchLimits(
             reactor,
             timeout=settings.fetch_timeout,
@@ -181,8 +195,6 @@ def make_service(configuration: Configuration, directories: Directories, reactor
         keyring,
         capacity=settings.cache,
     )
-    orphans = Orphans(reactor, spawn)
-    cgroups = Cgroups()
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,
@@ -190,7 +202,7 @@ def make_service(configuration: Configuration, directories: Directories, reactor
         threads=threads,
         spawn=spawn,
         repositories=repositories,
-        sandbox=open_sandbox(configuration, directories.accounts, cgroups, orphans, None),
+        sandbox=sandbox,
         watch=Watch(reactor, threads),
     )
     running = configuration.evaluations.running or len(os.sched_getaffinity(0))

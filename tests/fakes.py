@@ -20,6 +20,7 @@ from tawebeval.errors import EvaluationError
 from tawebeval.evaluation import Surroundings
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
+from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.repositories import Commit
 from tawebeval.signals import Latch, completed
 from tawebeval.watch import Watch, exceeded
@@ -132,6 +133,7 @@ class Command:
     largest: int | None = None
     login: Login | None = None
     source: str | None = None
+    reach: Reach = JUST_READ
 
 
 class FakeGit:
@@ -151,9 +153,12 @@ class FakeGit:
         received: Callable[[bytes], object] | None = None,
         login: Login | None = None,
         source: str | None = None,
+        reach: Reach = JUST_READ,
     ) -> Outcome:
         """Return what the script says; `received` gets its stdout."""
-        command = Command(repository, arguments, environment or {}, timeout, largest, login, source)
+        command = Command(
+            repository, arguments, environment or {}, timeout, largest, login, source, reach
+        )
         self.commands.append(command)
         answer = self.script(command)
         outcome = answer if isinstance(answer, Outcome) else await answer

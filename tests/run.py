@@ -39,6 +39,7 @@ CORE = (
     "hosts",
     "trees",
     "credentials",
+    "gitwords",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

@@ -34,14 +34,14 @@ LAYERS = {
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
-        " git gitversion bare quota remotes keyring repositories",
+        " git gitbox gitversion bare quota remotes keyring repositories",
         below="core",
         never="klein werkzeug multipart",
     ),
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees credentials",
+        "config callers exposure hosts trees credentials gitwords",
         below="",
     ),
 }

@@ -43,8 +43,11 @@ class RemotesTests(SynchronousTestCase):
         resolver = FakeResolver()
         for url in ("https://8.8.8.8/x", "/srv/x", "file:///srv/x"):
             found = self.successResultOf(self.ask(resolver, url))
-            path = "/srv/x" if "srv" in url else None
-            self.assertEqual(found, Route(url, source=path))
+            if "srv" in url:
+                expected = Route(url, source="/srv/x", readable=("/srv/x", "/srv/x.git"))
+            else:
+                expected = Route(url)
+            self.assertEqual(found, expected)
         for url in ("http://0x7f.1/", "http://127.0.0.1/"):
             self.failureResultOf(self.ask(resolver, url), EvaluationError)
         self.assertEqual(resolver.asked, [])

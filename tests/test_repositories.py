@@ -99,7 +99,7 @@ class RepositoriesTestCase(SynchronousTestCase):
         if name in self.broken:
             return self.broken[name]
         if name == "init":
-            command.repository.mkdir()
+            self.assertEqual(list(command.repository.iterdir()), [])
         elif name == "log":
             oid = command.arguments[-2]
             if (command.repository.name, oid) not in self.here:

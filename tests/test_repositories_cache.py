@@ -22,7 +22,7 @@ class CheckOutTests(RepositoriesTestCase):
             command.arguments,
             ("--work-tree=/work/space/tree", "read-tree", "--reset", "-u", TREE),
         )
-        self.assertEqual(command.environment, {"GIT_INDEX_FILE": "/work/space/index"})
+        self.assertEqual(command.environment, {"GIT_INDEX_FILE": "/work/space/checkout/index"})
 
     def test_known_commit(self) -> None:
         """A commit that is here is not asked for again, neither over the network nor of git."""
