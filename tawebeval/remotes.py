@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from ipaddress import ip_address
+from os.path import abspath, realpath
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,13 @@ class Remotes:
 
         Raises EvaluationError for the daemon's own directories, and for what has them in it.
         """
-        for name in (path, f"{path}.git"):
-            real = Path(os.path.realpath(name))
-            for own in (*self._own, *_KERNEL):
-                if real.is_relative_to(own) or own.is_relative_to(real):
-                    raise EvaluationError(
-                        "repository", f"{path} is no place from which repositories are fetched"
-                    )
+        names = (path, f"{path}.git")
+        places = [Path(find(name)) for name in names for find in (abspath, realpath)]
+        for own in (*self._own, *_KERNEL):
+            if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
+                raise EvaluationError(
+                    "repository", f"{path} is no place from which repositories are fetched"
+                )
 
     def _target(self, url: str) -> Target | None:
         try:

@@ -410,6 +410,45 @@ class RepositoryTests(AttackTestCase):
         self.assertEqual(text(await self.client.follow(identifier)), "judged\n")
         self.assertFalse(canary.exists())
 
+    async def test_alternates_of_this_machine_are_not_followed(self) -> None:
+        """A served repository that names the objects of another one does not hand these out."""
+        other = GitRepository(self.folder / "other")
+        other.write("private", "private\n")
+        commit = other.commit()
+        alternates = self.evil / ".git/objects/info/alternates"
+        alternates.write_text(f"{other.folder}/.git/objects\n")
+        git(self.evil, "update-ref", "refs/heads/main", commit)
+        await self.refuse(f"file://{self.evil}", commit, "commit")
+        inside = GitRepository(self.folder / "inside")
+        (inside.folder / ".git/objects").rename(self.folder / "objects")
+        (inside.folder / ".git/objects").symlink_to(other.folder / ".git/objects")
+        git(inside.folder, "update-ref", "refs/heads/main", commit)
+        await self.refuse(inside.url, commit)
+
+    async def test_the_daemons_own_repositories_are_not_served(self) -> None:
+        """Nobody reads, by the name of its directory, what was fetched for others."""
+        await self.honest()
+        (cached,) = {
+            file.parent
+            for file in self.daemon.cache.glob("repositories/*/url")
+            if file.read_text().strip() == self.repository.url
+        }
+        link = self.folder / "link"
+        link.symlink_to(cached)
+        (self.folder / "suffixed.git").symlink_to(cached)
+        for path in (
+            cached,
+            str(cached).removesuffix(".git"),
+            f"/proc/self/root{cached}",
+            f"/proc/{self.daemon.pid}/root{cached}",
+            link,
+            self.folder / "suffixed",
+            "/",
+            self.daemon.state,
+        ):
+            error = await self.refuse(f"file://{path}", self.commit)
+            self.assertIn("no place from which", error["message"], path)
+
     async def test_hooks_and_filters_do_not_run(self) -> None:
         """Neither what lies in the served repository nor what its tree asks for is executed."""
         canary = self.folder / "canary"
