@@ -16,11 +16,15 @@ from functools import partial
 from pathlib import Path
 
 import attrs
-from twisted.internet.defer import DeferredLock
+from twisted.internet.defer import Deferred, DeferredLock
+from twisted.internet.defer import TimeoutError as TookTooLong
 
+from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git, Outcome
+from tawebeval.gitbox import Reach
+from tawebeval.gitwords import is_not_offered, is_not_there
 from tawebeval.hosts import Route
 from tawebeval.quota import FetchLimits, bounded, disk_use, files
 from tawebeval.remotes import Remotes
@@ -37,17 +41,13 @@ _FETCH = (
     "--no-write-fetch-head",
     "--no-auto-maintenance",
 )
+# Whoever allows `file` means repositories of other users, too, and git-upload-pack(1) is made
+# for such: it does not run what their configuration names. Only that command is told so.
+_SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 # What is checked out is what was committed, whatever the tree's own .gitattributes say.
 _AS_COMMITTED = "* -text -ident -filter !working-tree-encoding\n"
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
 _MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
-# What git says when a server has a commit, or may have it, but does not hand it out.
-_NOT_OFFERED = re.compile(
-    "does not allow request for unadvertised object|find remote ref|dumb http transport|"
-    "does not support shallow"
-)
-# What a server says that would hand out any commit, but has no such one.
-_NOT_THERE = re.compile("not our ref|want [0-9a-f]{40} not valid|missing object referenced")
 
 
 @attrs.frozen
@@ -62,13 +62,17 @@ class Commit:
 
 @attrs.define
 class BareRepository:
-    """The repository at `path`, which the first fetch makes; only one fetches at a time."""
+    """The repository at `path`, which the first fetch makes; only one fetches at a time.
+
+    `generation` counts how often it was discarded.
+    """
 
     path: Path
     _git: Git
     _threads: Threads
     _remotes: Remotes
     _limits: FetchLimits
+    generation: int = 0
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
 
     def known(self, oid: str) -> Commit | None:
@@ -86,6 +90,15 @@ class BareRepository:
         unfinished = self._marker(commit.oid).with_suffix(".new")
         unfinished.write_text(f"{commit.tree} {commit.files} {commit.size}")
         unfinished.replace(self._marker(commit.oid))
+
+    @property
+    def used(self) -> bool:
+        """Whether a commit has ever been fetched into it. Blocks, hardly."""
+        try:
+            with os.scandir(self.path / "commits") as markers:
+                return any(markers)
+        except OSError:
+            return False
 
     def touch(self) -> None:
         """Note when it was used last, for whoever loads the cache."""
@@ -111,17 +124,59 @@ class BareRepository:
             *("read-tree", "--reset", "-u", commit.tree),
             environment={"GIT_INDEX_FILE": str(workspace.index)},
             timeout=self._limits.timeout,
+            reach=Reach((workspace.tree, workspace.index.parent)),
         )
+        if outcome.timed_out:
+            seconds = self._limits.timeout
+            raise _failed(
+                f"the commit's tree could not be checked out within {seconds:g} seconds",
+                outcome,
+                limit="repositories.fetch_timeout",
+                value=seconds,
+            )
         if outcome.status:
             raise _failed("the commit's tree could not be checked out", outcome)
 
-    async def fetch(self, repository: Repository, oid: str) -> Commit:
-        """Return the commit, once it is here. Raises EvaluationError where it is not to be had."""
+    async def discard(self, generation: int) -> None:
+        """Remove all of it that is of that `generation`, so that the next fetch begins anew."""
+        await self._lock.acquire()
+        try:
+            if self.generation == generation:
+                self.generation += 1
+                damaged = self.path.with_suffix(".damaged")
+                with suppress(FileNotFoundError):
+                    self.path.rename(damaged)
+                await self._threads.run(remove, damaged)
+        finally:
+            self._lock.release()
+
+    async def fetch(
+        self, repository: Repository, oid: str, credential: Credential | None = None
+    ) -> Commit:
+        """Return the commit, once it is here. Raises EvaluationError where it is not to be had.
+
+        All of it, with the wait for another fetch, has the time of the limits.
+        """
+        fetching = Deferred.fromCoroutine(self._fetch(repository, oid, credential))
+        seconds = self._limits.timeout
+        try:
+            return await fetching.addTimeout(seconds, self._limits.clock)
+        except TookTooLong:
+            raise EvaluationError(
+                "repository",
+                f"the repository could not be fetched within {seconds:g} seconds, with all"
+                " attempts and the wait for other fetches from it",
+                {"limit": "repositories.fetch_timeout", "value": seconds},
+            ) from None
+
+    async def _fetch(
+        self, repository: Repository, oid: str, credential: Credential | None
+    ) -> Commit:
         await self._lock.acquire()
         complete = False
         try:
             await self._initialise(repository.url)
-            commit = await self._find(oid) or await self._ask(repository, oid)
+            commit = await self._find(oid) or await self._ask(repository, oid, credential)
             commit = await self._measure(commit)
             await self._threads.run(self._mark, commit)
             complete = True
@@ -137,8 +192,17 @@ class BareRepository:
         if self.path.exists():
             return
         unfinished = self.path.with_suffix(".new")
-        await self._threads.run(remove, unfinished)
-        outcome = await self._git(unfinished, "init", "--quiet", "--bare", "--template=")
+
+        def begin() -> None:
+            remove(unfinished)
+            unfinished.mkdir()
+
+        await self._threads.run(begin)
+        outcome = await self._git(
+            unfinished,
+            *("init", "--quiet", "--bare", "--template="),
+            reach=Reach((unfinished,)),
+        )
         if outcome.status:
             raise _failed("the repository's cache could not be made", outcome)
 
@@ -166,16 +230,19 @@ class BareRepository:
         outcome = await self._git(
             self.path,
             *("ls-tree", "-r", "-t", "-l", "-z", commit.tree),
-            timeout=self._limits.timeout,
             received=meter.feed,
         )
         if outcome.status:
             raise _failed("the commit's tree could not be listed", outcome)
         return attrs.evolve(commit, files=meter.files, size=meter.size)
 
-    async def _ask(self, repository: Repository, oid: str) -> Commit:
+    async def _ask(self, repository: Repository, oid: str, credential: Credential | None) -> Commit:
         """Fetch a commit over the network, by the cheapest way that the server allows."""
-        route = await self._remotes.route(repository.url)
+        route, login = await self._remotes.route(repository.url, credential)
+        if route.source is not None:
+            await self._threads.run(self._remotes.check_source, route.source)
+        reach = Reach((self.path,), route.readable, network=route.source is None)
+        serve = () if route.source is None else (_SERVE_OTHERS,)
         for way in _ways(repository, route, oid):
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
@@ -183,27 +250,21 @@ class BareRepository:
             fetch = partial(
                 self._git,
                 self.path,
-                *(*_FETCH, *deepen, *way),
+                *(*_FETCH, *serve, *deepen, *way),
                 environment=route.environment,
-                timeout=self._limits.timeout,
                 largest=self._limits.size,
+                login=login,
+                source=route.source,
+                reach=reach,
             )
             outcome = await bounded(self._limits, self._threads, fetch, self.path)
-            if outcome.timed_out:
-                seconds = self._limits.timeout
-                raise _failed(
-                    f"the repository could not be fetched within {seconds:g} seconds",
-                    outcome,
-                    limit="repositories.fetch_timeout",
-                    value=seconds,
-                )
             if outcome.status == 0:
                 commit = await self._find(oid)
                 if commit is not None:
                     return commit
-            elif _NOT_THERE.search(outcome.stderr):
+            elif is_not_there(outcome.stderr):
                 break
-            elif not _NOT_OFFERED.search(outcome.stderr):
+            elif not is_not_offered(outcome.stderr):
                 raise _failed("the repository could not be fetched", outcome)
         raise EvaluationError("commit", f"the repository has no commit {oid}")
 

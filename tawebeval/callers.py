@@ -24,8 +24,8 @@ ANYBODY = ""
 TOKEN_BYTES = 32
 
 _PREFIX = "tawebeval_"  # whoever finds a token somewhere sees what it is for
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-_LINE = re.compile(rf"({_NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_LINE = re.compile(rf"({NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
 
@@ -83,7 +83,7 @@ def new_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
 
     `random` is as `os.urandom`. Raises ConfigurationError for what is no name.
     """
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigurationError(
             "a caller's name has 1 to 64 of the characters A-Z a-z 0-9 . _ @ -, "
             "the first a letter or digit"

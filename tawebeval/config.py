@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from tawebeval.callers import NAME
 from tawebeval.errors import ConfigurationError
 
 KIB = 1024
@@ -27,7 +28,11 @@ Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 # Written plainly, so that what is mounted there is what stands there.
 AbsolutePath = Annotated[str, Meta(pattern=r"^(/(?!\.{1,2}(/|\Z))[^/\0]+)+\Z")]
+# A file of a secret: a path, or the name of what systemd hands over. ssh would take more than
+# these characters apart.
+SecretFile = Annotated[str, Meta(pattern=r"^(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?\Z")]
 Share = Annotated[int, Meta(ge=0, le=10**6)]
+CallerName = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
 # As browsers write it: in lower case, and without a slash at the end.
 Origin = Annotated[
     str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)\Z")
@@ -55,6 +60,27 @@ class Callers(Section, frozen=True):
     requests_per_minute: Share = 6000
 
 
+class CredentialSettings(Section, frozen=True):
+    """`[[repositories.credentials]]`: a name and a secret for one server, or some, of git."""
+
+    host: Host
+    username: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][^\x00-\x20\x7f:%]*\Z")]
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    password_file: SecretFile = ""
+    key_file: SecretFile = ""
+    known_hosts_file: SecretFile = ""
+    callers: tuple[CallerName, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.password_file) == bool(self.key_file):
+            raise ValueError("credentials: one of password_file and key_file is needed")
+        if bool(self.key_file) != bool(self.known_hosts_file):
+            raise ValueError(
+                "credentials: known_hosts_file belongs to key_file, for host keys are never"
+                " believed unseen"
+            )
+
+
 class Repositories(Section, frozen=True):
     """`[repositories]`: from where evaluators are fetched, and what is kept of them."""
 
@@ -62,9 +88,11 @@ class Repositories(Section, frozen=True):
     allow_hosts: tuple[Host, ...] = ()
     deny_hosts: tuple[Host, ...] = ()
     private_networks: tuple[str, ...] = ()
+    credentials: tuple[CredentialSettings, ...] = ()
     cache: Bytes = 10 * GIB
     fetch_timeout: Seconds = 300
     fetch_bytes: Bytes = GIB
+    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
     tree_files: Count = 100_000
     tree_bytes: Bytes = GIB
 

@@ -14,6 +14,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.bare import Commit
+from tawebeval.callers import ANYBODY
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
 from tawebeval.events import encode_error
@@ -70,7 +71,8 @@ class Evaluation:
     """One run of an evaluator on one submission.
 
     `slot` is awaited before anything is done, and `release` called when the slot is free
-    again. `seed` is the one given or drawn. Times are in seconds since the epoch.
+    again. `seed` is the one given or drawn, `caller` who began it. Times are in seconds since
+    the epoch.
     """
 
     identifier: str
@@ -79,6 +81,7 @@ class Evaluation:
     upload: Path
     workspace: Workspace
     _surroundings: Surroundings
+    caller: str = ANYBODY
     ring: Ring = attrs.field(factory=Ring)
     state: State = State.QUEUED
     failure: EvaluationError | None = None
@@ -131,7 +134,7 @@ class Evaluation:
             self._enter(State.FETCHING)
             await self._surroundings.threads.run(self.workspace.create, self.upload)
             self.commit = await self._surroundings.repositories.check_out(
-                self.request.repository, self.request.commit_oid, self.workspace
+                self.request.repository, self.request.commit_oid, self.workspace, self.caller
             )
             directory = await self._surroundings.threads.run(
                 self.workspace.working_directory, self.request.directory

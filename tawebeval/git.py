@@ -7,9 +7,11 @@ Nothing of git's usual configuration, environment, hooks or helpers takes part
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,16 @@ from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
+from tawebeval.gitbox import COMPLAINT, JUST_READ, Box, NoBox, Reach
+from tawebeval.gitwords import is_starved
 from tawebeval.hosts import SSH
 from tawebeval.process import ChildProcess, Spawner
 from tawebeval.signals import Latch, completed
+
+PATH = "/usr/local/bin:/usr/bin:/bin"
+"""Where git and what it starts are looked for."""
 
 _STDERR = 8 * 1024
 _STDOUT = 64 * 1024
@@ -49,6 +57,7 @@ _SETTINGS = {
     "core.fileMode": "true",
 }
 
+_MEMORY = 2**30
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -70,10 +79,18 @@ class _Command(ProcessProtocol):
 
     child: ChildProcess
 
-    def __init__(self, received: Callable[[bytes], object] | None) -> None:
+    def __init__(
+        self,
+        kill: Callable[[ChildProcess], object],
+        received: Callable[[bytes], object] | None,
+        login: Login | None,
+    ) -> None:
+        self._kill = kill
         self.ended: Latch[Outcome] = Latch()
         self.refused: EvaluationError | None = None
         self._received = received
+        self._login = login
+        self._margin = login.longest if login is not None else 0
         self._printed = {1: b"", 2: b""}
 
     def makeConnection(self, transport: Any) -> None:
@@ -87,10 +104,14 @@ class _Command(ProcessProtocol):
                     self._received(data)
             except EvaluationError as error:
                 self.refused = error
-                self.child.signal_group(signal.SIGKILL)
+                self.kill()
             return
-        limit = _STDOUT if childFD == 1 else _STDERR
+        limit = _STDOUT if childFD == 1 else _STDERR + self._margin
         self._printed[childFD] = (self._printed[childFD] + data)[-limit:]
+
+    def kill(self) -> None:
+        """End it, with all that it has started."""
+        self._kill(self.child)
 
     def processExited(self, reason: Failure) -> None:
         self.child.signal_group(signal.SIGKILL)
@@ -100,17 +121,49 @@ class _Command(ProcessProtocol):
         status = 0
         if isinstance(reason.value, ProcessTerminated):
             status = -1 if reason.value.exitCode is None else reason.value.exitCode
-        stdout, stderr = (self._printed[fd].decode("utf-8", "replace") for fd in (1, 2))
-        self.ended.set(Outcome(status, stdout, _USERINFO.sub("", stderr).strip()))
+        stdout = self._printed[1].decode("utf-8", "replace")
+        self.ended.set(Outcome(status, stdout, self._complaint()))
+
+    def _complaint(self) -> str:
+        """Return what is on stderr, without secrets."""
+        text = self._printed[2].decode("utf-8", "replace")
+        if self._login is not None:
+            text = self._login.scrub(text)
+            if len(self._printed[2]) > _STDERR:
+                # It may begin in the midst of a password.
+                text = text[self._margin :]
+        return _USERINFO.sub("", text).strip()
+
+
+@contextmanager
+def _told(login: Login | None) -> Iterator[int | None]:
+    """Give the descriptor from which a login can be read, once; None without one."""
+    if login is None:
+        yield None
+        return
+    descriptor, writing = os.pipe()
+    try:
+        try:
+            os.write(writing, login.answer)
+        finally:
+            os.close(writing)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @attrs.frozen
 class Git:
-    """Runs git commands; `protocols` are those over which it may fetch."""
+    """Runs git commands; `protocols` are those over which it may fetch.
+
+    Each process of a command may take `memory` bytes.
+    """
 
     _clock: Any
     _spawn: Spawner
     _protocols: Sequence[str]
+    _memory: int = _MEMORY
+    _box: Box = attrs.field(factory=NoBox)
 
     async def __call__(
         self,
@@ -120,41 +173,66 @@ class Git:
         timeout: float | None = None,
         largest: int | None = None,
         received: Callable[[bytes], object] | None = None,
+        login: Login | None = None,
+        source: str | None = None,
+        reach: Reach = JUST_READ,
     ) -> Outcome:
         """Run git in the bare repository `repository`.
 
         After `timeout` seconds, and when the waiting is cancelled, it is killed with all
         that it has started. No file that it writes becomes longer than `largest` bytes.
         `received` is given what it prints, in place of the outcome; when that raises
-        EvaluationError git is killed, and the error raised here.
+        EvaluationError git is killed, and the error raised here. `login` is what it tells the
+        one server that it is for, `source` the path of the repository that it serves to itself.
+        `reach` is what it sees and does beyond reading `repository`. Raises EvaluationError
+        when git's memory does not suffice.
         """
-        command = _Command(received)
-        argv = ["git", f"--git-dir={repository}"]
+        command = _Command(self._box.kill, received, login)
+        argv = ["prlimit", f"--data={self._memory}", "--core=0"]
         if largest is not None:
-            argv = ["prlimit", f"--fsize={largest}", "--core=0", "--", *argv]
+            argv.append(f"--fsize={largest}")
+        argv += ["--", "git", f"--git-dir={repository}"]
         for setting, value in _SETTINGS.items():
             argv += ["-c", f"{setting}={value}"]
-        self._spawn(
-            command, [*argv, *arguments], {**self._environment(), **(environment or {})}, "/"
-        )
-
-        def kill() -> None:
-            command.child.signal_group(signal.SIGKILL)
-
-        timer = self._clock.callLater(timeout, kill) if timeout is not None else None
+        with _told(login) as descriptor, self._box.enter(repository, reach) as (prefix, opened):
+            if login is not None:
+                # A shell that git starts reads it from a pipe: it stands nowhere else.
+                helper = f'!f() {{ test "$1" = get && cat /proc/self/fd/{descriptor}; }}; f'
+                argv += ["-c", f"credential.{login.origin}.helper={helper}"]
+            self._spawn(
+                command,
+                [*prefix, *argv, *arguments],
+                {**self._environment(), **(environment or {})},
+                "/",
+                descriptors=[one for one in (descriptor, opened) if one is not None],
+            )
+        timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:
-            outcome = await completed(command.ended, kill)
+            outcome = await completed(command.ended, command.kill)
         finally:
             if timer is not None and timer.active():
                 timer.cancel()
                 timer = None
         if command.refused is not None:
             raise command.refused
+        self._check(outcome, serving=source is not None)
         return attrs.evolve(outcome, timed_out=timer is not None)
+
+    def _check(self, outcome: Outcome, *, serving: bool) -> None:
+        """Raise EvaluationError where git was not what failed."""
+        said = {"stderr": outcome.stderr}
+        if outcome.status and outcome.stderr.startswith(COMPLAINT):
+            raise EvaluationError("lost", "the sandbox of git could not be started", said)
+        if outcome.status and is_starved(outcome.stderr, serving=serving):
+            raise EvaluationError(
+                "repository",
+                f"git needs more than {self._memory} bytes of memory for this repository",
+                {"limit": "repositories.memory", "value": self._memory, **said},
+            )
 
     def _environment(self) -> dict[str, str]:
         return {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "PATH": PATH,
             "LC_ALL": "C",
             "HOME": "/nonexistent",
             "GIT_CONFIG_NOSYSTEM": "1",

@@ -7,6 +7,8 @@ from twisted.logger import Logger
 
 from tawebeval.cgroups import Cgroups
 from tawebeval.directories import Directories
+from tawebeval.errors import ConfigurationError
+from tawebeval.gitversion import check_git
 from tawebeval.sandbox import Sandbox
 from tawebeval.sandboxes import rely_on
 
@@ -29,14 +31,18 @@ class Ground(Service):
     def startService(self) -> None:
         """Try it out, and tell what does not hold.
 
-        Exits with a message where what an earlier daemon has left cannot be removed, and where
-        the sandbox does not work.
+        Exits with a message where what an earlier daemon has left cannot be removed, where git
+        is missing or old, and where the sandbox does not work.
         """
         super().startService()
         try:
             self.directories.clear()
         except OSError as error:
             raise SystemExit(f"tawebeval: {error.filename}: {error.strerror}") from None
+        try:
+            check_git()
+        except ConfigurationError as error:
+            raise SystemExit(f"tawebeval: {error}") from None
         for problem in self._cgroups.problems:
             log.warn("limits: {problem}", problem=problem)
         rely_on(self._sandbox)

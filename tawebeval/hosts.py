@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import unquote_to_bytes
 
 import attrs
 
@@ -22,7 +23,7 @@ Network = IPv4Network | IPv6Network
 
 SSH = "ssh -oBatchMode=yes"
 
-_PORTS = {"http": 80, "https": 443, "git": 9418, "ssh": 22}
+DEFAULT_PORTS = {"http": 80, "https": 443, "git": 9418, "ssh": 22}
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCP_LIKE = re.compile(r"(?:[^/:@]*@)?([^/:@]+):.*", re.DOTALL)
 _AUTHORITY = re.compile(r"(?:[^@]*@)?(\[[^\]]*\]|[^:\[\]]*)(?::([0-9]{1,5}))?")
@@ -49,10 +50,16 @@ class Target:
 
 @attrs.frozen
 class Route:
-    """How git reaches a repository: the URL to give it, and what to add to its environment."""
+    """How git reaches a repository: the URL to give it, and what to add to its environment.
+
+    `source` is the path of a repository of this machine, which git serves to itself, and
+    `readable` are files that it needs for this one.
+    """
 
     url: str
     environment: Mapping[str, str] = attrs.field(factory=dict)
+    source: str | None = None
+    readable: Sequence[str] = ()
 
 
 def target_of(url: str) -> Target | None:
@@ -79,8 +86,16 @@ def target_of(url: str) -> Target | None:
     return _target(protocol, authority[1], authority[2])
 
 
+def path_of(url: str) -> str:
+    """Return the path of a repository of this machine, as git reads it from a URL or a path."""
+    if url.startswith("/"):
+        return url
+    path = unquote_to_bytes(url.partition("://")[2]).decode("utf-8", "surrogateescape")
+    return path if path.startswith("/") else f"//{path}"
+
+
 def _target(protocol: str, host: str, port: str | None) -> Target:
-    number = int(port) if port else _PORTS.get(protocol, 0)
+    number = int(port) if port else DEFAULT_PORTS.get(protocol, 0)
     if not 0 < number < 2**16:
         raise ValueError("has no valid port")
     host = host.lower()
@@ -103,13 +118,14 @@ def bracketed(address: Address) -> str:
     return f"[{address}]" if address.version == 6 else str(address)
 
 
-def route(url: str, target: Target, address: Address) -> Route:
+def route(url: str, target: Target, address: Address, ssh_options: Sequence[str] = ()) -> Route:
     """Return how git reaches `target`, which `url` names, at `address` and nowhere else.
 
     Certificates and host keys are still those of the name.
     """
+    ssh = [SSH, shlex.join(ssh_options)] if ssh_options else [SSH]
     if target.address is not None:
-        return Route(url)
+        return Route(url, {"GIT_SSH_COMMAND": " ".join(ssh)} if ssh_options else {})
     if target.protocol in ("http", "https"):
         return Route(
             url,
@@ -126,9 +142,9 @@ def route(url: str, target: Target, address: Address) -> Route:
             {"GIT_OVERRIDE_VIRTUAL_HOST": f"{target.host}:{target.port}"},
         )
     # As known_hosts has it, which is not asked for the address then.
-    alias = target.host if target.port == _PORTS["ssh"] else f"[{target.host}]:{target.port}"
+    alias = target.host if target.port == DEFAULT_PORTS["ssh"] else f"[{target.host}]:{target.port}"
     options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
-    return Route(url, {"GIT_SSH_COMMAND": f"{SSH} {shlex.join(options)}"})
+    return Route(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
 
 
 def _effective(address: Address) -> Address:
@@ -167,9 +183,9 @@ class HostPolicy:
 
     def check(self, target: Target) -> None:
         """Check a URL's host as it is written. Raises EvaluationError."""
-        if any(_matches(target.host, pattern) for pattern in self.deny):
+        if any(matches(target.host, pattern) for pattern in self.deny):
             raise _refused(target, "is refused by repositories.deny_hosts")
-        if self.allow and not any(_matches(target.host, pattern) for pattern in self.allow):
+        if self.allow and not any(matches(target.host, pattern) for pattern in self.allow):
             raise _refused(target, "is not among repositories.allow_hosts")
         if target.address is not None:
             self.choose(target, [target.address])
@@ -198,7 +214,8 @@ class HostPolicy:
         return is_public(address) or any(effective in network for network in self._networks)
 
 
-def _matches(host: str, pattern: str) -> bool:
+def matches(host: str, pattern: str) -> bool:
+    """Tell whether a host, in lower case, is one of `example.org` or of `*.example.org`."""
     pattern = pattern.lower()
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 

@@ -24,8 +24,8 @@ _LOOK = 0.25  # seconds between two looks at how much a fetch has brought
 class FetchLimits:
     """What may be fetched.
 
-    Each attempt may take `timeout` seconds and bring `size` bytes, and what is checked out
-    may be as `tree` says.
+    A fetch may take `timeout` seconds with all its attempts, each of which may bring `size`
+    bytes; checking out may take as long again, and what is checked out may be as `tree` says.
     """
 
     clock: Any
@@ -61,6 +61,8 @@ async def bounded(
 ) -> Outcome:
     """Return how `fetch` ends; raise EvaluationError when it brings too many bytes.
 
+    When it raises EvaluationError itself, what it has brought does not stay, either.
+
     The kernel has to keep each file within the limit, and so the pack that a usual server
     sends. A server of plain files sends many: their sum is looked at again and again.
     """
@@ -83,6 +85,9 @@ async def bounded(
     except CancelledError:
         if not over:
             raise
+    except EvaluationError:
+        await threads.run(_undo, repository, before)
+        raise
     else:
         if outcome.status == 0 or not await threads.run(_is_full, repository, before, limits.size):
             return outcome

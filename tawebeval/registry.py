@@ -112,6 +112,7 @@ class Registry:
             upload=upload.directory,
             workspace=Workspace(self._root / directory_of(identifier)),
             surroundings=self._surroundings,
+            caller=caller,
         )
         self._records[identifier] = _Record(evaluation, upload, self._clock.seconds(), caller)
         if upload.key is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import ip_address
+from os.path import abspath, realpath
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,10 +21,14 @@ from twisted.internet.interfaces import (
 from twisted.logger import Logger
 from zope.interface import implementer
 
+from tawebeval.credentials import Credential, Login
 from tawebeval.errors import EvaluationError
-from tawebeval.hosts import Address, HostPolicy, Route, Target, route, target_of
+from tawebeval.hosts import Address, HostPolicy, Route, Target, path_of, route, target_of
 
 _LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
+
+# Through these a process could be asked for what it has open.
+_KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 log = Logger()
 
@@ -48,27 +55,56 @@ class _Addresses:
 
 @attrs.frozen
 class Remotes:
-    """Holds URLs against the operator's rules; `resolver` looks names up without blocking."""
+    """Holds URLs against the operator's rules; `resolver` looks names up without blocking.
+
+    `own` are directories of the daemon, absolute and without symbolic links.
+    """
 
     _policy: HostPolicy
     _resolver: IHostnameResolver
     _clock: Any
+    _own: Sequence[Path] = ()
 
     def check(self, url: str) -> None:
         """Check what the URL itself tells. Raises EvaluationError."""
         self._target(url)
 
-    async def route(self, url: str) -> Route:
-        """Return how git is to reach the repository. Raises EvaluationError."""
+    async def route(
+        self, url: str, credential: Credential | None = None
+    ) -> tuple[Route, Login | None]:
+        """Return how git is to reach the repository, and what it says there when it is asked.
+
+        Raises EvaluationError.
+        """
         target = self._target(url)
         if target is None:
-            return Route(url)
+            path = path_of(url)
+            # As git looks for it, which takes `x.git` for `x`, too.
+            return Route(url, source=path, readable=(path, f"{path}.git")), None
         addresses = [target.address] if target.address else await self._look_up(target)
         try:
-            return route(url, target, self._policy.choose(target, addresses))
+            address = self._policy.choose(target, addresses)
         except EvaluationError:
             log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
             raise
+        if credential is None:
+            return route(url, target, address), None
+        login = credential.login(target, address)
+        found = route(url, target, address, credential.ssh_options)
+        return attrs.evolve(found, readable=credential.files), login
+
+    def check_source(self, path: str) -> None:
+        """Look whether a repository of this machine is one to serve. Blocks.
+
+        Raises EvaluationError for the daemon's own directories, and for what has them in it.
+        """
+        names = (path, f"{path}.git")
+        places = [Path(find(name)) for name in names for find in (abspath, realpath)]
+        for own in (*self._own, *_KERNEL):
+            if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
+                raise EvaluationError(
+                    "repository", f"{path} is no place from which repositories are fetched"
+                )
 
     def _target(self, url: str) -> Target | None:
         try:

@@ -1,7 +1,8 @@
 """The cache of repositories: one for each URL, bounded, sound whatever happens.
 
 A commit that is there is never fetched again. Objects of one URL are never reached through
-another one, so nobody can read a repository by guessing at its commits.
+another one, so nobody can read a repository by guessing at its commits. Nor are those that
+were fetched with a credential ever reached without that one.
 """
 
 from __future__ import annotations
@@ -17,15 +18,28 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.bare import BareRepository, Commit
+from tawebeval.callers import ANYBODY
+from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Git
+from tawebeval.gitwords import is_damage
+from tawebeval.keyring import Keyring
 from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
 from tawebeval.signals import Latch, Threads, completed, outcome
 from tawebeval.workspace import Workspace, remove
 
 log = Logger()
+
+
+@attrs.frozen
+class _Wanted:
+    """A commit that somebody wants, and the credential to fetch it with."""
+
+    repository: Repository
+    oid: str
+    credential: Credential | None
 
 
 @attrs.define
@@ -51,7 +65,8 @@ class Repositories:
     """Provides the trees of commits.
 
     The cache lies in `root` and is kept below `capacity` bytes, as far as what is in use
-    allows. `remotes` says which URLs are permitted, `limits` what may be fetched.
+    allows. `remotes` says which URLs are permitted, `limits` what may be fetched, `keyring`
+    who may use which credentials.
     """
 
     def __init__(
@@ -61,6 +76,7 @@ class Repositories:
         threads: Threads,
         remotes: Remotes,
         limits: FetchLimits,
+        keyring: Keyring,
         *,
         capacity: int,
     ) -> None:
@@ -70,12 +86,13 @@ class Repositories:
         self._capacity = capacity
         self._remotes = remotes
         self._limits = limits
+        self._keyring = keyring
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._evicted = 0
 
     def load(self) -> None:
-        """Take over what an earlier daemon has left in the cache. Blocks."""
+        """Take over what an earlier daemon has left in the cache, if it fits. Blocks."""
         found = []
         for path in self._root.iterdir():
             if path.suffix == ".git":
@@ -86,6 +103,8 @@ class Repositories:
             entry = self._add(path.name)
             entry.bare.tidy()
             entry.size = entry.bare.size()
+        for path in self._take_excess():
+            remove(path)
 
     def _add(self, name: str) -> _Entry:
         bare = BareRepository(
@@ -94,20 +113,45 @@ class Repositories:
         entry = self._entries[name] = _Entry(bare)
         return entry
 
-    async def check_out(self, repository: Repository, oid: str, workspace: Workspace) -> Commit:
+    async def check_out(
+        self, repository: Repository, oid: str, workspace: Workspace, caller: str = ANYBODY
+    ) -> Commit:
         """Put the tree of a commit into the workspace, fetching it first if it is not here.
 
-        Raises EvaluationError when the repository or the commit cannot be had.
+        `caller` is for whom. Raises EvaluationError when the repository or the commit cannot
+        be had.
         """
         self._remotes.check(repository.url)
-        async with self._use(repository.url) as entry:
-            commit = entry.bare.known(oid) or await self._shared_fetch(entry, repository, oid)
-            await entry.bare.check_out(commit, workspace)
-            return commit
+        credential = self._keyring.choose(repository.url, caller)
+        async with self._use(repository.url, credential) as entry:
+            wanted = _Wanted(repository, oid, credential)
+            generation, used = entry.bare.generation, entry.bare.used
+            try:
+                return await self._provide(entry, wanted, workspace)
+            except EvaluationError as error:
+                # What was never whole is not damaged: there the repository itself is broken.
+                stderr = str(error.members.get("stderr", ""))
+                if not (used and is_damage(stderr)):
+                    raise
+                log.warn(
+                    "{path} is damaged, and fetched anew: {stderr}",
+                    path=entry.bare.path,
+                    stderr=stderr,
+                )
+            await entry.bare.discard(generation)
+            return await self._provide(entry, wanted, workspace)
+
+    async def _provide(self, entry: _Entry, wanted: _Wanted, workspace: Workspace) -> Commit:
+        commit = entry.bare.known(wanted.oid) or await self._shared_fetch(entry, wanted)
+        await entry.bare.check_out(commit, workspace)
+        return commit
 
     @asynccontextmanager
-    async def _use(self, url: str) -> AsyncIterator[_Entry]:
-        name = hashlib.sha256(url.encode()).hexdigest()[:40] + ".git"
+    async def _use(self, url: str, credential: Credential | None) -> AsyncIterator[_Entry]:
+        named = url.encode()
+        if credential is not None:
+            named += b"\0" + self._keyring.identity(credential)
+        name = hashlib.sha256(named).hexdigest()[:40] + ".git"
         entry = self._entries.get(name) or self._add(name)
         self._entries.move_to_end(name)
         entry.users += 1
@@ -117,12 +161,12 @@ class Repositories:
             entry.users -= 1
             entry.bare.touch()
 
-    async def _shared_fetch(self, entry: _Entry, repository: Repository, oid: str) -> Commit:
+    async def _shared_fetch(self, entry: _Entry, wanted: _Wanted) -> Commit:
         """Fetch, or wait with those for whom the same is being fetched already."""
-        key = repository, oid
+        key = wanted.repository, wanted.oid
         fetch = entry.fetches.get(key)
         if fetch is None:
-            deferred = Deferred.fromCoroutine(self._fetch(entry, repository, oid))
+            deferred = Deferred.fromCoroutine(self._fetch(entry, wanted))
             fetch = entry.fetches[key] = _Fetch(deferred, outcome(deferred))
         fetch.waiting += 1
         try:
@@ -143,15 +187,20 @@ class Repositories:
         except EvaluationError as error:
             raise attrs.evolve(error) from None  # each who shares it gets a traceback of its own
 
-    async def _fetch(self, entry: _Entry, repository: Repository, oid: str) -> Commit:
+    async def _fetch(self, entry: _Entry, wanted: _Wanted) -> Commit:
         try:
-            return await entry.bare.fetch(repository, oid)
+            return await entry.bare.fetch(wanted.repository, wanted.oid, wanted.credential)
         finally:
             entry.size = await self._threads.run(entry.bare.size)
             await self._evict()
 
     async def _evict(self) -> None:
         """Remove what was used longest ago until the rest fits."""
+        for path in self._take_excess():
+            await self._threads.run(remove, path)
+
+    def _take_excess(self) -> list[Path]:
+        """Take what was used longest ago out of the cache; return what is to be removed."""
         excess = sum(entry.size for entry in self._entries.values()) - self._capacity
         doomed = []
         for name, entry in list(self._entries.items()):
@@ -165,5 +214,4 @@ class Repositories:
                 log.info(
                     "{path} is evicted from the cache: {size} bytes", path=name, size=entry.size
                 )
-        for path in doomed:
-            await self._threads.run(remove, path)
+        return doomed

@@ -15,6 +15,7 @@ from tawebeval.bubblewrap import Bubblewrap, system_view, write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
+from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
 from tawebeval.privileges import User
 from tawebeval.sandbox import Launch, NoSandbox, Sandbox
@@ -67,6 +68,13 @@ def rely_on(sandbox: Sandbox) -> None:
             " user {uid} can",
             uid=os.geteuid(),
         )
+
+
+def open_box(sandbox: Sandbox, accounts: Path) -> Box:
+    """Return what git is to run in: the same as evaluators, but for what it sees. Blocks."""
+    if not isinstance(sandbox, Bubblewrap):
+        return NoBox()
+    return GitBox(sandbox.program, sandbox.filter, tuple(system_view(accounts, network=True)))
 
 
 def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgroups) -> Bubblewrap:

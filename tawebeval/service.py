@@ -26,6 +26,7 @@ from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
+from tawebeval.keyring import Keyring
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.preload import unreadable
 from tawebeval.privileges import Privileges
@@ -34,7 +35,7 @@ from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
-from tawebeval.sandboxes import open_sandbox
+from tawebeval.sandboxes import open_box, open_sandbox
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
@@ -70,10 +71,11 @@ class EvaluationService(Service):
 
 
 class Reloading(Service):
-    """Reads the tokens again when the operator says so, by SIGHUP."""
+    """Reads tokens and credentials again when the operator says so, by SIGHUP."""
 
-    def __init__(self, access: Access, reactor: Any) -> None:
+    def __init__(self, access: Access, keyring: Keyring, reactor: Any) -> None:
         self._access = access
+        self._keyring = keyring
         self._reactor = reactor
         self._before: Any = None
 
@@ -87,7 +89,11 @@ class Reloading(Service):
                 "but SIGHUP will not read new ones until chown or chmod lets that user read it",
                 path=source,
             )
-        reload = self._access.reload
+
+        def reload() -> None:
+            for each in (self._access, self._keyring):
+                each.reload()
+
         self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
 
     def stopService(self) -> None:
@@ -177,8 +183,8 @@ def make_service(
 ) -> Daemon:
     """Return the whole daemon, which has given up `privileges` before it runs anything.
 
-    Raises ConfigurationError for what is no endpoint, for tokens that cannot be read, where
-    strangers could reach a daemon without tokens, and where the sandbox does not work.
+    Raises ConfigurationError for what is no endpoint, for tokens and credentials that cannot be
+    read, where strangers could reach a daemon without tokens, and without a sandbox.
     """
     callers = configuration.callers
     access = open_access(configuration, reactor)
@@ -186,21 +192,36 @@ def make_service(
     spawn = Spawner(reactor)
     settings = configuration.repositories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+    orphans = Orphans(reactor, spawn)
+    sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
+    keyring = Keyring(
+        settings.credentials, os.environ.get("CREDENTIALS_DIRECTORY", ""), directories.key
+    )
     repositories = Repositories(
         directories.repositories,
-        Git(reactor, spawn, settings.protocols),
+        Git(
+            reactor,
+            spawn,
+            settings.protocols,
+            settings.memory,
+            open_box(sandbox, directories.accounts),
+        ),
         threads,
-        Remotes(policy, reactor.nameResolver, reactor),
+        Remotes(
+            policy,
+            reactor.nameResolver,
+            reactor,
+            (directories.repositories, directories.uploads, directories.evaluations),
+        ),
         FetchLimits(
             reactor,
             timeout=settings.fetch_timeout,
             size=settings.fetch_bytes,
             tree=TreeLimits(settings.tree_files, settings.tree_bytes),
         ),
+        keyring,
         capacity=settings.cache,
     )
-    orphans = Orphans(reactor, spawn)
-    sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,
@@ -224,7 +245,7 @@ def make_service(
     site = ApiSite(make_app(api), api, reactor)
     ground = Ground(directories, cgroups, sandbox)
     daemon = Daemon(ground, EvaluationService(registry, repositories), privileges, reactor)
-    Reloading(access, reactor).setServiceParent(daemon)
+    Reloading(access, keyring, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:
         for chore in (registry.expire, orphans.reap):

@@ -4,6 +4,7 @@
 <evaluation>/tree/                           the commit's tree, writable
 <evaluation>/tmp/                            TEMPORARY_DIRECTORY
 <evaluation>/home/                           HOME
+<evaluation>/checkout/                       git's index, while it checks out
 <evaluation>/scratch/                        /tmp, where there is a sandbox
 <evaluation>/shm/                            /dev/shm, likewise
 """
@@ -69,7 +70,7 @@ class Workspace:
     @property
     def index(self) -> Path:
         """Where git keeps its index while it checks out."""
-        return self.root / "index"
+        return self.root / "checkout" / "index"
 
     @property
     def submission(self) -> Path:
@@ -116,7 +117,7 @@ class Workspace:
         upload.rename(self.root)
         for directory in (
             *(self.tree, self.temporary, self.home),
-            *(self.scratch, self.shared_memory),
+            *(self.scratch, self.shared_memory, self.index.parent),
         ):
             directory.mkdir()
 

@@ -15,10 +15,12 @@ import attrs
 from twisted.internet.task import Clock
 
 from tawebeval.config import Configuration
+from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.evaluation import Surroundings
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
+from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.repositories import Commit
 from tawebeval.signals import Latch, completed
 from tawebeval.watch import Watch, exceeded
@@ -98,11 +100,15 @@ class FakeRepositories:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Repository, str]] = []
+        self.callers: list[str] = []
         self.gate = Gate()
         self.fill: Callable[[Path], object] = lambda tree: None
 
-    async def check_out(self, repository: Repository, oid: str, workspace: Workspace) -> Commit:
+    async def check_out(
+        self, repository: Repository, oid: str, workspace: Workspace, caller: str
+    ) -> Commit:
         """Return the commit, its tree filled by `fill`."""
+        self.callers.append(caller)
         self.asked.append((repository, oid))
         await self.gate.wait()
         self.fill(workspace.tree)
@@ -125,6 +131,9 @@ class Command:
     environment: Mapping[str, str]
     timeout: float | None
     largest: int | None = None
+    login: Login | None = None
+    source: str | None = None
+    reach: Reach = JUST_READ
 
 
 class FakeGit:
@@ -142,9 +151,14 @@ class FakeGit:
         timeout: float | None = None,
         largest: int | None = None,
         received: Callable[[bytes], object] | None = None,
+        login: Login | None = None,
+        source: str | None = None,
+        reach: Reach = JUST_READ,
     ) -> Outcome:
         """Return what the script says; `received` gets its stdout."""
-        command = Command(repository, arguments, environment or {}, timeout, largest)
+        command = Command(
+            repository, arguments, environment or {}, timeout, largest, login, source, reach
+        )
         self.commands.append(command)
         answer = self.script(command)
         outcome = answer if isinstance(answer, Outcome) else await answer

@@ -40,6 +40,8 @@ CORE = (
     "hosts",
     "trees",
     "hierarchies",
+    "credentials",
+    "gitwords",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Section, parse_configuration
+from tawebeval.config import Configuration, CredentialSettings, Section, parse_configuration
 from tawebeval.errors import ConfigurationError
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "etc" / "tawebeval.toml"
+
+CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\npassword_file = '/p'\n"
 
 
 def settings_of(section: type[Section], prefix: str = "") -> Iterator[str]:
@@ -94,6 +96,37 @@ class ParseTests(SynchronousTestCase):
             parse_configuration(text)
 
 
+class CredentialTests(SynchronousTestCase):
+    """`[[repositories.credentials]]`."""
+
+    host = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
+
+    def test_entries(self) -> None:
+        """A password for one server, a key for another."""
+        one, two = parse_configuration(
+            f"{self.host}port = 8443\npassword_file = '/p'\ncallers = ['alice']\n"
+            f"{self.host}key_file = 'key'\nknown_hosts_file = '/etc/hosts-1'\n"
+        ).repositories.credentials
+        self.assertEqual(
+            one, CredentialSettings("h", "u", port=8443, password_file="/p", callers=("alice",))
+        )
+        self.assertEqual(
+            two, CredentialSettings("h", "u", key_file="key", known_hosts_file="/etc/hosts-1")
+        )
+
+    def test_incomplete(self) -> None:
+        """No secret, two of them, a key and no known server: each says what is missing."""
+        for files, words in (
+            ("", "one of password_file and key_file"),
+            ("password_file = '/p'\nkey_file = '/k'", "one of password_file and key_file"),
+            ("key_file = '/k'", "known_hosts_file"),
+            ("password_file = '/p'\nknown_hosts_file = '/k'", "known_hosts_file"),
+        ):
+            error = self.assertRaises(ConfigurationError, parse_configuration, self.host + files)
+            self.assertTrue(str(error).startswith("repositories.credentials[0]: "), str(error))
+            self.assertIn(words, str(error))
+
+
 class ErrorTests(SynchronousTestCase):
     """What stops the start, and what it says."""
 
@@ -141,6 +174,16 @@ class ErrorTests(SynchronousTestCase):
             ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories: private_net"),
             ("[repositories]\nfetch_bytes = 1", "repositories.fetch_bytes: "),
             ("[repositories]\ntree_files = 0", "repositories.tree_files: "),
+            ("[repositories]\nmemory = 1048576", "repositories.memory: Expected `int` >= "),
+            ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: Object missing"),
+            (CREDENTIAL.replace("'h'", "'a b'"), "repositories.credentials[0].host: "),
+            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: "),
+            (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
+            (f"{CREDENTIAL}port = 65536", "repositories.credentials[0].port: "),
+            (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: "),
+            (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: there is no"),
+            (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: "),
+            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: credentials: one of"),
             ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
             ("[repositories]\ncache = 1023", "repositories.cache: Expected `int` >= 1024"),
             ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),

@@ -147,6 +147,7 @@ class LifeTests(EvaluationTestCase):
                 "some/tree/evaluate",
                 "some/tmp",
                 "some/home",
+                "some/checkout",
                 "some/scratch",
                 "some/shm",
             },

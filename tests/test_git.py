@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.git import Git, Outcome
 from tests.fakes import FakeSpawner
@@ -24,7 +26,7 @@ class GitTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.spawn = FakeSpawner(self.clock)
-        self.git = Git(self.clock, self.spawn, ("https", "ssh"))
+        self.git = Git(self.clock, self.spawn, ("https", "ssh"), 77777777)
 
     def run_git(self, *arguments: str, **settings: Any) -> Deferred[Outcome]:
         """Start a command."""
@@ -77,19 +79,23 @@ class CommandTests(GitTestCase):
         """Repository and settings come first, then the command, word for word and last."""
         arguments = ("fetch", "--quiet", "--end-of-options", "https://example.org/a b", "$(x)")
         argv = list(self.start(*arguments).argv)
-        self.assertEqual(argv[:2], ["git", f"--git-dir={REPOSITORY}"])
+        self.assertEqual(argv[3:6], ["--", "git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
 
     def test_largest(self) -> None:
-        """The length of files is bounded before git begins."""
+        """Memory, and where it is asked for the length of files, are bounded before git begins."""
         argv = list(self.start("fetch", largest=5000).argv)
-        self.assertEqual(argv[:5], ["prlimit", "--fsize=5000", "--core=0", "--", "git"])
+        self.assertEqual(
+            argv[:6], ["prlimit", "--data=77777777", "--core=0", "--fsize=5000", "--", "git"]
+        )
+        argv = list(self.start("log").argv)
+        self.assertEqual(argv[:5], ["prlimit", "--data=77777777", "--core=0", "--", "git"])
 
     def test_settings(self) -> None:
         """Neither hooks nor helpers, redirects nor background work; what comes is checked."""
         argv = list(self.start("status").argv)
-        between = argv[2:-1]
+        between = argv[6:-1]
         self.assertEqual(set(between[::2]), {"-c"})
         settings = dict(setting.split("=", 1) for setting in between[1::2])
         for name, value in {
@@ -106,6 +112,74 @@ class CommandTests(GitTestCase):
             "core.autocrlf": "false",
         }.items():
             self.assertEqual(settings[name], value)
+
+
+class LoginTests(GitTestCase):
+    """What git is told of a name and a password, and where that shows."""
+
+    login = Login("https://git.example.org", "judge", "s3cr:t@")
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.handed: list[bytes] = []
+        self.asked = self.fetch()
+
+    def fetch(self) -> Deferred[Outcome]:
+        """Start a fetch that has a login, and take what it is handed as its child would."""
+
+        def spawn(*arguments: Any, descriptors: Sequence[int] = ()) -> Any:
+            self.descriptors = descriptors
+            for descriptor in descriptors:
+                self.handed.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+            return self.spawn(*arguments)
+
+        git = Git(self.clock, spawn, ("https",))
+        return Deferred.fromCoroutine(git(REPOSITORY, "fetch", "url", login=self.login))
+
+    def test_handed(self) -> None:
+        """It is told by a pipe, which is not kept; argv and environment do not have it."""
+        self.assertEqual(self.handed, [b"username=judge\npassword=s3cr:t@\n"])
+        child = self.spawn.child
+        self.assertNotIn("s3cr", str((child.argv, child.environment)))
+        (descriptor,) = self.descriptors
+        with self.assertRaises(OSError):
+            os.fstat(descriptor)
+        self.end()
+
+    def test_bound(self) -> None:
+        """The helper that reads it is for the one server, and comes after those were cleared."""
+        argv = list(self.spawn.child.argv)
+        (helper,) = (one for one in argv if "/proc/self/fd/" in one)
+        self.assertTrue(helper.startswith("credential.https://git.example.org.helper=!"))
+        self.assertLess(argv.index("credential.helper="), argv.index(helper))
+        self.assertLess(argv.index(helper), argv.index("fetch"))
+        self.end()
+
+    def test_cannot_be_started(self) -> None:
+        """Where git cannot be started the pipe is not left open."""
+        self.end()
+        self.spawn.error = FileNotFoundError(2, "no git")
+        before = len(os.listdir("/proc/self/fd"))
+        self.failureResultOf(self.fetch(), FileNotFoundError)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_echoed(self) -> None:
+        """A server that repeats the password does not get it through to a client."""
+        self.spawn.child.complain(b"remote: you said s3cr:t@ and anVkZ2U6czNjcjp0QA==\n")
+        self.end(128)
+        stderr = self.successResultOf(self.asked).stderr
+        self.assertEqual(stderr, "remote: you said *** and ***")
+
+    def test_echoed_at_the_cut(self) -> None:
+        """Nor a part of it, where the beginning of much is cut off."""
+        for before in range(8150, 8250):
+            asked = self.fetch()
+            self.spawn.child.complain(b"s3cr:t@" * 20 + b"." * before)
+            self.end(128)
+            stderr = self.successResultOf(asked).stderr
+            self.assertEqual(stderr.strip(".*"), "", before)
+            self.assertLessEqual(len(stderr), 8192)
+        self.end()
 
 
 class OutcomeTests(GitTestCase):
@@ -161,6 +235,42 @@ class OutcomeTests(GitTestCase):
             "fatal: unable to access 'https://example.org/x/': no\n"
             "redirect https://a.example/ http://b.example/c@d ssh://e.example/f",
         )
+
+    def test_memory(self) -> None:
+        """Git that gets no more memory is an error of the repository, with the limit."""
+        for said in (
+            b"fatal: Out of memory, malloc failed (tried to allocate 9 bytes)",
+            b"x\nfatal: packfile x cannot be mapped: Cannot allocate memory",
+            b"fatal: unable to create thread: Resource temporarily unavailable",
+        ):
+            asked = self.run_git("fetch")
+            self.spawn.child.complain(said)
+            self.end(128)
+            error = self.failureResultOf(asked, EvaluationError).value
+            self.assertEqual(error.reason, "repository")
+            self.assertEqual(
+                (error.members["limit"], error.members["value"]), ("repositories.memory", 77777777)
+            )
+            self.assertEqual(error.members["stderr"], said.decode())
+
+    def test_memory_of_others(self) -> None:
+        """It is not, where only the server says so, or git does not mind."""
+        for said, status in (
+            (b"remote: fatal: Out of memory, malloc failed\nfatal: the end hung up", 128),
+            (b"warning: Out of memory", 0),
+        ):
+            asked = self.run_git("fetch")
+            self.spawn.child.complain(said)
+            self.end(status)
+            self.assertEqual(self.successResultOf(asked).status, status)
+
+    def test_memory_of_a_repository_of_this_machine(self) -> None:
+        """What its server says is said by a git that is bounded, too."""
+        asked = self.run_git("fetch", source="/srv/x")
+        self.spawn.child.complain(b"remote: fatal: Out of memory, malloc failed")
+        self.end(128)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual(error.members["limit"], "repositories.memory")
 
     def test_leftovers(self) -> None:
         """What git has started and left behind is killed, and not waited for."""

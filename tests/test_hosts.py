@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import EvaluationError
-from tawebeval.hosts import HostPolicy, Route, Target, bracketed, is_public, route, target_of
+from tawebeval.hosts import (
+    HostPolicy,
+    Route,
+    Target,
+    bracketed,
+    is_public,
+    path_of,
+    route,
+    target_of,
+)
 
 PUBLIC = [
     "8.8.8.8",
@@ -54,6 +63,20 @@ PRIVATE = [
     "2001:0:1::1",
     "100::1",
 ]
+
+
+class PathTests(SynchronousTestCase):
+    """Which repository of this machine git reads."""
+
+    def test_path(self) -> None:
+        """As it is after `file://`, decoded, and whole where there is a host."""
+        for url, path in (
+            ("/srv/a%20b", "/srv/a%20b"),
+            ("file:///srv/x.git", "/srv/x.git"),
+            ("file:///srv/a%20b%FF", "/srv/a b\udcff"),
+            ("file://localhost/srv/x", "//localhost/srv/x"),
+        ):
+            self.assertEqual(path_of(url), path)
 
 
 class TargetTests(SynchronousTestCase):

@@ -34,15 +34,15 @@ LAYERS = {
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
-        " git bare quota remotes repositories kernel privileges ownership"
-        " cgroupfs cgrouphomes controls",
+        " git gitbox gitversion bare quota remotes keyring repositories"
+        " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",
         never="klein werkzeug multipart",
     ),
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees hierarchies",
+        "config callers exposure hosts trees hierarchies credentials gitwords",
         below="",
     ),
 }
@@ -50,7 +50,7 @@ LAYERS = {
 STANDARD_LIBRARY = (
     "__future__ abc base64 binascii codecs collections collections.abc dataclasses email.parser"
     " enum functools hashlib hmac ipaddress itertools json math operator re shlex string struct"
-    " tomllib types typing"
+    " tomllib types typing urllib.parse"
 )
 CORE_MAY_IMPORT = frozenset([*STANDARD_LIBRARY.split(), "attrs", "msgspec", "orjson"])
 

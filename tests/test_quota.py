@@ -64,6 +64,15 @@ class BoundedTests(SynchronousTestCase):
         self.git.callback(Outcome(128, "", "no"))
         self.assertEqual(self.successResultOf(self.asked).status, 128)
 
+    def test_other_limit(self) -> None:
+        """What is refused for another limit leaves nothing, either."""
+        self.write("objects/new", 10)
+        self.git.errback(EvaluationError("repository", "too much memory"))
+        error = self.failureResultOf(self.asked, EvaluationError).value
+        self.assertEqual(error.message, "too much memory")
+        self.assertEqual(self.names(), ["old"])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
     def test_file(self) -> None:
         """A file that has come up to the limit made git fail."""
         self.write("objects/new", LIMIT)

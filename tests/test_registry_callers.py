@@ -63,6 +63,13 @@ class CallerTests(RegistryTestCase):
             self.registry.status(identifier, "alice")
         self.assertEqual(self.registry.page(identifier, END, "alice").end, None)
 
+    def test_repositories(self) -> None:
+        """For each of them repositories are fetched in its own name: what it may see of them."""
+        for caller in ("alice", "bob"):
+            self.begin(caller)
+            self.finish(self.world.child)
+        self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
     def test_restart(self) -> None:
         """Neither does a daemon that has lost everything tell Bob of it."""
         identifier = self.begin("alice")

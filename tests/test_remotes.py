@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
@@ -20,7 +22,8 @@ class RemotesTests(SynchronousTestCase):
 
     def ask(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[Route]:
         """Ask for the route to a URL."""
-        return Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).route(url))
+        asked = Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).route(url))
+        return asked.addCallback(lambda found: found[0])
 
     def test_pinned(self) -> None:
         """The first of the addresses is the one; a later, other answer is not asked for."""
@@ -41,10 +44,38 @@ class RemotesTests(SynchronousTestCase):
         """Addresses and paths need no resolver; what is no host is refused."""
         resolver = FakeResolver()
         for url in ("https://8.8.8.8/x", "/srv/x", "file:///srv/x"):
-            self.assertEqual(self.successResultOf(self.ask(resolver, url)), Route(url))
+            found = self.successResultOf(self.ask(resolver, url))
+            if "srv" in url:
+                expected = Route(url, source="/srv/x", readable=("/srv/x", "/srv/x.git"))
+            else:
+                expected = Route(url)
+            self.assertEqual(found, expected)
         for url in ("http://0x7f.1/", "http://127.0.0.1/"):
             self.failureResultOf(self.ask(resolver, url), EvaluationError)
         self.assertEqual(resolver.asked, [])
+
+    def test_source(self) -> None:
+        """Of this machine everything is served but the daemon's own, and what has it in it."""
+        folder = Path(self.mktemp()).resolve()
+        own = folder / "cache"
+        own.mkdir(parents=True)
+        (folder / "link").symlink_to(own)
+        (folder / "x.git").symlink_to(own)
+        remotes = Remotes(HostPolicy(), FakeResolver(), self.clock, (own,))
+        for path in (f"{folder}/other", f"{folder}/cached", "/srv/x", f"{own}/../y"):
+            remotes.check_source(path)
+        for path in (
+            *(f"{own}", f"{own}/x.git", f"{folder}", "/", f"{folder}/y/../cache/x"),
+            *(
+                f"{folder}/link/x",
+                f"{folder}/x",
+                "/proc/self/cwd",
+                "/dev/fd/3",
+                "/proc/self/root/x",
+            ),
+        ):
+            error = self.assertRaises(EvaluationError, remotes.check_source, path)
+            self.assertEqual(error.reason, "repository")
 
     def test_silent(self) -> None:
         """A resolver that does not answer is not waited for without end."""

@@ -13,6 +13,7 @@ from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Outcome
 from tawebeval.hosts import HostPolicy
+from tawebeval.keyring import Keyring
 from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Commit, Repositories
@@ -77,6 +78,7 @@ class RepositoriesTestCase(SynchronousTestCase):
         self.broken: dict[str, Outcome] = {}
         self.clock = Clock()
         self.resolver = FakeResolver()
+        self.keyring = Keyring((), "", b"key")
         self.repositories = self.make()
 
     def make(self) -> Repositories:
@@ -87,6 +89,7 @@ class RepositoriesTestCase(SynchronousTestCase):
             InlineThreads(),
             Remotes(self.policy, self.resolver, self.clock),
             FetchLimits(self.clock, 60, self.size, TreeLimits(3, 1000)),
+            self.keyring,
             capacity=self.capacity,
         )
 
@@ -96,7 +99,7 @@ class RepositoriesTestCase(SynchronousTestCase):
         if name in self.broken:
             return self.broken[name]
         if name == "init":
-            command.repository.mkdir()
+            self.assertEqual(list(command.repository.iterdir()), [])
         elif name == "log":
             oid = command.arguments[-2]
             if (command.repository.name, oid) not in self.here:
@@ -118,12 +121,19 @@ class RepositoriesTestCase(SynchronousTestCase):
         return outcome
 
     def check_out(
-        self, url: str = URL, oid: str = OID, branch: str | None = None, depth: int | None = None
+        self,
+        url: str = URL,
+        oid: str = OID,
+        branch: str | None = None,
+        depth: int | None = None,
+        caller: str = "",
     ) -> Deferred[Commit]:
         """Ask for a commit."""
         workspace = Workspace(Path("/work/space"))
         repository = Repository(url, branch, depth)
-        return Deferred.fromCoroutine(self.repositories.check_out(repository, oid, workspace))
+        return Deferred.fromCoroutine(
+            self.repositories.check_out(repository, oid, workspace, caller)
+        )
 
     def names(self) -> list[str]:
         """Return the git commands given so far, by their names."""
@@ -270,14 +280,79 @@ class WaysTests(RepositoriesTestCase):
         self.assertEqual(error.members, {"stderr": "fatal: could not resolve host: example.org"})
         self.assertEqual(len(self.ways()), 1)
 
-    def test_timeout(self) -> None:
-        """Each attempt has the time that is configured; one that takes longer is the last."""
-        self.fetches = [UNADVERTISED, failed("", -1, timed_out=True)]
-        error = self.error(self.check_out(branch="main"))
+    def test_local(self) -> None:
+        """Only for a repository of this machine is upload-pack told to take others' ones."""
+        self.successResultOf(self.check_out("/srv/x"))
+        self.successResultOf(self.check_out())
+        here, there = (c for c in self.git.commands if c.arguments[0] == "fetch")
+        option = "--upload-pack=git -c safe.directory='*' upload-pack"
+        self.assertLess(here.arguments.index(option), here.arguments.index("--end-of-options"))
+        self.assertNotIn("safe.directory", str(there))
+        self.assertEqual((here.source, there.source), ("/srv/x", None))
+
+
+class DeadlineTests(RepositoriesTestCase):
+    """The time that a fetch has, from the request to its end."""
+
+    def check_over(self, asked: Deferred[Commit], running: Running) -> None:
+        """Hold that git is killed now, and what is said when it has gone."""
+        self.assertEqual(running.killed, 1)
+        self.assertNoResult(asked)
+        running.end(failed("", -1))
+        error = self.error(asked)
         self.assertEqual(error.reason, "repository")
         self.assertIn("60 seconds", error.message)
-        timeouts = [c.timeout for c in self.git.commands if c.arguments[0] == "fetch"]
-        self.assertEqual(timeouts, [60, 60])
+        self.assertEqual(error.members, {"limit": "repositories.fetch_timeout", "value": 60})
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_all_attempts(self) -> None:
+        """A second attempt has the time that the first has left."""
+        first, second = Running(), Running()
+        self.fetches = [first, second]
+        asked = self.check_out(branch="main")
+        self.clock.advance(40)
+        first.end(UNADVERTISED)
+        self.clock.advance(19)
+        self.assertEqual(second.killed, 0)
+        self.clock.advance(1)
+        self.check_over(asked, second)
+
+    def test_turn(self) -> None:
+        """Who waits for another fetch of the repository loses the time of that."""
+        running, another = Running(), Running()
+        self.fetches = [running, another]
+        self.gained = 99
+        self.addCleanup(self.check_out().addErrback, lambda failure: None)
+        self.clock.advance(20)
+        asked = self.check_out(oid=OTHER)
+        self.clock.advance(30)
+        running.end(failed("fatal: no"))
+        self.clock.advance(29)
+        self.assertEqual(another.killed, 0)
+        self.clock.advance(1)
+        self.check_over(asked, another)
+
+    def test_no_turn(self) -> None:
+        """Who does not come to its turn is told so, and leaves the fetch under way alone."""
+        running = Running()
+        self.fetches = [running]
+        first = self.check_out()
+        self.clock.advance(10)
+        second = self.check_out(oid=OTHER)
+        self.clock.advance(50)
+        self.assertNoResult(second)
+        self.assertEqual(running.killed, 1)
+        self.clock.advance(10)
+        self.assertIn("60 seconds", self.error(second).message)
+        running.end(failed("", -1))
+        self.error(first)
+
+    def test_check_out(self) -> None:
+        """Checking out has its own time, and what it says is no word of git's."""
+        self.broken["read-tree"] = failed("", -1, timed_out=True)
+        error = self.error(self.check_out())
+        self.assertIn("checked out within 60 seconds", error.message)
+        self.assertEqual(error.members["limit"], "repositories.fetch_timeout")
 
 
 class LimitTests(RepositoriesTestCase):

@@ -22,7 +22,7 @@ class CheckOutTests(RepositoriesTestCase):
             command.arguments,
             ("--work-tree=/work/space/tree", "read-tree", "--reset", "-u", TREE),
         )
-        self.assertEqual(command.environment, {"GIT_INDEX_FILE": "/work/space/index"})
+        self.assertEqual(command.environment, {"GIT_INDEX_FILE": "/work/space/checkout/index"})
 
     def test_known_commit(self) -> None:
         """A commit that is here is not asked for again, neither over the network nor of git."""
@@ -179,6 +179,17 @@ class EvictionTests(RepositoriesTestCase):
         self.assertEqual(self.names(), ["read-tree"])
         self.fetch_all("d")
         self.assertEqual(self.cached(), ["a", "c", "d"])
+
+    def test_less_room(self) -> None:
+        """A new daemon with less room makes it at once; what was used last stays."""
+        self.fetch_all("a", "b", "c")
+        for age, name in enumerate("bca"):
+            path = next(p for p in self.root.iterdir() if (p / "url").read_text() == f"/{name}\n")
+            _set_time(path, 1_700_000_000 - age)
+        self.capacity = 150_000
+        self.repositories = self.make()
+        self.repositories.load()
+        self.assertEqual(self.cached(), ["b"])
 
     def test_use_is_seen_after_a_restart(self) -> None:
         """Using a repository leaves a trace on the disk, by which its age is known."""

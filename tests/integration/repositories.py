@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -127,11 +128,18 @@ class HttpServer:
     """Hands out what lies in `root`: by `git http-backend`, or as plain files (`dumb`).
 
     Without `v2` it knows nothing of the protocol's second version, and so hands out only
-    what it advertises. `requests` are the methods and paths of what it was asked for.
+    what it advertises. With a `login`, "NAME:PASSWORD", it answers nobody else.
+    `requests` are the methods and paths of what it was asked for, `authorizations` the headers
+    of that name, and `echo` is what it says to those that it does not answer.
     """
 
-    def __init__(self, root: Path, *, v2: bool = True, dumb: bool = False) -> None:
+    def __init__(
+        self, root: Path, *, v2: bool = True, dumb: bool = False, login: str | None = None
+    ) -> None:
         self.root = root
+        self.login = login
+        self.authorizations: list[str] = []
+        self.echo = lambda authorization: ""
         self.v2 = v2
         self.dumb = dumb
         self.requests: list[str] = []
@@ -199,10 +207,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         return body
 
+    def _welcome(self, login: str) -> bool:
+        """Tell whether who asks has shown the login; ask for it where nothing was shown."""
+        shown = self.headers.get("Authorization", "")
+        if shown:
+            self.server.site.authorizations.append(shown)
+        if shown == "Basic " + b64encode(login.encode()).decode():
+            return True
+        self.send_response(403 if shown else 401)
+        self.send_header("WWW-Authenticate", 'Basic realm="a private repository"')
+        self.send_header("Content-Type", "text/plain")
+        self.end_headers()
+        self.wfile.write(self.server.site.echo(shown).encode())
+        return False
+
     def _answer(self, body: bytes) -> None:
         site = self.server.site
         path, _, query = self.path.partition("?")
         site.requests.append(f"{self.command} {path}")
+        if site.login is not None and not self._welcome(site.login):
+            return
         if site.dumb:
             file = site.root / path.lstrip("/")
             self.send_response(200 if file.is_file() else 404)

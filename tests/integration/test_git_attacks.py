@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import struct
 import subprocess
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SkipTest
 
 from tawebeval.git import Git
 from tawebeval.hosts import HostPolicy, Route
@@ -49,6 +54,28 @@ def make_commit(repository: Path, tree: str) -> str:
 def entry(mode: str, name: str, oid: str) -> bytes:
     """Return an entry of a tree object."""
     return f"{mode} {name}\0".encode() + bytes.fromhex(oid)
+
+
+def varint(number: int) -> bytes:
+    """Return a size as deltas have it: seven bits at a time, the lowest first."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def pack_entry(kind: int, content: bytes, base: bytes = b"") -> bytes:
+    """Return an object of a pack; `kind` 3 is a blob, 7 a delta to `base`."""
+    size = len(content)
+    head = varint(size >> 4) if size > 15 else b""
+    first = kind << 4 | size & 15 | (128 if head else 0)
+    return bytes([first]) + head + base + zlib.compress(content)
+
+
+def blob_oid(content: bytes) -> str:
+    """Return the OID of a blob."""
+    return sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 class Redirector:
@@ -182,7 +209,8 @@ class PinTests(AttackTestCase):
         """Return the route to a name which no real resolver knows."""
         resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
         policy = HostPolicy(private_networks=["127.0.0.0/8"])
-        return await Remotes(policy, resolver, reactor).route(url)
+        found, _ = await Remotes(policy, resolver, reactor).route(url)
+        return found
 
     async def test_http_keeps_to_the_address(self) -> None:
         """Curl connects to the address that was checked, and asks nobody for the name."""
@@ -229,7 +257,8 @@ class RepositoryTests(AttackTestCase):
 
     configuration: ClassVar[str] = CONFIGURATION.replace(
         "[evaluations]",
-        f"fetch_bytes = {4 * MIB}\ntree_files = 1000\ntree_bytes = {8 * MIB}\n[evaluations]",
+        f"fetch_bytes = {4 * MIB}\nmemory = {96 * MIB}\n"
+        f"tree_files = 1000\ntree_bytes = {8 * MIB}\n[evaluations]",
     )
 
     async def setUp(self) -> None:
@@ -276,6 +305,42 @@ class RepositoryTests(AttackTestCase):
         for _ in range(60):
             oid, mode = make_object(self.evil, "tree", entry(mode, "d" * 100, oid)), "40000"
         self.assertIn("path", (await self.attack(oid))["message"])
+
+    async def starve(self, tree: str) -> None:
+        """Check that a tree is too much for the memory, whoever serves it."""
+        commit = make_commit(self.evil, tree)
+        # A smart server of git itself would take the delta apart.
+        git(self.evil, "update-server-info")
+        server = HttpServer(self.folder, dumb=True)
+        self.addCleanup(server.stop)
+        for url in (f"file://{self.evil}", f"{server.url}/evil/.git"):
+            self.limit(await self.refuse(url, commit), "memory", 96 * MIB)
+            self.assertLess(self.cached(url), 10_000)
+
+    async def test_a_huge_tree_object_does_not_take_the_memory(self) -> None:
+        """An object that git takes into memory as a whole: 200 MiB, and a fraction to fetch."""
+        blob = make_object(self.evil, "blob", b"")
+        name = "x" * (200 * MIB)
+        await self.starve(make_object(self.evil, "tree", entry("100644", name, blob)))
+
+    async def test_a_delta_bomb_does_not_take_the_memory(self) -> None:
+        """A kilobyte of instructions that make 512 MiB of 64 KiB."""
+        base = bytes(64 * 1024)
+        copies = 8 * 1024
+        delta = varint(len(base)) + varint(len(base) * copies) + b"\x80" * copies
+        oid = blob_oid(base * copies)
+        pack = b"PACK" + struct.pack(">II", 2, 2)
+        pack += pack_entry(3, base) + pack_entry(7, delta, bytes.fromhex(blob_oid(base)))
+        pack += sha1(pack).digest()
+        subprocess.run(
+            ["git", "index-pack", "--stdin"],
+            cwd=self.evil,
+            env=ENVIRONMENT,
+            input=pack,
+            capture_output=True,
+            check=True,
+        )
+        await self.starve(make_object(self.evil, "tree", entry("100644", "x", oid)))
 
     async def test_a_million_files_are_not_checked_out(self) -> None:
         """One directory with a million of them, all the same."""
@@ -329,6 +394,60 @@ class RepositoryTests(AttackTestCase):
             entry("120000", ".gitmodules", blob),
         ):
             await self.attack(make_object(self.evil, "tree", content))
+
+    async def test_a_repository_of_another_user_is_served(self) -> None:
+        """Over `file`; its hooks do not run, nor what its configuration names."""
+        if os.geteuid() != 0:
+            raise SkipTest("only root can give files to another user")
+        canary = self.folder / "canary"
+        git(self.evil, "config", "uploadpack.packObjectsHook", f"touch {canary};")
+        git(self.evil, "config", "core.fsmonitor", f"touch {canary}")
+        commit = make_commit(self.evil, make_object(self.evil, "tree", b""))
+        self.folder.chmod(0o755)
+        for path in (self.evil, *self.evil.rglob("*")):
+            os.chown(path, 65534, 65534)
+        identifier = await self.client.evaluate(f"file://{self.evil}", commit, "echo judged")
+        self.assertEqual(text(await self.client.follow(identifier)), "judged\n")
+        self.assertFalse(canary.exists())
+
+    async def test_alternates_of_this_machine_are_not_followed(self) -> None:
+        """A served repository that names the objects of another one does not hand these out."""
+        other = GitRepository(self.folder / "other")
+        other.write("private", "private\n")
+        commit = other.commit()
+        alternates = self.evil / ".git/objects/info/alternates"
+        alternates.write_text(f"{other.folder}/.git/objects\n")
+        git(self.evil, "update-ref", "refs/heads/main", commit)
+        await self.refuse(f"file://{self.evil}", commit, "commit")
+        inside = GitRepository(self.folder / "inside")
+        (inside.folder / ".git/objects").rename(self.folder / "objects")
+        (inside.folder / ".git/objects").symlink_to(other.folder / ".git/objects")
+        git(inside.folder, "update-ref", "refs/heads/main", commit)
+        await self.refuse(inside.url, commit)
+
+    async def test_the_daemons_own_repositories_are_not_served(self) -> None:
+        """Nobody reads, by the name of its directory, what was fetched for others."""
+        await self.honest()
+        (cached,) = {
+            file.parent
+            for file in self.daemon.cache.glob("repositories/*/url")
+            if file.read_text().strip() == self.repository.url
+        }
+        link = self.folder / "link"
+        link.symlink_to(cached)
+        (self.folder / "suffixed.git").symlink_to(cached)
+        for path in (
+            cached,
+            str(cached).removesuffix(".git"),
+            f"/proc/self/root{cached}",
+            f"/proc/{self.daemon.pid}/root{cached}",
+            link,
+            self.folder / "suffixed",
+            "/",
+            self.daemon.state,
+        ):
+            error = await self.refuse(f"file://{path}", self.commit)
+            self.assertIn("no place from which", error["message"], path)
 
     async def test_hooks_and_filters_do_not_run(self) -> None:
         """Neither what lies in the served repository nor what its tree asks for is executed."""

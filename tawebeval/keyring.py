@@ -1,0 +1,118 @@
+"""The operator's credentials as they are now: read from their files, chosen for a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.config import CredentialSettings
+from tawebeval.credentials import Credential, parse_password
+from tawebeval.errors import ConfigurationError
+from tawebeval.hosts import target_of
+
+_SETTING = "repositories.credentials"
+_READABLE_BY_OTHERS = 0o007
+
+log = Logger()
+
+
+@attrs.define
+class Keyring:
+    """Knows the secrets of `settings`.
+
+    A file without a directory is one that systemd hands over: it lies in `directory`, which is
+    empty where there is none. `key` makes the identities, so that they tell nothing.
+    """
+
+    _settings: Sequence[CredentialSettings]
+    _directory: str
+    _key: bytes = attrs.field(repr=False)
+    _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Read the files. Raises ConfigurationError with the path of the key."""
+        self._credentials = self._read()
+
+    def choose(self, url: str, caller: str) -> Credential | None:
+        """Return the first credential for where `url` leads that this caller may use.
+
+        Raises ValueError for what is no URL.
+        """
+        target = target_of(url)
+        if target is None:
+            return None
+        return next((one for one in self._credentials if one.serves(target, caller)), None)
+
+    def identity(self, credential: Credential) -> bytes:
+        """Return what tells apart what was fetched by different credentials."""
+        return credential.identity(self._key)
+
+    def reload(self) -> None:
+        """Read the files again. What is wrong with one is logged, and changes nothing."""
+        if not self._settings:
+            return
+        try:
+            self._credentials = self._read()
+        except ConfigurationError as error:
+            log.error("the credentials stay as they were: {error}", error=error)  # noqa: TRY400
+        else:
+            log.info("{count} credentials were read again", count=len(self._settings))
+
+    def _read(self) -> Sequence[Credential]:
+        return tuple(
+            self._credential(entry, f"{_SETTING}[{number}]")
+            for number, entry in enumerate(self._settings)
+        )
+
+    def _credential(self, entry: CredentialSettings, setting: str) -> Credential:
+        password, key, known_hosts = None, "", ""
+        if entry.password_file:
+            setting += ".password_file"
+            path, secret = self._content(entry.password_file, setting)
+            try:
+                password = parse_password(secret)
+            except ValueError as error:
+                raise ConfigurationError(f"{setting}: {path} {error}") from None
+            secret = password.encode()
+        else:
+            hosts, _ = self._content(entry.known_hosts_file, f"{setting}.known_hosts_file")
+            path, secret = self._content(entry.key_file, f"{setting}.key_file")
+            key, known_hosts = str(path), str(hosts)
+        return Credential(
+            host=entry.host.lower(),
+            port=entry.port,
+            username=entry.username,
+            callers=entry.callers,
+            secret=secret,
+            password=password,
+            key=key,
+            known_hosts=known_hosts,
+        )
+
+    def _content(self, name: str, setting: str) -> tuple[Path, bytes]:
+        """Return where a file is, and what it says."""
+        path = Path(name)
+        if not path.is_absolute():
+            if not self._directory:
+                raise ConfigurationError(
+                    f"{setting}: {name} is neither an absolute path nor is there a directory of"
+                    " systemd's credentials (LoadCredential=)"
+                )
+            path = Path(self._directory, name)
+        try:
+            content = path.read_bytes()
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise ConfigurationError(
+                f"{setting}: {path} cannot be read: {error.strerror}"
+            ) from None
+        if not content.strip():
+            raise ConfigurationError(f"{setting}: {path} is empty")
+        if mode & _READABLE_BY_OTHERS and not setting.endswith("known_hosts_file"):
+            log.warn(
+                "{setting}: every user of this machine can read {path}", setting=setting, path=path
+            )
+        return path, content

@@ -1,0 +1,144 @@
+"""What git sees in its sandbox, asked by what an attacker would run in its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.trial.unittest import TestCase
+
+from tawebeval.cgroups import Cgroups
+from tawebeval.config import Configuration
+from tawebeval.credentials import Login
+from tawebeval.errors import EvaluationError
+from tawebeval.git import Git, Outcome
+from tawebeval.gitbox import JUST_READ, GitBox, Reach
+from tawebeval.process import Spawner
+from tawebeval.sandboxes import open_box, open_bubblewrap
+from tests.integration.harness import alive, until
+
+
+class SandboxTests(TestCase):
+    """A cache with two repositories, a state directory, and a git that runs a script instead."""
+
+    timeout = 60
+
+    async def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        accounts = self.folder / "accounts"
+        self.box = open_box(open_bubblewrap(Configuration(), accounts, Cgroups()), accounts)
+        assert isinstance(self.box, GitBox)
+        self.addCleanup(os.close, self.box.filter)
+        self.git = Git(reactor, Spawner(reactor), ("https",), box=self.box)
+        self.own, self.other = self.folder / "own.git", self.folder / "other.git"
+        for path in (self.own, self.other):
+            path.mkdir()
+            init = ("init", "--quiet", "--bare", "--template=")
+            self.assertEqual((await self.git(path, *init, reach=Reach((path,)))).status, 0)
+        self.tree = self.folder / "tree"
+        self.tree.mkdir()
+        (self.folder / "key").write_text("a secret")
+
+    async def run_script(
+        self, script: str, reach: Reach = JUST_READ, login: Login | None = None
+    ) -> Outcome:
+        """Return what becomes of a shell's script that git runs."""
+        return await self.git(
+            self.own, "-c", f"alias.attack=!{script}", "attack", reach=reach, login=login
+        )
+
+    async def check(self, script: str, printed: str, reach: Reach = JUST_READ) -> None:
+        """Check what a script prints."""
+        outcome = await self.run_script(script, reach)
+        self.assertEqual(outcome.stdout.split(), printed.split(), outcome.stderr)
+
+    async def test_files(self) -> None:
+        """Of the daemon's directories there is its own repository, and nothing beside it."""
+        await self.check(f"ls -A {self.folder}", "own.git")
+        await self.check(f"cat {self.folder}/key {self.other}/HEAD || echo no", "no")
+        await self.check("ls -d /home /root /var /opt /srv /run /sys 2>/dev/null || echo no", "no")
+        await self.check("ls -A /tmp", self.folder.name)
+        await self.check("cut -d: -f1 /etc/passwd", "evaluator nobody")
+        await self.check("ls /etc/shadow /etc/gitconfig /etc/ssh || echo no", "no")
+
+    async def test_writing(self) -> None:
+        """It writes where the command is meant to, and nowhere else."""
+        everywhere = f"for d in {self.own} {self.tree} / /usr /etc /dev /dev/shm; do"
+        script = f"{everywhere} touch $d/x 2>/dev/null && echo $d; done; true"
+        await self.check(script, "")
+        await self.check(script, f"{self.own}", Reach((self.own,)))
+        await self.check(script, f"{self.tree}", Reach((self.tree,)))
+        await self.run_script(f"touch {self.folder}/x", Reach((self.own,)))
+        self.assertFalse((self.folder / "x").exists(), "it is another directory of that name")
+
+    async def test_processes(self) -> None:
+        """It sees no process of the machine, and no descriptor of the daemon."""
+        await self.check(f"test -e /proc/{os.getpid()}/comm && echo {os.getpid()}; echo $PPID", "2")
+        outcome = await self.run_script("ls /proc/self/fd")
+        self.assertLessEqual(len(outcome.stdout.split()), 4, outcome.stdout)
+        await self.check("unshare --user true || echo no", "no")
+        await self.check("grep ^CapEff: /proc/self/status", "CapEff: 0000000000000000")
+        await self.check("grep ^Seccomp: /proc/self/status", "Seccomp: 2")
+
+    async def test_network(self) -> None:
+        """There is none but for a fetch."""
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            port = server.getsockname()[1]
+            script = f"bash -c 'echo >/dev/tcp/127.0.0.1/{port}' && echo connected || echo no"
+            await self.check(script, "no")
+            await self.check(script, "connected", Reach(network=True))
+
+    async def test_login(self) -> None:
+        """A login is read once, by the one who asks git for it; in no environment, no argument."""
+        login = Login("https://git.example.org", "judge", "s3cret")
+        ask = "printf 'protocol=https\\nhost=%s\\n\\n' | git credential fill | grep ^password;"
+        outcome = await self.run_script(
+            ask % "evil.example.org" + 2 * (ask % "git.example.org"), login=login
+        )
+        self.assertEqual(outcome.stdout.split(), ["password=", "password=s3cret", "password="])
+        script = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline"
+        outcome = await self.run_script(script, login=login)
+        self.assertIn("GIT_CONFIG_NOSYSTEM", outcome.stdout)
+        self.assertNotIn("s3cret", outcome.stdout)
+
+    async def test_kill(self) -> None:
+        """Who cancels it learns of its end when nothing of it is left, wherever it ran to."""
+        started: list[bytes] = []
+        script = "setsid sh -c 'echo ready; exec sleep 987.25' & sleep 987.25; wait"
+        asked = Deferred.fromCoroutine(
+            self.git(self.own, "-c", f"alias.a=!{script}", "a", received=started.append)
+        )
+        await until(lambda: b"ready" in b"".join(started), "it has started")
+
+        def sleeping() -> list[int]:
+            found = []
+            for process in Path("/proc").glob("[0-9]*"):
+                try:
+                    argv = (process / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if argv[:2] == [b"sleep", b"987.25"] and alive(int(process.name)):
+                    found.append(int(process.name))
+            return found
+
+        await until(lambda: len(sleeping()) == 2, "both sleep")
+        asked.cancel()
+        await self.assertFailure(asked, CancelledError)
+        self.assertEqual(sleeping(), [])
+
+    async def test_no_sandbox(self) -> None:
+        """Where the sandbox cannot be made git does not run, and it is no fault of a repository."""
+        reach = Reach((self.folder / "missing",))
+        error = await self.assertFailure(
+            Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationError
+        )
+        self.assertEqual(error.reason, "lost")
+        self.assertIn("missing", error.members["stderr"])

@@ -1,0 +1,105 @@
+"""A cache in which something is damaged, by a disk or by a hand, mends itself."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.integration.client import failure, text
+from tests.integration.harness import DaemonTestCase
+from tests.integration.repositories import HttpServer
+
+
+def truncate(path: Path, size: int) -> None:
+    """Cut a file off, though it is read-only."""
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def scribble(path: Path) -> None:
+    """Overwrite bytes in the midst of a file."""
+    path.chmod(0o600)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+
+
+class MendingTests(DaemonTestCase):
+    """A commit that is in the cache, where something happens to it."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        with open("/dev/urandom", "rb") as random:
+            self.repository.write("large", random.read(100_000))
+        self.commit = self.repository.commit()
+        self.server = HttpServer(self.folder)
+        self.addCleanup(self.server.stop)
+        self.url = f"{self.server.url}/repository/.git"
+
+    async def evaluate(self) -> str:
+        """Return what an evaluator finds in the commit."""
+        identifier = await self.client.evaluate(self.url, self.commit, "cat README; wc -c <large")
+        return text(await self.client.follow(identifier))
+
+    def cached(self) -> Path:
+        """Return where the cache has it."""
+        (found,) = (
+            file.parent
+            for file in self.daemon.cache.glob("repositories/*/url")
+            if file.read_text().strip() == self.url
+        )
+        return found
+
+    async def check(self, harm: Callable[[Path], object]) -> None:
+        """Check that harm to the cache costs one more fetch, and nothing else."""
+        await self.evaluate()
+        asked = self.server.fetches
+        harm(self.cached())
+        self.assertEqual(await self.evaluate(), "an evaluator\n100000\n")
+        self.assertEqual(self.server.fetches, asked + 1)
+        await self.evaluate()
+        self.assertEqual(self.server.fetches, asked + 1)
+        self.assertEqual(list(self.daemon.cache.glob("repositories/*.damaged")), [])
+
+    def each(self, pattern: str, harm: Callable[[Path], object]) -> Callable[[Path], None]:
+        """Return what harms all files of a pattern."""
+
+        def all_of(repository: Path) -> None:
+            files = list(repository.glob(pattern))
+            self.assertTrue(files)
+            for file in files:
+                harm(file)
+
+        return all_of
+
+    async def test_packs(self) -> None:
+        """A pack that is gone, cut off, emptied, or has other bytes in it; and its index."""
+        for pattern in ("objects/pack/*.pack", "objects/pack/*.idx"):
+            await self.check(self.each(pattern, Path.unlink))
+            await self.check(self.each(pattern, lambda file: truncate(file, 1000)))
+            await self.check(self.each(pattern, lambda file: truncate(file, 0)))
+        await self.check(self.each("objects/pack/*.pack", scribble))
+
+    async def test_repository(self) -> None:
+        """The files without which it is no repository, or not one that git reads."""
+        for name in ("objects", "refs"):
+            await self.check(lambda repository, name=name: shutil.rmtree(repository / name))
+        await self.check(lambda repository: (repository / "HEAD").unlink())
+        await self.check(lambda repository: (repository / "config").write_text("[x"))
+
+    async def test_everything(self) -> None:
+        """All of it, removed while the daemon runs."""
+        await self.check(shutil.rmtree)
+
+    async def test_server_is_gone(self) -> None:
+        """Where it cannot be fetched anew that is what is said, and later it can."""
+        await self.evaluate()
+        self.each("objects/pack/*.pack", Path.unlink)(self.cached())
+        self.server.login = "a:b"
+        identifier = await self.client.evaluate(self.url, self.commit, "true")
+        failure(await self.client.follow(identifier), "repository")
+        self.server.login = None
+        self.assertEqual(await self.evaluate(), "an evaluator\n100000\n")

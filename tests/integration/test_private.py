@@ -1,0 +1,197 @@
+"""Private repositories: a secret of the operator's, for some callers, and seen by nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from base64 import b64decode
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client, failure, text
+from tests.integration.harness import CONFIGURATION, Daemon, until
+from tests.integration.repositories import GitRepository, HttpServer
+from tests.integration.test_callers import new_token
+
+SECRET = "a s3cret/with:odd%signs"
+
+
+class PrivateTests(TestCase):
+    """A server that asks for a password, which the daemon has for Alice, not for Bob."""
+
+    timeout = 60
+
+    async def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.repository = GitRepository(self.folder / "repositories" / "problem")
+        self.repository.write("README", "an evaluator\n")
+        self.commit = self.repository.commit()
+        self.server = HttpServer(self.folder / "repositories", login=f"judge:{SECRET}")
+        self.addCleanup(self.server.stop)
+        self.url = f"{self.server.url}/problem/.git"
+        self.password = self.folder / "password"
+        self.write_password(SECRET)
+        tokens, self.tokens = [], {}
+        for name in ("alice", "bob"):
+            self.tokens[name], line = new_token(name)
+            tokens.append(line)
+        (self.folder / "tokens").write_text("\n".join(tokens))
+        self.daemon = self.make()
+
+    def write_password(self, password: str) -> None:
+        """Change the file of the password."""
+        self.password.write_text(password + "\n")
+        self.password.chmod(0o600)
+
+    def make(self, *, configured: bool = True) -> Daemon:
+        """Return a daemon that has not been started."""
+        configuration = f"{CONFIGURATION}\n[callers]\ntokens = '{self.folder}/tokens'\n"
+        if configured:
+            port = self.server.url.rpartition(":")[2]
+            configuration += (
+                "[[repositories.credentials]]\n"
+                f"host = '127.0.0.1'\nport = {port}\nusername = 'judge'\n"
+                f"password_file = '{self.password}'\ncallers = ['alice']\n"
+            )
+        daemon = Daemon(configuration)
+        self.addCleanup(daemon.remove)
+        return daemon
+
+    async def start(self) -> tuple[Client, Client]:
+        """Start the daemon; return what Alice and Bob talk to it with."""
+        self.daemon.start()
+        await self.daemon.ready()
+        found = []
+        for name in ("alice", "bob"):
+            client = Client(self.daemon.url, self.tokens[name])
+            self.addCleanup(client.close)
+            found.append(client)
+        return found[0], found[1]
+
+    async def finish(self) -> None:
+        """Stop the daemon; the secret is not in the log, nor in anything that it has stored."""
+        await self.daemon.stop()
+        self.assertNotIn("s3cret", self.daemon.log)
+        for top in (self.daemon.state, self.daemon.cache):
+            for file in filter(Path.is_file, top.rglob("*")):
+                self.assertNotIn(b"s3cret", file.read_bytes(), file)
+
+    async def evaluate(self, client: Client, url: str | None = None) -> list[Any]:
+        """Return the events of an evaluation, which do not have the secret."""
+        identifier = await client.evaluate(url or self.url, self.commit, "cat README; env")
+        await client.ended(identifier)
+        status = await client.status(identifier)
+        events = await client.follow(identifier)
+        self.assertNotIn("s3cret", json.dumps([status, events]))
+        return events
+
+    async def refuse(self, client: Client, url: str | None = None) -> Any:
+        """Check that an evaluation fails because of its repository; return the error."""
+        return failure(await self.evaluate(client, url), "repository")
+
+    async def test_alice_and_bob(self) -> None:
+        """Alice has it evaluated; Bob gets nothing, before and after, and nor after a restart."""
+        alice, bob = await self.start()
+        await self.refuse(bob)
+        self.assertEqual(self.server.authorizations, [])
+        self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
+        shown = len(self.server.authorizations)
+        self.assertGreater(shown, 0)
+        await self.refuse(bob)
+        await self.daemon.stop()
+        alice, bob = await self.start()
+        await self.refuse(bob)
+        asked = self.server.fetches
+        self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
+        self.assertEqual(self.server.fetches, asked, "it was in the cache")
+        self.assertEqual(len(self.server.authorizations), shown)
+        await self.finish()
+
+    async def test_removed(self) -> None:
+        """Without the credential what it had opened is out of reach for everybody."""
+        alice, _ = await self.start()
+        await self.evaluate(alice)
+        await self.daemon.stop()
+        before, self.daemon = self.daemon, self.make(configured=False)
+        shutil.copytree(before.cache, self.daemon.cache)
+        shutil.copytree(before.state, self.daemon.state)
+        alice, _ = await self.start()
+        await self.refuse(alice)
+        await self.finish()
+
+    async def test_seen_by_nobody(self) -> None:
+        """While git fetches slowly no process shows the secret, by its arguments or environment."""
+        alice, _ = await self.start()
+        self.server.hold()
+        identifier = await alice.evaluate(self.url, self.commit, "cat README")
+        await until(self.server.half_sent.is_set, "half of the pack is there")
+        processes = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            for name in ("cmdline", "environ"):
+                try:
+                    content = (process / name).read_bytes()
+                except OSError:
+                    continue
+                self.assertNotIn(b"s3cret", content, process)
+                processes += b"git-remote-http" in content.partition(b"\0")[0]
+        self.assertGreater(processes, 0, "git was at work")
+        self.server.release()
+        self.assertIn("an evaluator\n", text(await alice.follow(identifier)))
+        await self.finish()
+
+    async def test_wrong(self) -> None:
+        """A wrong password is an error of the repository; the right one, after SIGHUP, counts."""
+        self.write_password("wrong s3cret")
+        alice, _ = await self.start()
+        self.assertIn("403", (await self.refuse(alice))["stderr"])
+        self.write_password("")
+        os.kill(self.daemon.pid, signal.SIGHUP)
+        await until(lambda: "stay as they were" in self.daemon.log, "the mistake is logged")
+        await self.refuse(alice)
+        self.write_password(SECRET)
+        os.kill(self.daemon.pid, signal.SIGHUP)
+        await until(lambda: "credentials were read again" in self.daemon.log, "it is read")
+        self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
+        await self.finish()
+
+    async def test_echoed(self) -> None:
+        """A server that repeats what it was sent does not get it to the client."""
+
+        def echo(authorization: str) -> str:
+            encoded = authorization.partition(" ")[2]
+            return f"you sent {encoded}, {b64decode(encoded).decode()}" if encoded else "?"
+
+        self.write_password("wrong s3cret")
+        self.server.echo = echo
+        alice, _ = await self.start()
+        stderr = (await self.refuse(alice))["stderr"]
+        self.assertIn("you sent ***, judge:***", stderr)
+        await self.finish()
+
+    async def test_another_server(self) -> None:
+        """Another port of the same host is sent nothing, whatever it asks for."""
+        other = HttpServer(self.folder / "repositories", login="x:y")
+        self.addCleanup(other.stop)
+        alice, _ = await self.start()
+        await self.refuse(alice, self.url.replace(self.server.url, other.url))
+        self.assertGreater(other.fetches, 0)
+        self.assertEqual(other.authorizations, [])
+        await self.finish()
+
+    async def test_unreadable(self) -> None:
+        """A missing file stops the start, with the key and the file."""
+        self.password.unlink()
+        self.daemon.start()
+        await until(lambda: not self.daemon.running, "the daemon has ended")
+        self.assertRegex(
+            self.daemon.log,
+            re.escape(f"repositories.credentials[0].password_file: {self.password} cannot be read"),
+        )
+        self.assertNotIn("Traceback", self.daemon.log)
