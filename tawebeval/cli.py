@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import click
 
 from tawebeval import __version__
 from tawebeval.callers import new_token
 from tawebeval.errors import ConfigurationError
+
+_COLOURS = ("green", "yellow", "red")
 
 
 @click.group()
@@ -18,6 +21,41 @@ def main() -> None:
 
     The daemon itself is started by: twistd -n tawebeval --config FILE
     """
+
+
+@main.command()
+@click.option(
+    "--config",
+    "-c",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Configuration file (TOML); without one, defaults hold.",
+)
+def doctor(config: Path | None) -> None:
+    """Look whether the daemon can run here, and how well it is protected.
+
+    Run it as the daemon is started: as root, with the same configuration, STATE_DIRECTORY and
+    CACHE_DIRECTORY. It starts nothing and changes nothing. What it says of limits holds for
+    where it is run itself; under systemd the log of the service tells what holds there.
+
+    \b
+    Each part is
+      ok       as it should be
+      weaker   the daemon runs, and protects less than it could
+      broken   the daemon does not start, or secrets lie open
+    The exit status is 0 if all is ok, 1 if something is weaker, 2 if something is broken.
+    """  # noqa: D301  (\b keeps click from filling the lines)
+    # Imported late: it imports all that the daemon does.
+    from tawebeval.doctor import Health, examine
+
+    worst = Health.OK
+    for finding in examine(config, os.environ):
+        worst = max(worst, finding.health)
+        colour = _COLOURS[finding.health]
+        health = click.style(f"{finding.health.name.lower():<7}", fg=colour)
+        click.echo(f"{health} {finding.part:<14}{finding.what}")
+        if finding.remedy:
+            click.echo(f"{'':<22}-> {finding.remedy}")
+    raise SystemExit(int(worst))
 
 
 @main.group()

@@ -62,8 +62,7 @@ def open_directories(
     systemd names the directories in STATE_DIRECTORY and CACHE_DIRECTORY; without it they
     follow the XDG Base Directory Specification. Raises ConfigurationError.
     """
-    state = _locate(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state")
-    cache = _locate(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache")
+    state, cache = locate(environment)
     try:
         for directory in (state, cache):
             _provide(directory, privileges)
@@ -89,6 +88,14 @@ def open_directories(
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
         raise ConfigurationError(f"{error.filename}: {error.strerror}{whose}") from None
+
+
+def locate(environment: Mapping[str, str]) -> tuple[Path, Path]:
+    """Return where the state and the cache are, as `open_directories` says."""
+    return (
+        _locate(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state"),
+        _locate(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"),
+    )
 
 
 def label_of(state: Path) -> str:

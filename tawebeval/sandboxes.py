@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 
 from twisted.logger import Logger
 
@@ -17,10 +20,10 @@ from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
-from tawebeval.privileges import User
+from tawebeval.privileges import Privileges, User
 from tawebeval.sandbox import Launch, NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
-from tawebeval.workspace import Workspace
+from tawebeval.workspace import Workspace, remove
 
 _PATIENCE = 20.0  # seconds for an empty sandbox to start and end
 
@@ -36,6 +39,8 @@ _REMEDIES = {
     " (Docker: --security-opt systempaths=unconfined)",
     "max_user_namespaces": "leave /proc/sys writable: no ProtectKernelTunables=yes in the unit",
 }
+
+P = ParamSpec("P")
 
 log = Logger()
 
@@ -59,7 +64,7 @@ def rely_on(sandbox: Sandbox) -> None:
     Having none is the operator's decision, of which the log tells at every start.
     """
     if isinstance(sandbox, Bubblewrap):
-        problem = try_out(sandbox, None)
+        problem = try_out(sandbox)
         if problem is not None:
             raise SystemExit(f"tawebeval: sandbox.kind: bubblewrap does not work here: {problem}")
     else:
@@ -100,31 +105,40 @@ def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgrou
     )
 
 
-def try_out(sandbox: Bubblewrap, user: User | None) -> str | None:
+def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> str | None:
     """Return why the sandbox does not work, and what can be done about it. Blocks.
 
-    It does if a command in it, started as evaluators are, exits as it should. `user` is who is
-    to start it, None for who runs this.
+    It does if a command in it, started as evaluators are, exits as it should. With
+    `privileges` that is tried as their user.
     """
-    write_accounts(sandbox.accounts)
-    with tempfile.TemporaryDirectory(prefix="tawebeval-") as directory:
-        top = Path(directory, "workspace")
-        upload = Path(directory, "upload")
-        (upload / "submission").mkdir(parents=True)
-        workspace = Workspace(top)
-        workspace.create(upload)
-        if user is not None:
-            for path in (Path(directory), top, *top.iterdir()):
-                os.chown(path, user.uid, user.gid)
-        cell = sandbox.cell(workspace, Commit("", ""))
+    acting = privileges.acting if privileges else contextlib.nullcontext
+    with contextlib.ExitStack() as made:
         try:
-            cell.open()
+            with acting():
+                folder = Path(tempfile.mkdtemp(prefix="tawebeval-"))
+                made.callback(_as(acting, remove), folder)
+                write_accounts(sandbox.accounts)
+                upload = folder / "upload"
+                (upload / "submission").mkdir(parents=True)
+                workspace = Workspace(folder / "probe")
+                workspace.create(upload)
+                cell = sandbox.cell(workspace, Commit("", ""))
+                made.callback(_as(acting, cell.close))
+                cell.open()
             launch = cell.launch("exit 7", {"PATH": "/usr/bin:/bin"}, workspace.tree)
-            return _run(launch, user)
+            return _run(launch, privileges.user if privileges else None)
         except OSError as error:
             return str(error)
-        finally:
-            cell.close()
+
+
+def _as(
+    acting: Callable[[], contextlib.AbstractContextManager[None]], call: Callable[P, object]
+) -> Callable[P, None]:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        with acting():
+            call(*args, **kwargs)
+
+    return wrapped
 
 
 def _run(launch: Launch, user: User | None) -> str | None:
