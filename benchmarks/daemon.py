@@ -23,6 +23,8 @@ listen = ["tcp:{port}:interface=127.0.0.1"]
 protocols = ["file"]
 [evaluations]
 running = 8
+[sandbox]
+kind = "{sandbox}"
 """
 
 # What evaluators run: root's own Python may lie where no other user can.
@@ -59,13 +61,16 @@ class Daemon(Server):
 
 
 @contextmanager
-def daemon(profile: str | None = None) -> Iterator[Daemon]:
-    """Run the daemon; with `profile` under cProfile, whose statistics go to that file."""
+def daemon(profile: str | None = None, sandbox: str = "none") -> Iterator[Daemon]:
+    """Run the daemon; with `profile` under cProfile, whose statistics go to that file.
+
+    `sandbox` is its setting `sandbox.kind`.
+    """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         root = Path(name)
         url, commit = _repository(root / "evaluator")
         port = free_port()
-        configuration = _CONFIGURATION.format(port=port)
+        configuration = _CONFIGURATION.format(port=port, sandbox=sandbox)
         if os.geteuid() == 0:
             configuration += _UNPRIVILEGED
             nobody = pwd.getpwnam("nobody")

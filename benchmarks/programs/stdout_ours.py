@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as installed
-from twisted.internet.defer import succeed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
+from tawebeval.bare import Commit
+from tawebeval.cgroups import Cgroups
 from tawebeval.config import Limits
 from tawebeval.fileblock import WantedFile
 from tawebeval.intake import Intake
 from tawebeval.markers import Markers
+from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
 from tawebeval.ring import Ring
 from tawebeval.run import Run
+from tawebeval.sandbox import NoCell
 from tawebeval.segi import Parser
+from tawebeval.signals import Threads
+from tawebeval.workspace import Workspace
 
 _CAPACITY = 4 * 1024 * 1024
 
@@ -50,9 +56,6 @@ def main() -> None:
     async def no_file(wanted: WantedFile) -> bytes:
         raise AssertionError("the writer prints no file blocks")
 
-    async def no_orphans() -> None:
-        await succeed(None)
-
     intake = Intake(
         reactor,
         Parser(Markers.fresh(os.urandom)),
@@ -62,8 +65,17 @@ def main() -> None:
         held=lambda held: run.hold(held),
         read_file=no_file,
     )
-    run = MeasuredRun(stopwatch, reactor, intake, Limits(output=2**40), 2, no_orphans)
-    Spawner(reactor)(run, argv, {}, "/")
+    spawner = Spawner(reactor)
+    cell = NoCell(
+        Workspace(Path("/nonexistent")),
+        Commit("", ""),
+        Limits(output=2**40),
+        Cgroups([], {}, []),
+        Orphans(reactor, spawner),
+    )
+    threads = Threads(reactor, reactor.getThreadPool())
+    run = MeasuredRun(stopwatch, reactor, intake, 2, cell, threads)
+    spawner(run, argv, {}, "/")
     run.ended.wait().addCallback(lambda _: reactor.stop())
     reactor.run()
     assert run.failure is None

@@ -1,0 +1,78 @@
+"""The sandbox's command line, run by hand, and the command alone: `sandbox_start STARTS`.
+
+Prints percentiles of the milliseconds from the start until the output has been read. Of root
+it becomes nobody first, as the daemon does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.measure import percentile
+from tawebeval.bare import Commit
+from tawebeval.bubblewrap import write_accounts
+from tawebeval.cgroups import Cgroups
+from tawebeval.config import Configuration
+from tawebeval.kernel import Process
+from tawebeval.privileges import find_privileges
+from tawebeval.sandboxes import open_bubblewrap
+from tawebeval.workspace import Workspace
+
+_COMMAND = "/bin/echo hello"
+_PERCENTILES = (10, 50, 90)
+
+
+def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
+    """Run a command; return the seconds until its output has been read and it was waited for."""
+    begin = time.perf_counter()
+    reading, writing = os.pipe()
+    actions = [(os.POSIX_SPAWN_DUP2, writing, 1)]
+    actions += [(os.POSIX_SPAWN_DUP2, descriptor, descriptor) for descriptor in keep]
+    pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
+    os.close(writing)
+    while os.read(reading, 4096):
+        pass
+    os.close(reading)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, argv
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    """Start both in turn, and report."""
+    find_privileges("nobody" if os.geteuid() == 0 else "", Process()).step_down()
+    times: dict[str, list[float]] = {"sandbox": [], "plain": []}
+    with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
+        accounts, upload = Path(name, "accounts"), Path(name, "upload")
+        accounts.mkdir()
+        write_accounts(accounts)
+        sandbox = open_bubblewrap(Configuration(), accounts, Cgroups([], {}, []))
+        (upload / "submission").mkdir(parents=True)
+        workspace = Workspace(Path(name).resolve() / "workspace")
+        workspace.create(upload)
+        for _ in range(int(sys.argv[1])):
+            cell = sandbox.cell(workspace, Commit("", ""))
+            cell.open()
+            launch = cell.launch(_COMMAND, {}, workspace.tree)
+            times["sandbox"].append(run_by_hand(launch.argv, launch.descriptors) * 1e3)
+            cell.close()
+            times["plain"].append(run_by_hand(["/bin/sh", "-c", _COMMAND]) * 1e3)
+    print(
+        json.dumps(
+            {
+                f"{way}{percent}": percentile(samples, percent)
+                for way, samples in times.items()
+                for percent in _PERCENTILES
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
