@@ -22,13 +22,13 @@ from tests.integration.harness import alive
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 DAEMON = '''
-import ctypes, json, mmap, os, signal, subprocess, sys, time
+import ctypes, json, os, pathlib, signal, subprocess, sys, time
 from tawebeval.cgroups import open_cgroups
 from tawebeval.config import MIB, Limits
 
 NOBODY = 65534
-name, result = sys.argv[1], {}
-cgroups = open_cgroups(name, (NOBODY, NOBODY))
+name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {}
+cgroups = open_cgroups(name, (NOBODY, NOBODY), proc=proc)
 os.setgroups([])
 os.setresgid(NOBODY, NOBODY, NOBODY)
 os.setresuid(NOBODY, NOBODY, NOBODY)
@@ -144,10 +144,14 @@ class KernelTests(SynchronousTestCase):
             path.rmdir()
         self.assertEqual(set(left) - {f"tawebeval-{self.name}", "daemon"}, set())
 
+    def proc(self) -> str:
+        """Return the directory in which the daemon finds what cgroups there are."""
+        return "/proc/self"
+
     def daemon(self, script: str) -> dict[str, Any]:
         """Run a script in a process that has opened the cgroups; return its `result`."""
         ran = subprocess.run(
-            [sys.executable, "-c", DAEMON.replace("SCRIPT", script), self.name],
+            [sys.executable, "-c", DAEMON.replace("SCRIPT", script), self.name, self.proc()],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -291,3 +295,17 @@ until(lambda: members(group))
         self.assertEqual(enforced, [])
         self.assertEqual(len(problems), 4, problems)
         self.assertIn("Permission denied", problems[0])
+
+
+class LegacyKernelTests(KernelTests):
+    """The same where there is version 1 alone, which cannot kill a group at once."""
+
+    def proc(self) -> str:
+        """Return a directory that does not show version 2."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        for name, version_2 in (("mountinfo", " - cgroup2 "), ("cgroup", "0::")):
+            lines = Path(f"/proc/self/{name}").read_text().splitlines(keepends=True)
+            kept = [line for line in lines if version_2 not in line]
+            (directory / name).write_text("".join(kept))
+        return str(directory.absolute())
