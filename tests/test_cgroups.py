@@ -280,13 +280,25 @@ class LegacyTests(CgroupsTestCase):
         for file in self.machine.root.rglob("cgroup/*/own/cgroup.procs"):
             file.write_text(f"{os.getpid()}\n")
         for file in self.machine.root.rglob("daemon/cgroup.procs"):
-            file.write_text(f"{STRANGER}\n")
+            file.write_text(f"{STRANGER + 1}\n")
         self.machine.lingering = 3
         self.machine.open()
         self.assertEqual(self.machine.groups(), ["x", "x", "x/daemon"])
-        for file in self.machine.root.rglob("tawebeval-x/**/cgroup.procs"):
-            self.assertNotIn(str(STRANGER), file.read_text())
+        files = [*self.machine.root.rglob("cgroup.procs")]
+        self.assertEqual(len(files), 7)
+        for file in files:
+            self.assertIn(file.read_text(), ("", f"{os.getpid()}\n"), file)
         self.assertLess(self.machine.slept, 0.1)
+
+
+    def test_leftovers_in_the_place_itself(self) -> None:
+        """Who has stayed in the place is killed; the daemon, if it is there, is not."""
+        own = self.machine.mount_legacy("pids")
+        self.machine.open()
+        procs = own / "tawebeval-x/cgroup.procs"
+        procs.write_text(f"{os.getpid()}\n{STRANGER}\n")
+        self.machine.open()
+        self.assertEqual(procs.read_text(), f"{os.getpid()}\n")
 
 
 class GroupTests(CgroupsTestCase):

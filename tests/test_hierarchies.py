@@ -76,7 +76,7 @@ class HierarchiesTests(SynchronousTestCase):
 
     def test_several_mounts(self) -> None:
         """Of several mounts the shortest counts, and of two at one place the upper one."""
-        mounted = mount("/", "/deep/down/cgroup", UNIFIED) + mount("/", "/cgroup", UNIFIED)
+        mounted = mount("/", "/cgroup", UNIFIED) + mount("/", "/deep/down/cgroup", UNIFIED)
         self.check(mounted, "0::/a\n", "/cgroup/a")
         mounted += mount("/a", "/cgroup", UNIFIED)
         self.check(mounted, "0::/a\n", "/cgroup")
