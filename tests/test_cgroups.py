@@ -290,7 +290,6 @@ class LegacyTests(CgroupsTestCase):
             self.assertIn(file.read_text(), ("", f"{os.getpid()}\n"), file)
         self.assertLess(self.machine.slept, 0.1)
 
-
     def test_leftovers_in_the_place_itself(self) -> None:
         """Who has stayed in the place is killed; the daemon, if it is there, is not."""
         own = self.machine.mount_legacy("pids")
