@@ -23,11 +23,23 @@ _BATCH = 64  # the most pidfds that are open at once
 _WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
 
 
-@attrs.frozen
 class Kernel:
-    """What is done to groups other than reading and writing their files; tests have another."""
+    """All that is done to groups, other than reading their files; tests have another."""
 
-    sleep: Callable[[float], None] = time.sleep
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)
+
+    def write(self, path: str, text: str) -> None:
+        """Write to a file of a group; there has to be one."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        except OSError as error:
+            error.filename = path  # which only os.open knows by itself
+            raise
+        finally:
+            os.close(descriptor)
 
     def make(self, path: str) -> None:
         """Make a group; the kernel puts its files there."""
@@ -89,15 +101,7 @@ class Directory:
 
     def write(self, name: str, text: str) -> None:
         """Write to a file of the group; there has to be one."""
-        path = f"{self.path}/{name}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text.encode())
-        except OSError as error:
-            error.filename = path  # which only os.open knows by itself
-            raise
-        finally:
-            os.close(descriptor)
+        self.kernel.write(f"{self.path}/{name}", text)
 
     def write_if_there(self, name: str, text: str) -> None:
         """Write to a file that not every kernel has."""

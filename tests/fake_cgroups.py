@@ -1,0 +1,245 @@
+"""A machine whose cgroups are plain files below a temporary directory.
+
+The kernel's part is played here: what a group has in it when it is made, when it may be
+removed, which controllers the groups below have, who is in it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import attrs
+
+from tawebeval.cgroupfs import Kernel
+from tawebeval.cgroups import Cgroups, open_cgroups
+
+MEMORY_MOST = str(2**63 - 4096)
+
+LEGACY_FILES = {
+    "memory": {
+        "memory.limit_in_bytes": MEMORY_MOST,
+        "memory.memsw.limit_in_bytes": MEMORY_MOST,
+        "memory.max_usage_in_bytes": "0",
+        "memory.memsw.max_usage_in_bytes": "0",
+        "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
+        "memory.swappiness": "60",
+        "memory.use_hierarchy": "0",
+    },
+    "pids": {"pids.max": "max", "pids.events": "max 0\n"},
+    "cpuacct": {"cpuacct.usage": "0"},
+    "cpu": {},
+}
+
+UNIFIED_FILES = {
+    "": {
+        "cgroup.kill": "",
+        "cgroup.procs": "",
+        "cgroup.subtree_control": "",
+        "cgroup.type": "domain",
+        "cpu.stat": "usage_usec 0\nuser_usec 0\nsystem_usec 0\n",
+    },
+    "memory": {
+        "memory.max": "max",
+        "memory.swap.max": "max",
+        "memory.oom.group": "0",
+        "memory.peak": "0",
+        "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n",
+    },
+    "pids": {"pids.max": "max", "pids.events": "max 0\n"},
+    "cpu": {},
+}
+
+
+@attrs.define(eq=False)
+class FakeMachine(Kernel):
+    """Write to it by its methods, then `open`.
+
+    `refusals` has the errno for writing to paths that end in a certain way, or for making or
+    removing them; `deaf` are the ends of paths where writing has no effect. `rounding` is
+    added to what `memory.max` is set to. `lingering` is how many sleeps it takes until who was
+    killed has gone. Without `gives` nothing can be given to another user.
+    """
+
+    root: Path
+    refusals: dict[str, int] = attrs.field(factory=dict)
+    deaf: set[str] = attrs.field(factory=set)
+    delegated: bool = True
+    gives: bool = True
+    rounding: int = 0
+    lingering: int = 0
+    slept: float = 0
+    given: list[tuple[str, tuple[int, int]]] = attrs.field(factory=list)
+    _mounts: list[str] = attrs.field(factory=list)
+    _membership: list[str] = attrs.field(factory=list)
+    _trees: list[tuple[Path, frozenset[str] | None]] = attrs.field(factory=list)
+    _dying: list[tuple[str, set[int]]] = attrs.field(factory=list)
+
+    def mount_legacy(self, controllers: str, own: str = "/own") -> Path:
+        """Add a hierarchy of version 1; return the group that the daemon is in."""
+        top = self.root / "cgroup" / controllers
+        names = frozenset(controllers.split(","))
+        self._trees.append((top, names))
+        return self._mount(top, own, f"cgroup cgroup rw,{controllers}", controllers)
+
+    def mount_unified(self, controllers: str = "cpu memory pids", own: str = "/own") -> Path:
+        """Add that of version 2, with these controllers; return the group of the daemon."""
+        top = self.root / "cgroup" / "unified"
+        self._trees.append((top, None))
+        group = self._mount(top, own, "cgroup2 cgroup2 rw,nsdelegate", "")
+        (group / "cgroup.controllers").write_text(controllers)
+        return group
+
+    def _mount(self, top: Path, own: str, kind: str, controllers: str) -> Path:
+        number = len(self._mounts) + 1
+        self._mounts.append(f"{number} 0 0:{number} / {top} rw shared:1 - {kind}\n")
+        self._membership.append(f"{number}:{controllers}:{own}\n")
+        group = top
+        for part in ("", *filter(None, own.split("/"))):
+            group = group / part
+            if not group.exists():
+                self.make(str(group))
+        if own == "/":  # as the kernel shows the top of all
+            (top / "cgroup.type").unlink(missing_ok=True)
+        (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
+        return group
+
+    def open(self, owner: tuple[int, int] | None = None) -> Cgroups:
+        """Open the cgroups of the daemon whose name is "x"."""
+        proc = self.root / "proc"
+        proc.mkdir(exist_ok=True)
+        (proc / "mountinfo").write_text(
+            "".join(["1 0 0:1 / / rw - ext4 /dev/x rw\n", *self._mounts])
+        )
+        (proc / "cgroup").write_text("".join(self._membership))
+        return open_cgroups("x", owner, proc=proc, kernel=self)
+
+    def groups(self) -> list[str]:
+        """Return all groups that are the daemon's own doing, by paths from its name on."""
+        return sorted(
+            str(path).partition("/tawebeval-")[2]
+            for path in self.root.rglob("tawebeval-x/**/")
+            if path.is_dir()
+        )
+
+    def is_unified(self, path: str) -> bool:
+        """Tell whether a path is in the tree of version 2."""
+        return any(
+            controllers is None and path.startswith(str(top)) for top, controllers in self._trees
+        )
+
+    # What the daemon does to it.
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+        if self.lingering:
+            self.lingering -= 1
+        if not self.lingering:
+            for path, pids in self._dying:
+                self._leave(path, pids)
+
+    def write(self, path: str, text: str) -> None:
+        self._refuse(path)
+        if any(path.endswith(end) for end in self.deaf):
+            return
+        name = os.path.basename(path)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if name == "cgroup.procs":
+            self._move(path, os.getpid() if text == "0" else int(text))
+        elif name == "cgroup.subtree_control":
+            self._switch(path, text[0], text[1:])
+        elif name == "cgroup.kill":
+            for file in Path(path).parent.rglob("cgroup.procs"):
+                self._die(str(file), set(map(int, file.read_text().split())))
+        else:
+            if name == "memory.max":
+                text = str(int(text) + self.rounding)
+            Path(path).write_text(f"{text}\n")
+
+    def make(self, path: str) -> None:
+        self._refuse(path)
+        os.makedirs(path)
+        files = {"cgroup.procs": ""}
+        for top, controllers in self._trees:
+            if path.startswith(str(top)) and controllers is not None:
+                for controller in controllers:
+                    files |= LEGACY_FILES[controller]
+        if self.is_unified(path):
+            files |= UNIFIED_FILES[""]
+            above = Path(path).parent / "cgroup.subtree_control"
+            enabled = above.read_text().split() if above.exists() else []
+            files["cgroup.controllers"] = " ".join(enabled)
+            for controller in enabled:
+                files |= UNIFIED_FILES[controller]
+        for name, text in files.items():
+            Path(path, name).write_text(text)
+
+    def remove(self, path: str) -> None:
+        self._refuse(path)
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        group = Path(path)
+        if (group / "cgroup.procs").read_text() or any(each.is_dir() for each in group.iterdir()):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        shutil.rmtree(path)
+
+    def give(self, path: str, owner: tuple[int, int]) -> None:
+        if not self.gives:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), path)
+        self.given.append((path.partition("/tawebeval-")[2], owner))
+
+    def kill(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
+        for file in self.root.rglob("cgroup.procs"):
+            self._die(str(file), set(pids) & set(still()))
+
+    def is_delegated(self, path: str) -> bool:
+        return self.delegated
+
+    # How that comes about.
+
+    def _refuse(self, path: str) -> None:
+        for end, number in self.refusals.items():
+            if path.endswith(end):
+                raise OSError(number, os.strerror(number), path)
+
+    def _die(self, path: str, pids: set[int]) -> None:
+        if os.getpid() in pids:
+            raise AssertionError("the daemon has killed itself")
+        if self.lingering:
+            self._dying.append((path, pids))
+        else:
+            self._leave(path, pids)
+
+    def _leave(self, path: str, pids: set[int]) -> None:
+        if os.path.exists(path):
+            left = set(map(int, Path(path).read_text().split())) - pids
+            Path(path).write_text("".join(f"{pid}\n" for pid in sorted(left)))
+
+    def _move(self, path: str, pid: int) -> None:
+        tree = next(top for top, _ in self._trees if path.startswith(str(top)))
+        for file in tree.rglob("cgroup.procs"):
+            self._leave(str(file), {pid})
+        with open(path, "a") as file:
+            file.write(f"{pid}\n")
+
+    def _switch(self, path: str, sign: str, controller: str) -> None:
+        group = Path(path).parent
+        if (
+            sign == "+"
+            and (group / "cgroup.procs").read_text()
+            and (group / "cgroup.type").exists()
+        ):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        if sign == "+" and controller not in (group / "cgroup.controllers").read_text().split():
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        enabled = set(Path(path).read_text().split()) - {controller}
+        if sign == "+":
+            enabled.add(controller)
+        Path(path).write_text(" ".join(sorted(enabled)))
+        for below in group.iterdir():
+            if below.is_dir():
+                (below / "cgroup.controllers").write_text(" ".join(sorted(enabled)))

@@ -1,0 +1,311 @@
+"""`tawebeval.cgroups` against the kernel, as the root of this machine gives it away.
+
+Each test is a process of its own, which opens the cgroups as root, becomes `nobody`, and does
+what the daemon does. It moves itself out of the group that the tests are in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from tawebeval.hierarchies import parse_hierarchies
+from tests.integration.harness import alive
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+DAEMON = '''
+import ctypes, json, os, pathlib, signal, subprocess, sys, time
+from tawebeval.cgroups import open_cgroups
+from tawebeval.config import MIB, Limits
+
+NOBODY = 65534
+name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {}
+cgroups = open_cgroups(name, (NOBODY, NOBODY), proc=proc)
+os.setgroups([])
+os.setresgid(NOBODY, NOBODY, NOBODY)
+os.setresuid(NOBODY, NOBODY, NOBODY)
+result["enforced"], result["problems"] = sorted(cgroups.enforced), cgroups.problems
+LIMITS = Limits(memory=32 * MIB, processes=16)
+
+def start(group, inside):
+    """Run a function in a group, in a process whose parent is this one; return its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.alarm(20)
+        for path in group.entry():
+            with open(path, "w") as file:
+                file.write("0")
+        inside()
+    finally:
+        os._exit(1)
+
+def end(pid):
+    """Wait for a process; return the signal that has ended it, 0 for its own end."""
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+def heap():
+    block = bytearray(100 * MIB)
+
+def memfd():
+    file = os.memfd_create("x")
+    for _ in range(100):
+        os.write(file, bytes(MIB))
+
+def shared():
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    identifier = libc.shmget(0, ctypes.c_size_t(100 * MIB), 0o1600)
+    address = libc.shmat(identifier, None, 0)
+    libc.shmctl(identifier, 0, None)  # it goes with the last process that has it
+    ctypes.memset(address, 1, 100 * MIB)
+
+def children():
+    for _ in range(8):
+        if os.fork() == 0:
+            block = bytearray(10 * MIB)
+            time.sleep(20)
+    time.sleep(20)
+
+def many():
+    for _ in range(50):
+        if os.fork() == 0:
+            time.sleep(20)
+
+def bomb():
+    while True:
+        try:
+            os.fork()
+        except OSError:
+            pass
+
+def until(true):
+    end = time.monotonic() + 10
+    while not true() and time.monotonic() < end:
+        time.sleep(0.005)
+
+def members(group):
+    with open(group.entry()[0]) as file:
+        return file.read().split()
+
+SCRIPT
+
+print(json.dumps(result))
+'''
+
+
+def groups(name: str) -> list[Path]:
+    """Return the groups on this machine that are of a daemon, outermost last."""
+    found = [Path(path) for path, _, _ in os.walk("/sys/fs/cgroup") if f"tawebeval-{name}" in path]
+    return found[::-1]
+
+
+def reason_to_skip() -> str | None:
+    """Tell why this machine's cgroups cannot be tested; None where they can."""
+    if os.geteuid() != 0:
+        return "only root can give cgroups to another user"
+    texts = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
+    found = parse_hierarchies(*texts)
+    for own in (found.controllers.get("memory"), found.controllers.get("pids"), found.unified):
+        if own is not None:
+            try:
+                os.mkdir(f"{own}/tawebeval-test")
+                os.rmdir(f"{own}/tawebeval-test")
+            except OSError as error:
+                return f"cgroups cannot be made here: {error}"
+    if not {"memory", "pids"} <= found.controllers.keys() and found.unified is None:
+        return "there are no cgroups for memory and processes here"
+    return None
+
+
+class KernelTests(SynchronousTestCase):
+    """Real limits, met by real processes."""
+
+    def setUp(self) -> None:
+        reason = reason_to_skip()
+        if reason:
+            raise SkipTest(reason)
+        self.name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+        self.addCleanup(self._leave_nothing)
+
+    def _leave_nothing(self) -> None:
+        """Remove the places, which only root can, and hold that nothing else was left."""
+        left = [path.name for path in groups(self.name)]
+        for path in groups(self.name):
+            path.rmdir()
+        self.assertEqual(set(left) - {f"tawebeval-{self.name}", "daemon"}, set())
+
+    def proc(self) -> str:
+        """Return the directory in which the daemon finds what cgroups there are."""
+        return "/proc/self"
+
+    def daemon(self, script: str) -> dict[str, Any]:
+        """Run a script in a process that has opened the cgroups; return its `result`."""
+        ran = subprocess.run(
+            [sys.executable, "-c", DAEMON.replace("SCRIPT", script), self.name, self.proc()],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        self.assertEqual(ran.returncode, 0, ran.stderr)
+        result: dict[str, Any] = json.loads(ran.stdout)
+        if {"memory", "processes"} - set(result["enforced"]):
+            raise SkipTest("; ".join(result["problems"]))
+        return result
+
+    def test_memory(self) -> None:
+        """Whatever memory is taken as, the one who takes too much is killed, and that is seen."""
+        result = self.daemon(
+            """
+for inside in (heap, memfd, shared):
+    group = cgroups.make(inside.__name__, LIMITS)
+    killed = end(start(group, inside))
+    result[inside.__name__] = killed, sorted(group.exceeded()), group.usage().peak_memory
+    group.remove()
+"""
+        )
+        for inside in ("heap", "memfd", "shared"):
+            killed, exceeded, peak = result[inside]
+            self.assertEqual((killed, exceeded), (9, ["memory"]), inside)
+            if peak is not None:
+                self.assertTrue(31 * 2**20 < peak <= 32 * 2**20, peak)
+
+    def test_memory_of_many(self) -> None:
+        """Processes of which each keeps within the limit exceed it together."""
+        result = self.daemon(
+            """
+group = cgroups.make("many", LIMITS)
+pid = start(group, children)
+until(group.exceeded)
+result["exceeded"] = sorted(group.exceeded())
+group.remove()
+result["killed"] = end(pid)
+"""
+        )
+        self.assertEqual((result["exceeded"], result["killed"]), (["memory"], 9))
+
+    def test_within_the_limits(self) -> None:
+        """Who keeps within the limits is left alone, and measured; a shell can be the launcher."""
+        result = self.daemon(
+            """
+group = cgroups.make("good", LIMITS)
+script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
+ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.entry()])
+result["status"], result["exceeded"] = ran.returncode, sorted(group.exceeded())
+result["cpu"] = group.usage().cpu_seconds
+group.remove()
+"""
+        )
+        self.assertEqual((result["status"], result["exceeded"]), (0, []))
+        if "cpu" in result["enforced"]:
+            self.assertTrue(0.001 < result["cpu"] < 10, result["cpu"])
+
+    def test_processes(self) -> None:
+        """There are no more processes than may be; all of them are killed."""
+        result = self.daemon(
+            """
+group = cgroups.make("many", LIMITS)
+pid = start(group, many)
+until(group.exceeded)
+end(pid)
+result["number"] = len(members(group))
+result["exceeded"] = sorted(group.exceeded())
+group.kill()
+until(lambda: not members(group))
+result["left"] = members(group)
+group.remove()
+"""
+        )
+        self.assertEqual(result["number"], 15)  # the one that found no place has ended
+        self.assertEqual((result["exceeded"], result["left"]), (["processes"], []))
+
+    def test_fork_bomb(self) -> None:
+        """Processes that fork as fast as they can are gone within the time of `remove`."""
+        result = self.daemon(
+            """
+group = cgroups.make("bomb", Limits(processes=100, memory=512 * MIB))
+pid = start(group, bomb)
+until(group.exceeded)
+began = time.monotonic()
+group.remove()
+result["seconds"] = time.monotonic() - began
+result["killed"] = end(pid)
+"""
+        )
+        self.assertEqual(result["killed"], 9)
+        self.assertLess(result["seconds"], 1.5)
+
+    def test_leftovers(self) -> None:
+        """The next daemon ends what one that was killed has left, and nobody else."""
+        result = self.daemon(
+            """
+group = cgroups.make("left", LIMITS)
+def inside():
+    os.setsid()
+    signal.alarm(100)
+    os.close(1), os.close(2)
+    time.sleep(100)
+result["left"] = start(group, inside)
+until(lambda: members(group))
+"""
+        )
+        self.assertTrue(alive(result["left"]))
+        self.assertIn("evaluation-left", [path.name for path in groups(self.name)])
+        self.daemon("")
+        self.assertFalse(alive(result["left"]))
+        self.assertNotIn("evaluation-left", [path.name for path in groups(self.name)])
+
+    def test_closed_as_root(self) -> None:
+        """A daemon that has kept its rights leaves not even its place."""
+        script = (
+            "import sys; from tawebeval.cgroups import open_cgroups\n"
+            "before = open('/proc/self/cgroup').read()\n"
+            "open_cgroups(sys.argv[1]).close()\n"
+            "assert before == open('/proc/self/cgroup').read()"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", script, self.name]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        self.assertEqual(groups(self.name), [])
+
+    def test_ordinary_user(self) -> None:
+        """Who may not make groups gets none, sentences instead, and no error."""
+        script = (
+            "import json, os, sys; from tawebeval.cgroups import open_cgroups\n"
+            "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
+            "cgroups = open_cgroups(sys.argv[1])\n"
+            "cgroups.close()\n"
+            "print(json.dumps([sorted(cgroups.enforced), cgroups.problems]))"
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", script, self.name]
+        printed = subprocess.run(command, cwd=ROOT, env=environment, stdout=-1, check=True).stdout
+        enforced, problems = json.loads(printed)
+        self.assertEqual(enforced, [])
+        self.assertEqual(len(problems), 4, problems)
+        self.assertIn("Permission denied", problems[0])
+
+
+class LegacyKernelTests(KernelTests):
+    """The same where there is version 1 alone, which cannot kill a group at once."""
+
+    def proc(self) -> str:
+        """Return a directory that does not show version 2."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        for name, version_2 in (("mountinfo", " - cgroup2 "), ("cgroup", "0::")):
+            lines = Path(f"/proc/self/{name}").read_text().splitlines(keepends=True)
+            kept = [line for line in lines if version_2 not in line]
+            (directory / name).write_text("".join(kept))
+        return str(directory.absolute())

@@ -1,0 +1,423 @@
+"""`tawebeval.cgroups` on machines of all kinds, whose cgroups are plain files here."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cgroups import Cgroups, Group, Usage, open_cgroups
+from tawebeval.config import MIB, Limits
+from tests.fake_cgroups import FakeMachine
+
+LIMITS = Limits(memory=64 * MIB, processes=32)
+ALL = {"memory", "processes", "cpu"}
+LESS = ALL - {"memory"}
+STRANGER = 4194305  # no process: numbers end below
+
+
+class CgroupsTestCase(SynchronousTestCase):
+    """A machine to set up."""
+
+    def setUp(self) -> None:
+        self.machine = FakeMachine(Path(self.mktemp()).absolute())
+        self.machine.root.mkdir()
+
+    def check(self, cgroups: Cgroups, enforced: set[str], *words: str) -> None:
+        """Hold what works, and how it is told that the rest does not."""
+        self.assertEqual(cgroups.enforced, enforced, cgroups.problems)
+        # One sentence for each that is missing, and what to do about them.
+        missing = len(ALL - enforced)
+        self.assertEqual(len(cgroups.problems), missing + bool(missing), cgroups.problems)
+        for word in words:
+            self.assertIn(word, "\n".join(cgroups.problems))
+
+    def put(self, group: Group, name: str, text: str) -> None:
+        """Let the kernel say something in a file of a group."""
+        for entry in group.entry():
+            path = Path(entry).parent / name
+            if path.exists():
+                path.write_text(text)
+                return
+        self.fail(f"no {name}")
+
+    def get(self, group: Group, name: str) -> str:
+        """Return what is in a file of a group."""
+        found = [Path(entry).parent / name for entry in group.entry()]
+        return next(path for path in found if path.exists()).read_text().strip()
+
+    def enter(self, group: Group, *pids: int) -> None:
+        """Have processes in a group."""
+        for entry in group.entry():
+            Path(entry).write_text("".join(f"{pid}\n" for pid in pids))
+
+
+class UnifiedTests(CgroupsTestCase):
+    """Version 2 alone, as systemd mounts it."""
+
+    def test_delegated(self) -> None:
+        """Everything works; the daemon is beside its evaluations, in a group of its own."""
+        own = self.machine.mount_unified()
+        cgroups = self.machine.open()
+        self.check(cgroups, ALL)
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+        daemon = own / "tawebeval-x/daemon/cgroup.procs"
+        self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
+        for group in (own, own / "tawebeval-x"):
+            enabled = (group / "cgroup.subtree_control").read_text()
+            self.assertEqual(enabled, "memory pids", "the cpu controller is not needed")
+
+    def test_limits(self) -> None:
+        """A group has its limits, without swap beyond them, and dies as a whole."""
+        own = self.machine.mount_unified()
+        group = self.machine.open().make("abc", LIMITS)
+        path = own / "tawebeval-x/evaluation-abc"
+        self.assertEqual(group.entry(), [f"{path}/cgroup.procs"])
+        self.assertEqual(self.get(group, "memory.max"), str(64 * MIB))
+        self.assertEqual(self.get(group, "memory.swap.max"), "0")
+        self.assertEqual(self.get(group, "memory.oom.group"), "1")
+        self.assertEqual(self.get(group, "pids.max"), "32")
+
+    def test_read_only(self) -> None:
+        """A container that shows its cgroups without the right to write."""
+        self.machine.mount_unified()
+        self.machine.refusals["/tawebeval-x"] = errno.EROFS
+        self.check(self.machine.open(), set(), "Read-only file system", "Delegate=memory pids cpu")
+
+    def test_not_delegated_by_systemd(self) -> None:
+        """Root could, but systemd would take it back later: nothing is touched."""
+        own = self.machine.mount_unified()
+        self.machine.delegated = False
+        self.check(self.machine.open(), set(), f"{own}: systemd has not delegated it")
+        self.assertEqual(self.machine.groups(), [])
+
+    def test_may_not_enter(self) -> None:
+        """A daemon that may not move itself leaves nothing behind."""
+        self.machine.mount_unified()
+        self.machine.refusals["/daemon/cgroup.procs"] = errno.EACCES
+        self.check(self.machine.open(), set(), "Permission denied")
+        self.assertEqual(self.machine.groups(), [])
+
+    def test_others_in_the_group(self) -> None:
+        """Beside a shell in its own group the daemon can measure, but not limit."""
+        own = self.machine.mount_unified()
+        with open(own / "cgroup.procs", "a") as file:
+            file.write(f"{STRANGER}\n")
+        cgroups = self.machine.open()
+        self.check(cgroups, {"cpu"}, "others are in the group that the daemon was started in")
+        self.assertEqual((own / "cgroup.procs").read_text(), f"{STRANGER}\n", "it is left alone")
+
+    def test_missing_controllers(self) -> None:
+        """What the group above does not pass on cannot be had."""
+        self.machine.mount_unified("cpu pids")
+        self.check(self.machine.open(), {"processes", "cpu"}, "has no controller 'memory'")
+
+    def test_limit_without_effect(self) -> None:
+        """A limit that is taken but not kept is none; what tried it is removed."""
+        self.machine.mount_unified()
+        self.machine.deaf.add("/memory.max")
+        self.check(self.machine.open(), {"processes", "cpu"}, "has no effect for 'memory'")
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+
+    def test_no_swap(self) -> None:
+        """Kernels without swap accounting have no file for it."""
+        self.machine.mount_unified()
+        self.machine.refusals["/memory.swap.max"] = errno.ENOENT
+        self.check(self.machine.open(), ALL)
+
+    def test_owner(self) -> None:
+        """A user gets the place, and the right to move processes within it; nothing above."""
+        self.machine.mount_unified()
+        self.machine.open((7, 8))
+        self.assertEqual(self.machine.given, [("x", (7, 8)), ("x/cgroup.procs", (7, 8))])
+
+    def test_executed_anew(self) -> None:
+        """A daemon that is in its group already stays there, and ends only evaluations."""
+        own = self.machine.mount_unified()
+        self.machine.open().make("abc", LIMITS)
+        daemon = own / "tawebeval-x/daemon"
+        again = FakeMachine(self.machine.root)
+        again.mount_unified(own="/own/tawebeval-x/daemon")
+        (own / "cgroup.controllers").write_text("memory pids")
+        with open(daemon / "cgroup.procs", "a") as file:
+            file.write(f"{STRANGER}\n")
+        self.check(again.open(), ALL)
+        self.assertEqual(again.groups(), ["x", "x/daemon"])
+        self.assertEqual((daemon / "cgroup.procs").read_text(), f"{os.getpid()}\n{STRANGER}\n")
+
+    def test_close(self) -> None:
+        """The daemon goes back where it was, and its place is no more."""
+        own = self.machine.mount_unified()
+        cgroups = self.machine.open()
+        self.enter(cgroups.make("abc", LIMITS), STRANGER)
+        cgroups.close()
+        self.assertEqual(self.machine.groups(), [])
+        self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
+        self.assertEqual((own / "cgroup.subtree_control").read_text(), "")
+
+    def test_close_leaves_what_others_need(self) -> None:
+        """What was enabled before, or in the top group of all, stays so."""
+        own = self.machine.mount_unified()
+        (own / "cgroup.subtree_control").write_text("memory")
+        self.machine.open().close()
+        self.assertEqual((own / "cgroup.subtree_control").read_text(), "memory")
+        machine = FakeMachine(self.machine.root / "other")
+        top = machine.mount_unified(own="/")
+        machine.open().close()
+        self.assertEqual((top / "cgroup.subtree_control").read_text(), "memory pids")
+
+    def test_close_without_the_rights(self) -> None:
+        """Who has given up root removes the evaluations' groups at least, and is silent."""
+        self.machine.mount_unified()
+        cgroups = self.machine.open()
+        cgroups.make("abc", LIMITS)
+        self.machine.refusals |= {"/own/cgroup.procs": errno.EACCES}
+        cgroups.close()
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+
+
+class LegacyTests(CgroupsTestCase):
+    """Version 1, alone and beside version 2."""
+
+    def test_separate(self) -> None:
+        """Each controller has a tree; a group is one directory in each of three."""
+        places = [self.machine.mount_legacy(each) for each in ("memory", "pids", "cpuacct")]
+        self.machine.mount_legacy("cpu")
+        cgroups = self.machine.open()
+        self.check(cgroups, ALL)
+        group = cgroups.make("abc", LIMITS)
+        entries = [f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in places]
+        self.assertEqual(group.entry(), entries)
+        self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
+        self.assertEqual(self.get(group, "memory.memsw.limit_in_bytes"), str(64 * MIB))
+        self.assertEqual(self.get(group, "memory.swappiness"), "0")
+        self.assertEqual(self.get(group, "pids.max"), "32")
+        home = places[0] / "tawebeval-x/memory.use_hierarchy"
+        self.assertEqual(home.read_text(), "1\n")
+
+    def test_combined(self) -> None:
+        """Controllers that share a tree share a directory."""
+        place = self.machine.mount_legacy("cpu,cpuacct,memory,pids")
+        cgroups = self.machine.open((7, 8))
+        self.check(cgroups, ALL)
+        entry = f"{place}/tawebeval-x/evaluation-abc/cgroup.procs"
+        self.assertEqual(cgroups.make("abc", LIMITS).entry(), [entry])
+        self.assertEqual(self.machine.given, [("x", (7, 8))])
+
+    def test_hybrid(self) -> None:
+        """Each controller is taken where it is; version 2 measures, and kills at once."""
+        memory, pids = self.machine.mount_legacy("memory"), self.machine.mount_legacy("pids")
+        self.machine.mount_legacy("cpu,cpuacct")
+        unified = self.machine.mount_unified("", own="/")
+        cgroups = self.machine.open()
+        self.check(cgroups, ALL)
+        group = cgroups.make("abc", LIMITS)
+        entries = [
+            f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in (memory, pids, unified)
+        ]
+        self.assertEqual(group.entry(), entries)
+        self.put(group, "cpu.stat", "usage_usec 2500000\n")
+        self.assertEqual(group.usage().cpu_seconds, 2.5)
+
+    def test_hybrid_without_delegation(self) -> None:
+        """Where version 2 is refused version 1 serves for what it has."""
+        self.machine.mount_legacy("memory,pids,cpuacct")
+        self.machine.mount_unified("")
+        self.machine.delegated = False
+        self.check(self.machine.open(), ALL)
+
+    def test_place_that_serves_for_nothing(self) -> None:
+        """Where nothing works no place is kept, and the daemon goes back."""
+        unified = self.machine.mount_unified("")
+        self.machine.refusals["/probe"] = errno.EACCES
+        self.check(self.machine.open(), set())
+        self.assertEqual(self.machine.groups(), [])
+        self.assertEqual((unified / "cgroup.procs").read_text(), f"{os.getpid()}\n")
+
+    def test_partly_read_only(self) -> None:
+        """One controller that cannot be had does not spoil the others."""
+        self.machine.mount_legacy("memory")
+        self.machine.mount_legacy("pids")
+        self.machine.refusals["/memory/own/tawebeval-x"] = errno.EACCES
+        words = "the memory of an evaluation", "Permission denied", "there is no cgroup controller"
+        self.check(self.machine.open(), {"processes"}, *words)
+
+    def test_cannot_be_given(self) -> None:
+        """A place that the daemon's later user does not get is not kept."""
+        self.machine.mount_legacy("pids")
+        self.machine.gives = False
+        self.check(self.machine.open((7, 8)), set(), "Operation not permitted")
+        self.assertEqual(self.machine.groups(), [])
+
+    def test_nothing(self) -> None:
+        """Without cgroups, or without /proc, nothing is enforced; groups are empty shells."""
+        cgroups = self.machine.open()
+        self.check(cgroups, set())
+        group = cgroups.make("abc", LIMITS)
+        self.assertEqual(group.entry(), [])
+        self.assertEqual(group.usage(), Usage(None, None))
+        self.assertEqual(group.exceeded(), frozenset())
+        group.remove()
+        cgroups.close()
+        cgroups = open_cgroups("x", proc=self.machine.root / "nowhere")
+        self.assertEqual(cgroups.enforced, frozenset())
+        self.assertIn("nowhere/mountinfo", cgroups.problems[0])
+
+    def test_leftovers(self) -> None:
+        """Groups of a dead daemon are removed with all who are in them, and those below."""
+        self.machine.mount_legacy("pids")
+        self.machine.mount_unified("")
+        before = self.machine.open().make("abc", LIMITS)
+        self.enter(before, STRANGER)
+        for entry in before.entry():
+            below = os.path.join(os.path.dirname(entry), "below")
+            self.machine.make(below)
+            Path(below, "cgroup.procs").write_text(f"{STRANGER}\n")
+        # The dead one was in the daemon's group; this one is where it was started.
+        for file in self.machine.root.rglob("cgroup/*/own/cgroup.procs"):
+            file.write_text(f"{os.getpid()}\n")
+        for file in self.machine.root.rglob("daemon/cgroup.procs"):
+            file.write_text(f"{STRANGER + 1}\n")
+        self.machine.lingering = 3
+        self.machine.open()
+        self.assertEqual(self.machine.groups(), ["x", "x", "x/daemon"])
+        files = [*self.machine.root.rglob("cgroup.procs")]
+        self.assertEqual(len(files), 7)
+        for file in files:
+            self.assertIn(file.read_text(), ("", f"{os.getpid()}\n"), file)
+        self.assertLess(self.machine.slept, 0.1)
+
+    def test_leftovers_in_the_place_itself(self) -> None:
+        """Who has stayed in the place is killed; the daemon, if it is there, is not."""
+        own = self.machine.mount_legacy("pids")
+        self.machine.open()
+        procs = own / "tawebeval-x/cgroup.procs"
+        procs.write_text(f"{os.getpid()}\n{STRANGER}\n")
+        self.machine.open()
+        self.assertEqual(procs.read_text(), f"{os.getpid()}\n")
+
+
+class GroupTests(CgroupsTestCase):
+    """One group, during its life."""
+
+    def test_unified_counts(self) -> None:
+        """What version 2 says of use and of limits that were met."""
+        self.machine.mount_unified()
+        group = self.machine.open().make("abc", LIMITS)
+        self.assertEqual(group.usage(), Usage(0, 0))
+        self.put(group, "cpu.stat", "usage_usec 1250000\nuser_usec 1\n")
+        self.put(group, "memory.peak", "4096\n")
+        self.assertEqual(group.usage(), Usage(1.25, 4096))
+        self.put(group, "memory.events", "max 0\noom_kill 1\n")
+        self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
+        self.put(group, "memory.events", "max 3\noom_kill 0\n")
+        self.assertEqual(group.exceeded(), set(), "it got by without its caches")
+        self.put(group, "memory.events", "max 3\noom_kill 1\n")
+        self.assertEqual(group.exceeded(), {"memory"})
+        self.put(group, "pids.events", "max 1\n")
+        self.assertEqual(group.exceeded(), {"memory", "processes"})
+
+    def test_legacy_counts(self) -> None:
+        """What version 1 says of use and of limits that were met."""
+        for each in ("memory", "pids", "cpuacct"):
+            self.machine.mount_legacy(each)
+        group = self.machine.open().make("abc", LIMITS)
+        self.assertEqual(group.usage(), Usage(0, 0))
+        self.put(group, "cpuacct.usage", "1250000000\n")
+        self.put(group, "memory.max_usage_in_bytes", f"{63 * MIB}\n")
+        self.assertEqual(group.usage(), Usage(1.25, 63 * MIB))
+        self.put(group, "memory.oom_control", "oom_kill_disable 0\noom_kill 1\n")
+        self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
+        self.put(group, "memory.memsw.max_usage_in_bytes", f"{64 * MIB - 4096}\n")
+        self.assertEqual(group.exceeded(), {"memory"})
+        self.put(group, "pids.events", "max 1\n")
+        self.assertEqual(group.exceeded(), {"memory", "processes"})
+
+    def test_unknown_figures(self) -> None:
+        """What a kernel does not say is unknown, and no error."""
+        self.machine.mount_unified()
+        group = self.machine.open().make("abc", LIMITS)
+        for name in ("memory.peak", "cpu.stat", "memory.events", "pids.events"):
+            (Path(group.entry()[0]).parent / name).unlink()
+        self.assertEqual(group.usage(), Usage(None, None))
+        self.assertEqual(group.exceeded(), frozenset())
+
+    def test_rounded(self) -> None:
+        """The kernel rounds down to its pages; a limit that is far from its value is none."""
+        for off, enforced in ((0, ALL), (-65535, ALL), (-65536, LESS), (1, LESS)):
+            machine = FakeMachine(self.machine.root / str(off), rounding=off)
+            machine.mount_unified()
+            self.assertEqual(machine.open().enforced, enforced, off)
+
+    def test_kill_of_version_1(self) -> None:
+        """Everybody is killed, one by one, and no one can be started; limits stay as they were."""
+        for each in ("memory", "pids", "cpuacct"):
+            self.machine.mount_legacy(each)
+        group = self.machine.open().make("abc", LIMITS)
+        self.enter(group, 0, *range(STRANGER, STRANGER + 200))
+        group.kill()
+        self.assertEqual(self.get(group, "pids.max"), "0")
+        # 0 is somebody of another process namespace, whom nobody here can reach.
+        self.assertEqual(self.get(group, "cgroup.procs"), "0")
+        self.put(group, "pids.events", "max 7\n")
+        self.assertEqual(group.exceeded(), set(), "that was the end, not the evaluator")
+
+    def test_exceeded_before_the_end(self) -> None:
+        """What had been exceeded before is still told after the group is gone."""
+        self.machine.mount_unified()
+        group = self.machine.open().make("abc", LIMITS)
+        self.put(group, "pids.events", "max 1\n")
+        group.remove()
+        self.assertEqual(group.exceeded(), {"processes"})
+        self.assertEqual(group.usage(), Usage(None, None))
+        group.remove()
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+
+    def test_remove_waits(self) -> None:
+        """Who was killed holds the group for a moment: it is tried again for about a second."""
+        self.machine.mount_legacy("pids")
+        group = self.machine.open().make("abc", LIMITS)
+        self.enter(group, STRANGER)
+        self.machine.lingering = 8
+        group.remove()
+        self.assertEqual(self.machine.groups(), ["x"])
+        self.assertApproximates(self.machine.slept, 0.255, 1e-6)
+
+    def test_remove_gives_up(self) -> None:
+        """A process that hangs in the kernel is reported, after about a second."""
+        self.machine.mount_legacy("pids")
+        group = self.machine.open().make("abc", LIMITS)
+        self.enter(group, STRANGER)
+        self.machine.lingering = 10**9
+        with capturedLogs() as events:
+            group.remove()
+        self.assertIn("evaluation-abc stays: ", formatEvent(events[0]))
+        self.assertApproximates(self.machine.slept, 1.023, 1e-6)
+
+    def test_remove_is_refused(self) -> None:
+        """What time does not heal is not waited for."""
+        self.machine.mount_legacy("pids")
+        group = self.machine.open().make("abc", LIMITS)
+        self.machine.refusals["/evaluation-abc"] = errno.EACCES
+        with capturedLogs() as events:
+            group.remove()
+        self.assertIn("evaluation-abc stays: ", formatEvent(events[0]))
+        self.assertEqual(self.machine.slept, 0)
+
+    def test_failed_to_make(self) -> None:
+        """A group that cannot have its limits is not made, in none of the hierarchies."""
+        for each in ("memory", "pids", "cpuacct"):
+            self.machine.mount_legacy(each)
+        cgroups = self.machine.open()
+        for end in ("/evaluation-abc/pids.max", "/cpuacct/own/tawebeval-x/evaluation-abc"):
+            self.machine.refusals = {end: errno.ENOSPC}
+            self.assertRaises(OSError, cgroups.make, "abc", LIMITS)
+            self.assertEqual(self.machine.groups(), ["x"] * 3)
+        self.machine.refusals = {}
+        cgroups.make("abc", LIMITS)
+        # One of this name is there: it is left alone.
+        self.assertRaises(FileExistsError, cgroups.make, "abc", LIMITS)
+        self.assertEqual(self.machine.groups(), [*["x"] * 3, *["x/evaluation-abc"] * 3])
