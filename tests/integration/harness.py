@@ -203,9 +203,10 @@ class Daemon:
 
         An ordinary user's daemon cannot remove the outermost, which root has made for it.
         """
-        pattern = f"tawebeval-{label_of(self.state)}"
-        found = (path for top in Path("/sys/fs/cgroup").rglob(pattern) for path in top.rglob("**"))
-        return sorted(found, key=lambda path: -len(path.parts))
+        name = f"/tawebeval-{label_of(self.state)}"
+        # os.walk passes over what is removed meanwhile, and gives the inner ones last.
+        found = [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]
+        return [Path(path) for path in reversed(found)]
 
     def leftovers(self) -> list[str]:
         """Return what there is of evaluations: children, directories, forms."""
