@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.git import Git, Outcome
+from tawebeval.gitbox import JUST_READ, Reach
 from tests.fakes import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
@@ -180,6 +182,64 @@ class LoginTests(GitTestCase):
             self.assertEqual(stderr.strip(".*"), "", before)
             self.assertLessEqual(len(stderr), 8192)
         self.end()
+
+
+class BoxTests(GitTestCase):
+    """How a command is put into a sandbox."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.entered: list[tuple[Path, Reach]] = []
+        self.killed: list[Any] = []
+        self.git = Git(self.clock, self.spawn, ("https",), box=self)
+
+    @contextmanager
+    def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int]]:
+        """Give what stands in front of a command, and a descriptor."""
+        self.entered.append((repository, reach))
+        yield ("box", "--"), 9
+
+    def kill(self, child: Any) -> None:
+        """Take note."""
+        self.killed.append(child)
+
+    def test_command(self) -> None:
+        """The whole command, with the limits of its processes, is within; it gets a descriptor."""
+        reach = Reach(network=True)
+        self.run_git("fetch", reach=reach)
+        self.run_git("log")
+        first, second = self.spawn.children
+        for child in (first, second):
+            self.assertEqual(list(child.argv)[:3], ["box", "--", "prlimit"])
+            self.assertEqual(list(child.descriptors), [9])
+            child.end()
+        self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, JUST_READ)])
+
+    def test_killed(self) -> None:
+        """What runs out of time, is refused or cancelled is killed as the sandbox does it."""
+        self.run_git("fetch", timeout=60)
+        self.clock.advance(60)
+        self.end(137)
+        self.run_git("fetch").addErrback(lambda failure: None).cancel()
+        self.end(137)
+
+        def refuse(chunk: bytes) -> None:
+            raise EvaluationError("repository", "too much")
+
+        asked = self.run_git("ls-tree", received=refuse)
+        self.spawn.child.print(b"x")
+        self.end(137)
+        self.failureResultOf(asked, EvaluationError)
+        self.assertEqual(self.killed, self.spawn.children)
+
+    def test_not_started(self) -> None:
+        """Where the sandbox cannot be made it is not the repository that is wrong."""
+        asked = self.run_git("fetch")
+        self.spawn.child.complain(b"bwrap: No permissions to create new namespace\n")
+        self.end(1)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual(error.reason, "lost")
+        self.assertIn("namespace", error.members["stderr"])
 
 
 class OutcomeTests(GitTestCase):

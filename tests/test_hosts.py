@@ -265,6 +265,16 @@ class RouteTests(SynchronousTestCase):
             self.assertIn(" -oHostName=8.8.8.8 ", command)
             self.assertIn(alias, command)
 
+    def test_ssh_options(self) -> None:
+        """What ssh is told of a key comes along, also where the URL has an address."""
+        for url in ("u@h:x", "u@8.8.8.8:x"):
+            target = target_of(url)
+            assert target is not None
+            found = route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
+            command = found.environment["GIT_SSH_COMMAND"]
+            self.assertTrue(command.startswith("ssh -oBatchMode=yes -oUser=git '-i/k y'"), command)
+            self.assertEqual("-oHostName=8.8.8.8" in command, url == "u@h:x")
+
     def test_address(self) -> None:
         """An address in the URL needs nothing else."""
         self.check("http://8.8.8.8/x", "8.8.8.8", Route("http://8.8.8.8/x"))

@@ -90,8 +90,27 @@ class ReadTests(KeyringTestCase):
             )
             self.assertIn(words, str(error))
             self.assertNotIn("s3cret", str(error))
+        self.write("password", "KEY")
+        key = self.entry(
+            key_file=self.write("id", "\n"), known_hosts_file=self.write("hosts", "example A")
+        )
+        error = self.assertRaises(ConfigurationError, self.keyring, key)
+        self.assertIn("credentials[0].key_file: ", str(error))
+        self.assertIn("empty", str(error))
         entry = self.entry(password_file=str(self.folder))
         self.assertIn("directory", str(self.assertRaises(ConfigurationError, self.keyring, entry)))
+
+    def test_files(self) -> None:
+        """It tells which files it reads, so that others can look at their rights."""
+        self.write("password", "s3cret")
+        key, hosts = self.write("id", "KEY"), self.write("hosts", "example A")
+        entries = (
+            self.entry(password_file="password"),
+            self.entry(key_file=key, known_hosts_file=hosts),
+        )
+        keyring = self.keyring(*entries, directory=str(self.folder))
+        expected = [self.folder / name for name in ("password", "id", "hosts")]
+        self.assertEqual(list(keyring.files), expected)
 
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of; nothing of it is logged."""

@@ -8,6 +8,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.hosts import HostPolicy, Route
 from tawebeval.remotes import Remotes
@@ -53,6 +54,16 @@ class RemotesTests(SynchronousTestCase):
         for url in ("http://0x7f.1/", "http://127.0.0.1/"):
             self.failureResultOf(self.ask(resolver, url), EvaluationError)
         self.assertEqual(resolver.asked, [])
+
+    def test_key(self) -> None:
+        """A key goes along with the route: its options for ssh, and the files to read."""
+        key = Credential("h", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
+        remotes = Remotes(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
+        asked = Deferred.fromCoroutine(remotes.route("u@h:x", key))
+        found, login = self.successResultOf(asked)
+        self.assertIsNone(login)
+        self.assertIn("-i/k/id", found.environment["GIT_SSH_COMMAND"])
+        self.assertEqual(found.readable, ("/k/id", "/k/hosts"))
 
     def test_source(self) -> None:
         """Of this machine everything is served but the daemon's own, and what has it in it."""

@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Outcome
+from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.hosts import HostPolicy
 from tawebeval.keyring import Keyring
 from tawebeval.quota import FetchLimits
@@ -87,7 +88,7 @@ class RepositoriesTestCase(SynchronousTestCase):
             self.root,
             self.git,
             InlineThreads(),
-            Remotes(self.policy, self.resolver, self.clock),
+            Remotes(self.policy, self.resolver, self.clock, (self.root,)),
             FetchLimits(self.clock, 60, self.size, TreeLimits(3, 1000)),
             self.keyring,
             capacity=self.capacity,
@@ -289,6 +290,34 @@ class WaysTests(RepositoriesTestCase):
         self.assertLess(here.arguments.index(option), here.arguments.index("--end-of-options"))
         self.assertNotIn("safe.directory", str(there))
         self.assertEqual((here.source, there.source), ("/srv/x", None))
+
+    def test_own(self) -> None:
+        """The cache itself is no repository of this machine that somebody could ask for."""
+        error = self.error(self.check_out(f"file://{self.root}/x.git"))
+        self.assertIn("no place from which", error.message)
+        self.assertNotIn("fetch", self.names())
+
+    def test_reach(self) -> None:
+        """What each command may do: write where it has to, and reach the network to fetch."""
+        self.successResultOf(self.check_out())
+        path = self.path()
+        self.successResultOf(self.check_out("/srv/x"))
+        self.assertEqual(
+            [(self.names()[i], c.reach) for i, c in enumerate(self.git.commands)][:5],
+            [
+                ("init", Reach((path.with_suffix(".new"),))),
+                ("log", JUST_READ),
+                ("fetch", Reach((path,), network=True)),
+                ("log", JUST_READ),
+                ("ls-tree", JUST_READ),
+            ],
+        )
+        checked_out = self.git.commands[5]
+        self.assertEqual(
+            checked_out.reach, Reach((Path("/work/space/tree"), Path("/work/space/checkout")))
+        )
+        fetch = next(c for c in self.git.commands if c.source)
+        self.assertEqual(fetch.reach, Reach((fetch.repository,), ("/srv/x", "/srv/x.git")))
 
 
 class DeadlineTests(RepositoriesTestCase):

@@ -106,3 +106,4 @@ class DamageTests(RepositoriesTestCase):
         for one in (slow, quick):
             self.assertEqual(self.successResultOf(one).oid, OID)
         self.assertEqual(self.names().count("init"), 1)
+        self.assertTrue((self.path() / "commits" / OID).exists())

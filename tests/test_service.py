@@ -15,12 +15,19 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import directories
+from tawebeval import directories, ground
 from tawebeval import service as module
 from tawebeval.callers import new_token
-from tawebeval.config import Callers, Configuration, Evaluations
+from tawebeval.config import (
+    Callers,
+    Configuration,
+    CredentialSettings,
+    Evaluations,
+    Repositories,
+)
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError
+from tawebeval.gitbox import GitBox
 from tawebeval.privileges import Privileges, User
 from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
 from tawebeval.web.site import ApiSite
@@ -265,6 +272,51 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(len(warnings), 2)
         self.assertIn("/root/python", warnings[0])
         self.assertIn(str(tokens), warnings[1])
+
+    def test_reload_of_credentials(self) -> None:
+        """The same signal has the credentials for repositories read again."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        password = Path(self.mktemp()).absolute()
+        password.write_text("old")
+        password.chmod(0o600)
+        entry = CredentialSettings("example.org", "judge", password_file=str(password))
+        daemon = self.start(repositories=Repositories(credentials=(entry,)))
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        keyring = evaluations._repositories._keyring
+        password.write_text("new")
+        signal.raise_signal(signal.SIGHUP)
+        for call in calls:
+            call()
+        found = keyring.choose("https://example.org/x", "")
+        assert found is not None
+        self.assertEqual(found.password, "new")
+
+    def test_credentials(self) -> None:
+        """A secret that is not there stops the start, with the path of its key."""
+        entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(repositories=Repositories(credentials=(entry,)))
+        self.assertIn("repositories.credentials[0].password_file", str(caught.exception))
+
+    def test_git(self) -> None:
+        """Git is looked at before anything relies on it, and has its bound and its sandbox."""
+
+        def fail() -> str:
+            raise ConfigurationError("git version 1 is too old")
+
+        daemon = self.make(repositories=Repositories(memory=77_777_777))
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        git = evaluations._repositories._git
+        self.assertEqual(git._memory, 77_777_777)
+        self.assertIsInstance(git._box, GitBox)
+        self.patch(ground, "check_git", fail)
+        daemon.privilegedStartService()
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertEqual(caught.exception.code, "tawebeval: git version 1 is too old")
 
     def test_cannot_listen(self) -> None:
         """Where it cannot listen it does not start, and says where."""

@@ -12,14 +12,13 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
-from tawebeval.cgroups import Cgroups
-from tawebeval.config import Configuration
+from tawebeval.bubblewrap import system_view, write_accounts
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.git import Git, Outcome
 from tawebeval.gitbox import JUST_READ, GitBox, Reach
 from tawebeval.process import Spawner
-from tawebeval.sandboxes import open_box, open_bubblewrap
+from tawebeval.seccomp import make_filter
 from tests.integration.harness import alive, until
 
 
@@ -32,10 +31,14 @@ class SandboxTests(TestCase):
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         self.addCleanup(shutil.rmtree, self.folder)
         accounts = self.folder / "accounts"
-        self.box = open_box(open_bubblewrap(Configuration(), accounts, Cgroups()), accounts)
-        assert isinstance(self.box, GitBox)
-        self.addCleanup(os.close, self.box.filter)
-        self.git = Git(reactor, Spawner(reactor), ("https",), box=self.box)
+        accounts.mkdir()
+        write_accounts(accounts)
+        filter_ = make_filter()
+        self.addCleanup(os.close, filter_)
+        box = GitBox(
+            shutil.which("bwrap") or "", filter_, tuple(system_view(accounts, network=True))
+        )
+        self.git = Git(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
             path.mkdir()

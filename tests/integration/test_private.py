@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-import tempfile
+import subprocess
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.integration.client import Client, failure, text
 from tests.integration.harness import CONFIGURATION, Daemon, until
 from tests.integration.repositories import GitRepository, HttpServer
 from tests.integration.test_callers import new_token
+from tests.integration.unprivileged import give, temporary_folder
 
 SECRET = "a s3cret/with:odd%signs"
 
@@ -28,7 +29,7 @@ class PrivateTests(TestCase):
     timeout = 60
 
     async def setUp(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
         self.repository = GitRepository(self.folder / "repositories" / "problem")
         self.repository.write("README", "an evaluator\n")
@@ -49,6 +50,7 @@ class PrivateTests(TestCase):
         """Change the file of the password."""
         self.password.write_text(password + "\n")
         self.password.chmod(0o600)
+        give(self.password)
 
     def make(self, *, configured: bool = True) -> Daemon:
         """Return a daemon that has not been started."""
@@ -120,8 +122,8 @@ class PrivateTests(TestCase):
         await self.evaluate(alice)
         await self.daemon.stop()
         before, self.daemon = self.daemon, self.make(configured=False)
-        shutil.copytree(before.cache, self.daemon.cache)
-        shutil.copytree(before.state, self.daemon.state)
+        for old, new in ((before.cache, self.daemon.cache), (before.state, self.daemon.state)):
+            subprocess.run(["cp", "-a", old, new], check=True)
         alice, _ = await self.start()
         await self.refuse(alice)
         await self.finish()
