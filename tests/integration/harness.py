@@ -21,6 +21,7 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.directories import label_of
 from tests.integration.client import Client
+from tests.integration.processes import children
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
@@ -54,27 +55,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def children(pid: int) -> list[int]:
-    """Return the children of a process, also those that are dead but not waited for."""
-    found = []
-    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += map(int, tasks.read_text().split())
-    return found
-
-
-def state(pid: int) -> str:
-    """Return the letter of proc(5) for a process's state, X for one that is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "X"
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process exists and is more than a zombie."""
-    return state(pid) not in "ZX"
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -6,20 +6,23 @@ import os
 import time
 
 from tests.integration.client import failure, joined, python, text
-from tests.integration.harness import DaemonTestCase, alive, until
+from tests.integration.harness import DaemonTestCase, until
+from tests.integration.processes import new_word, processes
 
-# Each prints the process identifier of what it leaves behind.
+# Each says when what it leaves behind is there.
 LEFT_BEHIND = """
 import os, sys, time
+told, tell = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.chdir("/")
-        os.write(1, b"%d\\n" % os.getpid())
+        os.write(1, b"there\\n")
+        os.write(tell, b".")
         {before}
         time.sleep(60)
     os._exit(0)
-os.wait()
+os.read(told, 1)
 {after}
 """
 
@@ -67,23 +70,24 @@ class EvaluatorTests(DaemonTestCase):
 
     async def test_one_that_ignores_term_is_cancelled_soon(self) -> None:
         """After the grace time it is killed, and cancelling answers when it is dead."""
-        identifier = await self.begin_and_wait("trap '' TERM; echo $$; echo ready; sleep 60; :")
-        pid = int(text((await self.client.page(identifier))["data"]).split()[0])
+        word = new_word()
+        identifier = await self.begin_and_wait(f"trap '' TERM; : {word}; echo ready; sleep 60; :")
+        self.assertNotEqual(processes(word), [])
         began = time.monotonic()
         await self.client.cancel(identifier)
-        self.assertFalse(alive(pid))
+        self.assertEqual(processes(word), [])
         self.assertLess(time.monotonic() - began, 5)
         failure(await self.client.follow(identifier), "cancelled")
 
     async def left_behind(self, before: str, after: str = "") -> None:
         """Check that what is left behind is dead before the end is seen."""
-        began = time.monotonic()
-        identifier = await self.begin(python(LEFT_BEHIND.format(before=before, after=after)))
+        began, word = time.monotonic(), new_word()
+        program = LEFT_BEHIND.format(before=before, after=after)
+        identifier = await self.begin(python(program, word))
         await self.client.ended(identifier)
-        pid = int(text((await self.client.page(identifier))["data"]))
-        self.assertFalse(alive(pid))
+        self.assertEqual(processes(word), [])
         self.assertLess(time.monotonic() - began, 10)
-        self.assertEqual(joined(await self.client.follow(identifier)), [f"{pid}\n"])
+        self.assertEqual(joined(await self.client.follow(identifier)), ["there\n"])
 
     async def test_a_daemon_that_holds_stdout_is_dead_at_the_end(self) -> None:
         """One that ran away to a session of its own delays no end, and outlives none."""
@@ -102,21 +106,24 @@ class EvaluatorTests(DaemonTestCase):
     async def test_a_daemon_is_dead_after_a_cancel(self) -> None:
         """What ran away is found also where the evaluation is cancelled."""
         program = LEFT_BEHIND.format(before="os.closerange(0, 10)", after="time.sleep(60)")
-        identifier = await self.begin(python(program))
-        page = await self.client.page(identifier, wait=10)
-        pid = int(text(page["data"]))
-        await until(lambda: os.listdir(f"/proc/{pid}/fd") == [], "it has closed everything")
+        word = new_word()
+        identifier = await self.begin(python(program, word))
+
+        def closed() -> list[int]:
+            return [pid for pid in processes(word) if os.listdir(f"/proc/{pid}/fd") == []]
+
+        await until(closed, "one has closed everything")
         await self.client.cancel(identifier)
-        self.assertFalse(alive(pid))
+        self.assertEqual(processes(word), [])
 
     async def test_a_child_in_the_background_is_dead_at_the_end(self) -> None:
         """What the shell has left running holds stdout, and is ended with the shell."""
-        began = time.monotonic()
-        identifier = await self.begin("sleep 60 & echo $!; sleep 60 & wait %2 & echo done")
+        began, word = time.monotonic(), new_word()
+        identifier = await self.begin(f"export WORD={word}; sleep 60 & sleep 60 & echo done")
         await self.client.ended(identifier)
-        events = await self.client.follow(identifier)
-        self.assertFalse(alive(int(text(events).split()[0])))
+        self.assertEqual(processes(word), [])
         self.assertLess(time.monotonic() - began, 10)
+        self.assertEqual(text(await self.client.follow(identifier)), "done\n")
 
     async def test_what_is_printed_last_is_not_lost_by_that(self) -> None:
         """With a child that holds stdout, all that was printed before the end arrives."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 from twisted.internet.defer import Deferred, gatherResults
 
-from tests.integration.client import Event, data, failure, python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, alive, until
+from tests.integration.client import Event, data, failure, python
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.processes import new_word, processes
 from tests.integration.raw import Connection
 
 STUBBORN = """
-import os, signal, time
+import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print(os.getpid(), flush=True)
+print('there', flush=True)
 time.sleep(60)
 """
 
@@ -67,13 +65,13 @@ class ShutdownTests(DaemonTestCase):
 
     async def test_a_stubborn_evaluator_does_not_outlive_the_daemon(self) -> None:
         """What ignores TERM is dead before the daemon is, and its directories are gone."""
-        identifier = await self.begin(python(STUBBORN))
-        page = await self.client.page(identifier, wait=10)
-        pid = int(text(page["data"]).strip())
-        self.assertTrue(alive(pid))
+        word = new_word()
+        identifier = await self.begin(python(STUBBORN, word))
+        await self.client.page(identifier, wait=10)
+        self.assertNotEqual(processes(word), [])
         self.daemon.interrupt()
         await until(lambda: not self.daemon.running, "the daemon stops")
-        self.assertFalse(alive(pid))
+        self.assertEqual(processes(word), [])
         await self.begin_again()
 
     async def test_who_cancels_while_the_daemon_stops_is_no_defect(self) -> None:
@@ -106,12 +104,12 @@ class ShutdownTests(DaemonTestCase):
         (await self.client.get(f"/evaluation/{forged}/events?after={end}")).problem(404)
 
     async def test_a_killed_daemon_leaves_nothing_for_the_next(self) -> None:
-        """Directories that a daemon left behind when it was killed are gone after the start."""
-        identifier = await self.begin(python(STUBBORN.replace("SIGTERM", "SIGUSR1")))
-        page = await self.client.page(identifier, wait=10)
-        pid = int(text(page["data"]).strip())
-        self.addCleanup(os.kill, pid, signal.SIGKILL)  # for nobody else knows of it then
+        """What runs dies with a killed daemon, whose directories are gone after the next start."""
+        word = new_word()
+        identifier = await self.begin(python(STUBBORN, word))
+        await self.client.page(identifier, wait=10)
         await self.daemon.kill()
+        await until(lambda: not processes(word), "the evaluator is dead")
         self.assertNotEqual(self.daemon.leftovers(), [])
         self.daemon.start()
         await self.daemon.ready()

@@ -1,0 +1,79 @@
+"""Processes of evaluators, found from outside.
+
+A sandbox has process identifiers of its own, so what an evaluator prints of them says nothing
+here. It is known by a word instead that stands in its command line or its environment; who
+shed both is known by the process namespace, which nobody leaves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+
+def new_word() -> str:
+    """Return a word that no other process has."""
+    return f"word-{uuid4().hex}"
+
+
+def state(pid: int) -> str:
+    """Return the letter of proc(5) for a process's state, X for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process exists and is more than a zombie."""
+    return state(pid) not in "ZX"
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of a process, also those that are dead but not waited for."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += map(int, tasks.read_text().split())
+    return found
+
+
+def everybody() -> Iterator[int]:
+    """Yield the identifiers of all processes on this machine that are alive."""
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and alive(int(name)):
+            yield int(name)
+
+
+def processes(word: str) -> list[int]:
+    """Return the living processes that have `word` in their command line or environment."""
+    return [pid for pid in everybody() if pid != os.getpid() and word.encode() in _told(pid)]
+
+
+def namespaces(pids: Collection[int]) -> set[int]:
+    """Return the process namespaces, other than this one, that these processes are in."""
+    return {_namespace(pid) for pid in pids} - {_namespace(os.getpid()), 0}
+
+
+def inhabitants(found: Collection[int]) -> list[int]:
+    """Return the living processes that are in one of these process namespaces."""
+    return [pid for pid in everybody() if _namespace(pid) in found]
+
+
+def _told(pid: int) -> bytes:
+    """Return the command line and environment of a process, as far as they can be read."""
+    told = b""
+    for name in ("cmdline", "environ"):
+        with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+            told += file.read()
+    return told
+
+
+def _namespace(pid: int) -> int:
+    """Return the number of a process's namespace of processes, 0 where it cannot be known."""
+    with suppress(OSError):
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+    return 0
