@@ -17,6 +17,7 @@ and what the operator lets in. When its first process ends, or the daemon, the k
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
@@ -28,7 +29,7 @@ from tawebeval.bare import Commit
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
-from tawebeval.orphans import descendants, send
+from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
 from tawebeval.sandbox import Cell, Exit, Launch
 from tawebeval.workspace import View, Workspace
@@ -95,10 +96,11 @@ class Bubblewrap:
     network: bool
     _limits: Limits
     _cgroups: Cgroups
+    _orphans: Orphans
 
     def cell(self, workspace: Workspace, commit: Commit) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return BubblewrapCell(workspace, commit, self._limits, self._cgroups, self)
+        return BubblewrapCell(workspace, commit, self._limits, self._cgroups, self._orphans, self)
 
     def argv(
         self, view: View, directory: Path, command: Sequence[str], filter_: int, status: int
@@ -130,10 +132,12 @@ class BubblewrapCell(Cell):
         commit: Commit,
         limits: Limits,
         cgroups: Cgroups,
+        orphans: Orphans,
         sandbox: Bubblewrap,
     ) -> None:
         super().__init__(workspace, commit, limits, cgroups)
         self.view = workspace.elsewhere(Path("/evaluation"))
+        self._orphans = orphans
         self._sandbox = sandbox
         self._filter = self._status = -1
 
@@ -165,13 +169,16 @@ class BubblewrapCell(Cell):
                 send(pid, number)
 
     async def end(self) -> None:
-        """Do nothing: with its first process the whole namespace has ended."""
+        """Wait for the first process in the sandbox: it is killed, and with it everybody there."""
+        told = re.search(rb'"child-pid": (\d+)', self._told())
+        if told:
+            await self._orphans.gone(int(told[1]))
 
     def exit(self, status: int | None, number: int | None) -> Exit:
         """Return how the evaluator ended, of which bwrap tells as shells do."""
         if number is not None:  # bwrap itself was killed
             return Exit(None, number)
-        if not self._was_started():
+        if b'"exit-code"' not in self._told():
             raise EvaluationError(
                 "lost", "the sandbox could not be started", {"status": status or 0}
             )
@@ -179,10 +186,9 @@ class BubblewrapCell(Cell):
             return Exit(None, status - 128)
         return Exit(status or 0)
 
-    def _was_started(self) -> bool:
-        """Tell whether bwrap has noted the evaluator's exit."""
-        written = os.pread(self._status, 4096, 0)
-        return any(b'"exit-code"' in line for line in written.splitlines())
+    def _told(self) -> bytes:
+        """Return what bwrap has written: objects of JSON."""
+        return os.pread(self._status, 4096, 0)
 
     def close(self) -> None:
         """Remove what `open` has made. Blocks."""

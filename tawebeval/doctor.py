@@ -26,7 +26,9 @@ from tawebeval.exposure import check_endpoints
 from tawebeval.gitversion import check_git
 from tawebeval.kernel import Process
 from tawebeval.keyring import Keyring
+from tawebeval.orphans import Orphans
 from tawebeval.privileges import Privileges, find_privileges
+from tawebeval.process import Spawner
 from tawebeval.sandboxes import open_bubblewrap, try_out
 from tawebeval.tap import read_configuration
 from tawebeval.workspace import remove
@@ -100,7 +102,7 @@ class Examination:
         with self.privileges.acting():
             accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
         try:
-            sandbox = open_bubblewrap(self.configuration, accounts, cgroups)
+            sandbox = open_bubblewrap(self.configuration, accounts, cgroups, _nobody())
             problem = try_out(sandbox, self.privileges)
         except ConfigurationError as error:
             yield Finding("sandbox", Health.BROKEN, *_split(error))
@@ -223,6 +225,13 @@ def examine(file: Path | None, environment: Mapping[str, str]) -> Iterator[Findi
         return
     environment = privileges.environment(environment)
     yield from Examination(configuration, file, environment, privileges).findings()
+
+
+def _nobody() -> Orphans:
+    """Return what finds orphans, for a sandbox that is only tried out and has none."""
+    from twisted.internet import reactor
+
+    return Orphans(reactor, Spawner(reactor))
 
 
 def _judged(part: str, look: Callable[[], object], what: str) -> Iterator[Finding]:

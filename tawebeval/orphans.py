@@ -82,6 +82,17 @@ class Orphans:
             await deferLater(self._reactor, _AGAIN)
         log.error("processes {pids} survive being killed", pids=found)
 
+    async def gone(self, pid: int) -> None:
+        """Return when a process has ended that is a child by now, because its parent has."""
+        for _ in range(_LOOKS):
+            try:
+                if os.waitpid(pid, os.WNOHANG) != (0, 0):
+                    return
+            except ChildProcessError:  # somebody has waited for it already
+                return
+            await deferLater(self._reactor, _AGAIN)
+        log.error("process {pid} survives being killed", pid=pid)
+
     def reap(self) -> None:
         """Wait for orphans that have ended by themselves, or with the git command they were of."""
         with contextlib.suppress(ChildProcessError):  # there are no children at all

@@ -55,7 +55,7 @@ def open_sandbox(
     """
     if configuration.sandbox.kind == "none":
         return NoSandbox(configuration.limits, cgroups, orphans)
-    return open_bubblewrap(configuration, accounts, cgroups)
+    return open_bubblewrap(configuration, accounts, cgroups, orphans)
 
 
 def rely_on(sandbox: Sandbox) -> None:
@@ -82,7 +82,9 @@ def open_box(sandbox: Sandbox, accounts: Path) -> Box:
     return GitBox(sandbox.program, sandbox.filter, tuple(system_view(accounts, network=True)))
 
 
-def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgroups) -> Bubblewrap:
+def open_bubblewrap(
+    configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Orphans
+) -> Bubblewrap:
     """Return the sandbox of bubblewrap, not tried yet. Raises ConfigurationError; blocks."""
     program = shutil.which("bwrap")
     if program is None:
@@ -102,6 +104,7 @@ def open_bubblewrap(configuration: Configuration, accounts: Path, cgroups: Cgrou
         network,
         configuration.limits,
         cgroups,
+        orphans,
     )
 
 

@@ -20,7 +20,9 @@ from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.kernel import Process
+from tawebeval.orphans import Orphans
 from tawebeval.privileges import find_privileges
+from tawebeval.process import Spawner
 from tawebeval.sandboxes import open_bubblewrap
 from tawebeval.workspace import Workspace
 
@@ -52,7 +54,9 @@ def main() -> None:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()
         write_accounts(accounts)
-        sandbox = open_bubblewrap(Configuration(), accounts, Cgroups([], {}, []))
+        sandbox = open_bubblewrap(
+            Configuration(), accounts, Cgroups([], {}, []), Orphans(None, Spawner(None))
+        )
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create(upload)

@@ -19,7 +19,8 @@ from tawebeval.git import Git, Outcome
 from tawebeval.gitbox import JUST_READ, GitBox, Reach
 from tawebeval.process import Spawner
 from tawebeval.seccomp import make_filter
-from tests.integration.harness import alive, until
+from tests.integration.harness import until
+from tests.integration.processes import alive
 
 
 class SandboxTests(TestCase):

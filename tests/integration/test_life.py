@@ -171,7 +171,7 @@ class StatusTests(DaemonTestCase):
         for one in twice:
             await one
             self.assertEqual(processes(word), [])
-        self.assertEqual(self.daemon.leftovers(), [])
+        await self.daemon.nothing_left()
         await self.client.cancel(identifier)
         failure(await self.client.follow(identifier), "cancelled")
         await self.client.cancel(identifier)

@@ -38,7 +38,7 @@ DEEP = "if [ $1 -eq 0 ]; then echo deep; sleep 60; else sh $0 $(($1 - 1)) $2; :;
 class UnsandboxedTests(DaemonTestCase):
     """Orphans are found by what they have inherited."""
 
-    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
+    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
 
     async def test_the_log_warns(self) -> None:
         """Every start says what the lack of a sandbox means, and who the evaluators are."""
