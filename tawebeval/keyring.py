@@ -50,6 +50,16 @@ class Keyring:
         """Return what tells apart what was fetched by different credentials."""
         return credential.identity(self._key)
 
+    @property
+    def files(self) -> Sequence[Path]:
+        """Where all is read from; keys are read by ssh again for each fetch."""
+        return tuple(
+            Path(self._directory, name)
+            for entry in self._settings
+            for name in (entry.password_file, entry.key_file, entry.known_hosts_file)
+            if name
+        )
+
     def reload(self) -> None:
         """Read the files again. What is wrong with one is logged, and changes nothing."""
         if not self._settings:

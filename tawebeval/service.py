@@ -89,6 +89,13 @@ class Reloading(Service):
                 "but SIGHUP will not read new ones until chown or chmod lets that user read it",
                 path=source,
             )
+        for path in self._keyring.files:
+            if not os.access(path, os.R_OK):
+                log.warn(
+                    "{path} cannot be read by the user that the daemon runs as: a password is "
+                    "known, but SIGHUP will not read a new one, and ssh reads no key at all",
+                    path=path,
+                )
 
         def reload() -> None:
             for each in (self._access, self._keyring):

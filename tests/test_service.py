@@ -293,6 +293,21 @@ class ServiceTests(SynchronousTestCase):
         assert found is not None
         self.assertEqual(found.password, "new")
 
+    def test_credentials_of_root(self) -> None:
+        """A file that only root could read, who the daemon no longer is, is warned of."""
+        password = Path(self.mktemp()).absolute()
+        password.write_text("s3cret")
+        password.chmod(0o600)
+        entry = CredentialSettings("example.org", "judge", password_file=str(password))
+        daemon = self.make(repositories=Repositories(credentials=(entry,)))
+        self.patch(module.os, "access", lambda path, mode: path != password)
+        with capturedLogs() as logged:
+            daemon.privilegedStartService()
+            daemon.startService()
+        self.addCleanup(daemon.stopService)
+        said = [formatEvent(event) for event in logged if event["log_level"] is LogLevel.warn]
+        self.assertEqual(len([one for one in said if one and str(password) in one]), 1, said)
+
     def test_credentials(self) -> None:
         """A secret that is not there stops the start, with the path of its key."""
         entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
