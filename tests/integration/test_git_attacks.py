@@ -405,7 +405,7 @@ class RepositoryTests(AttackTestCase):
         commit = make_commit(self.evil, make_object(self.evil, "tree", b""))
         self.folder.chmod(0o755)
         for path in (self.evil, *self.evil.rglob("*")):
-            os.chown(path, 65534, 65534)
+            os.chown(path, 12345, 12345)  # neither ours nor the daemon's
         identifier = await self.client.evaluate(f"file://{self.evil}", commit, "echo judged")
         self.assertEqual(text(await self.client.follow(identifier)), "judged\n")
         self.assertFalse(canary.exists())
