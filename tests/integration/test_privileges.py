@@ -48,7 +48,9 @@ def status(pid: int) -> dict[str, list[str]]:
 
 
 class RightsTests(DaemonTestCase):
-    """A daemon that runs, whoever has started it."""
+    """A daemon that runs, whoever has started it, without a sandbox that would protect it."""
+
+    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n'
 
     def test_nothing_left(self) -> None:
         """It has no capability, and programs that it starts gain none; so has each thread."""
