@@ -75,7 +75,7 @@ class RightsTests(DaemonTestCase):
             f" cat /proc/{self.daemon.pid}/environ 2>/dev/null || echo refused;"
             f" head -c 1 /proc/{self.daemon.pid}/mem 2>/dev/null || echo refused"
         )
-        self.assertEqual(text(events), "1000\n0\nrefused\nrefused\n")
+        self.assertEqual(text(events), f"{uid}\n0\nrefused\nrefused\n")
 
 
 class RootTestCase(TestCase):
