@@ -70,6 +70,7 @@ class RightsTests(DaemonTestCase):
 
     async def test_evaluators(self) -> None:
         """Evaluators are the daemon's user, with nothing more, and cannot look into the daemon."""
+        uid = status(self.daemon.pid)["Uid"][0]
         events = await self.run_command(
             "id -u; grep -Ec 'Cap(Inh|Prm|Eff|Amb):.*[1-9a-f]' /proc/self/status;"
             f" cat /proc/{self.daemon.pid}/environ 2>/dev/null || echo refused;"
