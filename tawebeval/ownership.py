@@ -66,12 +66,17 @@ def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -
 
 
 def check_owner(directory: Path, names: Iterable[str]) -> None:
-    """Make sure that a directory, and what has these names in it, is the effective user's.
+    """Make sure that what has these names in a directory is the effective user's.
 
-    Raises ConfigurationError with a remedy.
+    The directory itself is so, too, or root's and open to that user, as volumes of containers
+    are. Raises ConfigurationError with a remedy.
     """
     uid = os.geteuid()
-    for path in (directory, *(directory / name for name in names)):
+    paths = [directory / name for name in names]
+    opened = os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
+    if not opened or directory.stat().st_uid != 0:
+        paths.insert(0, directory)
+    for path in paths:
         with contextlib.suppress(FileNotFoundError):
             owner = path.lstat().st_uid
             if owner != uid:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from unittest import SkipTest
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import ownership as module
@@ -124,9 +125,22 @@ class OwnerTests(SynchronousTestCase):
         """What is ours passes, and what is missing; links are not followed."""
         check_owner(self.folder, ("ours", "missing", "dangling"))
 
+    def test_volume(self) -> None:
+        """A directory of root's in which we may write will do, one in which we may not does not."""
+        self.patch(module.os, "geteuid", lambda: STRANGER)
+        owner = attrs.make_class("Status", {"st_uid": attrs.field(default=0)})
+        self.patch(Path, "stat", lambda path, **_: owner())
+        self.patch(Path, "lstat", lambda path: owner())
+        check_owner(self.folder, ())
+        self.patch(module.os, "access", lambda *_, **__: False)
+        with self.assertRaises(ConfigurationError) as caught:
+            check_owner(self.folder, ())
+        self.assertIn("belongs to root", str(caught.exception))
+
     def test_others(self) -> None:
         """What is not ours is named, with its owner and the remedy for all of it."""
         self.patch(module.os, "geteuid", lambda: STRANGER)
+        self.patch(module.os, "access", lambda *_, **__: False)
         with self.assertRaises(ConfigurationError) as caught:
             check_owner(self.folder, ("ours",))
         owner = pwd.getpwuid(os.getuid()).pw_name

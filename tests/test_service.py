@@ -228,14 +228,18 @@ class ServiceTests(SynchronousTestCase):
         self.privileges = Privileges(self.process, user)
         daemon = self.make()
         self.assertEqual(self.process.calls, [])
-        self.reactor.listenTCP = lambda *_, **__: seen.append(
-            (self.process.users, self.process.permitted)
-        )
+        listen_tcp = self.reactor.listenTCP
+
+        def listen(*args: Any, **kwargs: Any) -> Any:
+            seen.append((self.process.users, self.process.permitted))
+            return listen_tcp(*args, **kwargs)
+
+        self.reactor.listenTCP = listen
         daemon.privilegedStartService()
         self.assertEqual(seen, [((1000, 1000, 1000), PORTS)])
         self.assertEqual(self.process.permitted, 0)
         daemon.startService()
-        self.successResultOf(daemon.getServiceNamed("evaluations").stopService())
+        self.addCleanup(daemon.stopService)
 
     def test_never_as_root(self) -> None:
         """Nothing is started as root, by whatever way the daemon has got there."""
