@@ -16,6 +16,7 @@ from tawebeval.errors import EvaluationError
 from tawebeval.git import Outcome
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
+from tawebeval.workspace import remove
 
 _LOOK = 0.25  # seconds between two looks at how much a fetch has brought
 
@@ -89,8 +90,12 @@ async def bounded(
         await threads.run(_undo, repository, before)
         raise
     else:
-        if outcome.status == 0 or not await threads.run(_is_full, repository, before, limits.size):
+        if not await threads.run(_is_over, repository, before, limits.size, outcome.status == 0):
             return outcome
+        if outcome.status == 0:
+            # Quicker than the looks. Refs lead to what was fetched: it goes with the whole cache
+            # of this repository.
+            await threads.run(remove, repository)
     finally:
         watch.stop()
     await threads.run(_undo, repository, before)
@@ -101,9 +106,11 @@ async def bounded(
     )
 
 
-def _is_full(repository: Path, before: Files, limit: int) -> bool:
-    """Tell whether a new file has reached the limit. Blocks."""
+def _is_over(repository: Path, before: Files, limit: int, complete: bool) -> bool:
+    """Tell whether a fetch has brought more than it may, or has been stopped by it. Blocks."""
     after = files(repository)
+    if complete:
+        return disk_use(after) - disk_use(before) > limit
     return any(after[name].st_size >= limit for name in after.keys() - before)
 
 

@@ -73,6 +73,15 @@ class BoundedTests(SynchronousTestCase):
         self.assertEqual(self.names(), ["old"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_quicker_than_the_looks(self) -> None:
+        """A fetch that is complete before anybody looks takes the whole cache with it."""
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+        self.write("refs/new", 10)
+        self.git.callback(Outcome(0, "", ""))
+        self.check_refused()
+        self.assertFalse(self.path.exists())
+
     def test_file(self) -> None:
         """A file that has come up to the limit made git fail."""
         self.write("objects/new", LIMIT)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -11,6 +13,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from tests.integration.client import joined
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.raw import Connection
+from tests.integration.unprivileged import temporary_folder
 
 EVALUATIONS = 120
 
@@ -42,7 +45,13 @@ class LoadTests(DaemonTestCase):
     """All of them run at the same time."""
 
     timeout = 100
-    configuration = CONFIGURATION.replace("running = 4", f"running = {EVALUATIONS}")
+    # Where evaluators wait for one another: the sandbox shows it to them.
+    gates = temporary_folder("tawebeval-gates-")
+    atexit.register(shutil.rmtree, gates)
+    configuration = (
+        CONFIGURATION.replace("running = 4", f"running = {EVALUATIONS}")
+        + f'[sandbox]\nreadable = ["{gates}"]\n'
+    )
 
     async def read(self, identifier: str, dice: random.Random) -> list[Any]:
         """Follow an evaluation, with requests repeated and connections dropped at random."""
@@ -68,7 +77,7 @@ class LoadTests(DaemonTestCase):
 
     async def test_many_evaluations_at_once_are_told_apart(self) -> None:
         """Each of 120 streams has its own events, all of them, in order, and nothing else."""
-        gate = self.folder / "gate"
+        gate = self.gates / "gate"
         os.mkfifo(gate)
         self.repository.write("evaluator.sh", EVALUATOR)
         self.commit = self.repository.commit()
