@@ -132,6 +132,8 @@ def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> str | 
             return _run(launch, privileges.user if privileges else None)
         except OSError as error:
             return str(error)
+        except subprocess.TimeoutExpired as error:
+            return f"an empty sandbox has not ended within {error.timeout:g} seconds"
 
 
 def _as(
