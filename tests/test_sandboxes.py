@@ -34,7 +34,10 @@ FAILURES = (
         "kernel.unprivileged_userns_clone=1",
     ),
     (
-        "bwrap: Creating new namespace failed: /proc/sys/user/max_*_namespaces exceeded (ENOSPC)",
+        (
+            "bwrap: Creating new namespace failed: nesting depth or"
+            " /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
+        ),
         "raise user.max_user_namespaces",
     ),
     ("bwrap: setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns=0"),
