@@ -263,7 +263,7 @@ class UserTests(SandboxesTestCase):
         self.assertIsNone(try_out(self.open_bubblewrap(), Privileges(self.process, user)))
         (how,) = self.ran
         self.assertEqual((how["user"], how["group"], how["extra_groups"]), (1000, 1001, ()))
-        self.assertEqual(len(how["pass_fds"]), 2)
+        self.assertEqual((len(how["pass_fds"]), how["stdin"]), (2, subprocess.DEVNULL))
         self.assertEqual(
             self.during, [("write_accounts", 1000), ("run", 0), ("close", 1000), ("remove", 1000)]
         )
