@@ -8,6 +8,7 @@ system has become fuller by a good part of what the run may still take, and now 
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 import attrs
 
 _DEEPEST = 256  # levels of directories: what is deeper was made to be in the way
+_SEEN = stat.S_IRUSR | stat.S_IXUSR  # the right to list what is there, and to look at it
 _ANYWAY = 10.0  # seconds after which is counted although the file system looks as before
 
 
@@ -75,15 +77,13 @@ class DiskUse:
 def _open(name: str, parent: int) -> int:
     """Open a directory, also one without permissions: it belongs to this user all the same."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = os.open(name, os.O_PATH | flags, dir_fd=parent)
     try:
-        return os.open(name, flags, dir_fd=parent)
-    except PermissionError:
-        place = os.open(name, os.O_PATH | flags, dir_fd=parent)
-        try:
+        if os.fstat(place).st_mode & _SEEN != _SEEN:
             os.chmod(f"/proc/self/fd/{place}", 0o700)
-        finally:
-            os.close(place)
-        return os.open(name, flags, dir_fd=parent)
+        return os.open(".", flags, dir_fd=place)
+    finally:
+        os.close(place)
 
 
 def measure(directory: Path, pids: Iterable[int]) -> DiskUse:

@@ -31,8 +31,10 @@ _OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.k
 _REMEDIES = {
     "Unknown option": "install bubblewrap 0.8.0 or newer",
     "No permissions to create": "let users make namespaces: by sysctl, kernel."
-    "unprivileged_userns_clone=1, user.max_user_namespaces above 0, and on Ubuntu kernel."
+    "unprivileged_userns_clone=1, and on Ubuntu kernel."
     "apparmor_restrict_unprivileged_userns=0; let a container make them, too",
+    "max_*_namespaces exceeded": "raise user.max_user_namespaces and the other limits of"
+    " namespaces, by sysctl",
     "setting up uid map": "let users make namespaces: on Ubuntu, by sysctl"
     " kernel.apparmor_restrict_unprivileged_userns=0",
     "Can't mount proc": "do not mask /proc in the container"
@@ -132,6 +134,8 @@ def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> str | 
             return _run(launch, privileges.user if privileges else None)
         except OSError as error:
             return str(error)
+        except subprocess.TimeoutExpired as error:
+            return f"an empty sandbox has not ended within {error.timeout:g} seconds"
 
 
 def _as(

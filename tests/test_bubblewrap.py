@@ -1,0 +1,347 @@
+"""`tawebeval.bubblewrap`: how bwrap is asked for a sandbox, and what it tells of its end."""
+
+from __future__ import annotations
+
+import glob
+import os
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import bubblewrap as module
+from tawebeval.bubblewrap import Bubblewrap, BubblewrapCell, system_view, write_accounts
+from tawebeval.config import MIB
+from tawebeval.errors import EvaluationError
+from tawebeval.sandbox import Exit
+from tests.fake_children import NO_PROCESS, FakeChild
+from tests.test_sandbox import ENVIRONMENT, LIMITS, CellTestCase
+
+PROGRAM = b"the filter's program"
+
+CHILD = b'{ "child-pid": 77 }\n'
+"""What bwrap notes at the start; at the end of the evaluator there is more."""
+ENDED = CHILD + b'{ "exit-code": 0 }\n'
+
+
+class BubblewrapTestCase(CellTestCase):
+    """A cell of bubblewrap, opened."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.filter = os.memfd_create("filter")
+        self.addCleanup(os.close, self.filter)
+        os.write(self.filter, PROGRAM)  # and is at its end now
+        self.cell = self.make()
+        self.addCleanup(self.cell.close)
+        self.cell.open()
+
+    def sandbox(self, *readable: str, network: bool = False) -> Bubblewrap:
+        """Return the daemon's sandbox."""
+        return Bubblewrap(
+            "/opt/bwrap",
+            Path("/state/accounts"),
+            self.filter,
+            ("--ro-bind", "/usr", "/usr"),
+            readable,
+            network,
+            LIMITS,
+            self.cgroups,
+        )
+
+    def make(self, *readable: str, network: bool = False) -> BubblewrapCell:
+        """Return a cell."""
+        cell = self.sandbox(*readable, network=network).cell(self.workspace, self.commit)
+        assert isinstance(cell, BubblewrapCell)
+        return cell
+
+    def descriptors(self, cell: BubblewrapCell | None = None) -> tuple[int, int]:
+        """Return those for the filter and for bwrap's notes."""
+        cell = cell or self.cell
+        filter_, status = cell.launch("x", ENVIRONMENT, self.workspace.tree).descriptors
+        return filter_, status
+
+
+class ArgumentTests(BubblewrapTestCase):
+    """What is started."""
+
+    def expected(self, *middle: str, network: bool = False) -> list[str]:
+        """Return the whole argv, whose part for what is readable is given."""
+        filter_, status = self.descriptors()
+        own = "/state/evaluations/word"
+        return [
+            *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
+            *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
+            *("--hostname", "evaluation", "--cap-drop", "ALL"),
+            *(["--share-net"] if network else []),
+            *("--seccomp", str(filter_), "--json-status-fd", str(status)),
+            *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
+            *middle,
+            *("--ro-bind", f"{own}/submission", "/evaluation/submission"),
+            *("--bind", f"{own}/tree", "/evaluation/tree"),
+            *("--bind", f"{own}/tmp", "/evaluation/tmp"),
+            *("--bind", f"{own}/home", "/evaluation/home"),
+            *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
+            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/evaluation/tree/sub"),
+            *("--", "cat", "-- x"),
+        ]
+
+    def test_argv(self) -> None:
+        """All namespaces, nothing but the workspace writable, and the command at the end."""
+        for network in (False, True):
+            argv = self.sandbox(network=network).argv(
+                self.cell.view,
+                Path("/evaluation/tree/sub"),
+                ["cat", "-- x"],
+                *self.descriptors(),
+            )
+            self.assertEqual(list(argv), self.expected(network=network))
+
+    def test_readable(self) -> None:
+        """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
+        argv = self.sandbox("/srv/tests", "/evaluation").argv(
+            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"], *self.descriptors()
+        )
+        shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
+        self.assertEqual(list(argv), self.expected(*shown))
+
+    def test_launch(self) -> None:
+        """The limits of a process are set inside, where its user's processes are its own."""
+        directory = self.workspace.tree / "sub"
+        for enforced, more in (
+            ((), [f"--nproc={32}", f"--data={64 * MIB}"]),
+            (("memory",), [f"--nproc={32}"]),
+            (("processes",), [f"--data={64 * MIB}"]),
+            (("processes", "memory"), []),
+            (("processes", "memory", "cpu"), []),
+            (("cpu",), [f"--nproc={32}", f"--data={64 * MIB}"]),
+        ):
+            self.cgroups.enforced = frozenset(enforced)
+            launch = self.cell.launch("./it --now", ENVIRONMENT, directory)
+            inside = [
+                *("/usr/bin/prlimit", "--cpu=30:31", f"--fsize={5 * MIB}", "--nofile=99"),
+                *("--core=0", "--msgqueue=0", *more, "--", "/bin/sh", "-c", "./it --now"),
+            ]
+            self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
+            self.assertEqual(launch.environment, ENVIRONMENT)
+            self.assertEqual(launch.directory, "/")
+
+    def test_groups(self) -> None:
+        """All of bwrap goes into the groups first: inside they are not to be seen."""
+        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
+        argv = self.cell.launch("x", ENVIRONMENT, self.workspace.tree).argv
+        self.assertEqual(argv[:2], ["/bin/sh", "-c"])
+        self.assertEqual(argv[4:8], ["/cgroup/a", "/cgroup/b", "--", "/opt/bwrap"])
+
+    def test_view(self) -> None:
+        """The evaluator knows its workspace by another name than ours."""
+        self.assertEqual(self.cell.view, self.workspace.elsewhere(Path("/evaluation")))
+
+
+class DescriptorTests(BubblewrapTestCase):
+    """What is open for bwrap."""
+
+    def test_filter(self) -> None:
+        """Each cell reads the filter from its beginning, whatever the others have read."""
+        other = self.make()
+        other.open()
+        self.addCleanup(other.close)
+        for cell in (self.cell, other):
+            filter_, _ = self.descriptors(cell)
+            self.assertEqual(os.read(filter_, 100), PROGRAM)
+            with self.assertRaises(OSError):
+                os.write(filter_, b"x")
+
+    def test_not_inherited(self) -> None:
+        """Only what is started with them gets them."""
+        for descriptor in self.descriptors():
+            self.assertFalse(os.get_inheritable(descriptor))
+
+    def test_close(self) -> None:
+        """They are closed with the cell, which also loses its group; once."""
+        descriptors = self.descriptors()
+        self.cell.close()
+        for descriptor in descriptors:
+            with self.assertRaises(OSError):
+                os.fstat(descriptor)
+        reused = os.memfd_create("reused")
+        self.addCleanup(os.close, reused)
+        self.assertIn(reused, descriptors)
+        self.cell.close()
+        os.fstat(reused)
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+    def test_never_opened(self) -> None:
+        """A cell that was not opened has nothing to close."""
+        self.make().close()
+        self.assertEqual(self.cgroups.group.removed, 0)
+
+    def test_half_open(self) -> None:
+        """Where the filter cannot be opened the group is removed all the same."""
+        cell = Bubblewrap("bwrap", Path("/"), 10**6, (), (), False, LIMITS, self.cgroups).cell(
+            self.workspace, self.commit
+        )
+        self.assertRaises(OSError, cell.open)
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+
+class ExitTests(BubblewrapTestCase):
+    """How the evaluator has ended, from what bwrap tells."""
+
+    def note(self, text: bytes) -> None:
+        """Write what bwrap writes."""
+        os.write(self.descriptors()[1], text)
+
+    def test_status(self) -> None:
+        """It exits with the status of its command."""
+        self.note(ENDED)
+        for status in (0, 1, 2, 126, 127, 128, 193, 255):
+            self.assertEqual(self.cell.exit(status, None), Exit(status), status)
+
+    def test_signal(self) -> None:
+        """128 and more is a signal, if there is one of that number."""
+        self.note(ENDED)
+        for number in (1, 9, 15, 24, 25, 31, 34, 64):
+            self.assertEqual(self.cell.exit(128 + number, None), Exit(None, number), number)
+
+    def test_bwrap_killed(self) -> None:
+        """Who kills the run kills bwrap, which has noted nothing then, or has."""
+        for noted in (b"", CHILD, ENDED):
+            self.note(noted)
+            self.assertEqual(self.cell.exit(None, signal.SIGKILL), Exit(None, 9))
+
+    def test_not_started(self) -> None:
+        """Without the note of an end it was the sandbox that failed, whatever the status."""
+        for noted, status, told in ((b"", 1, 1), (CHILD, 0, 0), (b'"exit-cod', None, 0)):
+            self.note(noted)
+            with self.assertRaises(EvaluationError) as caught:
+                self.cell.exit(status, None)
+            error = caught.exception
+            self.assertEqual((error.reason, error.members), ("lost", {"status": told}))
+
+    def test_asked_twice(self) -> None:
+        """The notes are read where they begin, each time."""
+        self.note(ENDED)
+        for _ in range(2):
+            self.assertEqual(self.cell.exit(3, None), Exit(3))
+
+
+class SignalTests(BubblewrapTestCase):
+    """Signals, which are for those inside."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.sent: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+        self.patch(module, "descendants", lambda pid: self.asked.append(pid) or [31, 32])
+        self.patch(module, "send", lambda pid, number: self.sent.append((pid, number)))
+        self.child: Any = FakeChild(Clock(), ProcessProtocol())
+
+    def test_term(self) -> None:
+        """All inside are asked to end; bwrap is left, to tell how they did."""
+        self.cell.signal(self.child, signal.SIGTERM)
+        self.assertEqual(self.asked, [NO_PROCESS])
+        self.assertEqual(self.sent, [(31, signal.SIGTERM), (32, signal.SIGTERM)])
+        self.assertEqual(self.child.group_signals, [])
+
+    def test_kill(self) -> None:
+        """With bwrap the kernel kills all."""
+        self.cell.signal(self.child, signal.SIGKILL)
+        self.assertEqual(self.sent, [])
+        self.assertEqual(self.child.group_signals, [signal.SIGKILL])
+
+    def test_end(self) -> None:
+        """Nothing is left behind that would have to be ended."""
+        self.cell.started(self.child)
+        self.successResultOf(Deferred.fromCoroutine(self.cell.end()))
+        self.assertEqual((self.sent, self.child.group_signals), ([], []))
+
+
+class SystemTests(SynchronousTestCase):
+    """What is shown of a machine, whose `/` is a folder here."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        for name in ("usr/bin", "lib32", "etc/python3.11", "etc/ssl/certs", "etc/ssl/private"):
+            (self.root / name).mkdir(parents=True)
+        (self.root / "bin").symlink_to("usr/bin")
+        (self.root / "lib64").symlink_to("usr/lib64")
+        (self.root / "sbin").write_text("")  # which is no directory
+        (self.root / "etc/localtime").symlink_to("../usr/share/zoneinfo/Europe/Rome")
+        (self.root / "etc/resolv.conf").symlink_to(self.root / "run/resolv.conf")
+        for name in (
+            *("ld.so.conf", "ld.so.cache", "python3", "hosts", "passwd", "group", "shadow"),
+            *("gshadow", "sudoers", "machine-id", "ssl/private/key", "environment"),
+        ):
+            (self.root / "etc" / name).write_text("")
+        self.patch(module, "_ROOT", [str(self.root / name) for name in module._ROOT])
+        self.patch(module, "glob", lambda pattern: glob.glob(f"{self.root}{pattern}"))
+
+    def view(self, *, network: bool) -> list[str]:
+        """Return the arguments, as they would be on that machine."""
+        accounts = self.root / "state/accounts"
+        arguments = list(system_view(accounts, network=network))
+        return [argument.removeprefix(str(self.root)) for argument in arguments]
+
+    def expected(self, *etc: str) -> list[str]:
+        """Return the arguments, of which those for files in /etc are given."""
+        return [
+            *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+            *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
+            *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+            *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
+            *("--ro-bind-try", "/usr/share/zoneinfo/Europe/Rome", "/etc/localtime"),
+            *("--ro-bind-try", "/etc/python3", "/etc/python3"),
+            *("--ro-bind-try", "/etc/python3.11", "/etc/python3.11"),
+            *etc,
+            *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
+            *("--ro-bind", "/state/accounts/group", "/etc/group"),
+        ]
+
+    def test_without_network(self) -> None:
+        """The system, what programs need to be run, and accounts that are not the machine's."""
+        self.assertEqual(self.view(network=False), self.expected())
+
+    def test_with_network(self) -> None:
+        """Also how hosts are found and who is trusted, and no key."""
+        self.assertEqual(
+            self.view(network=True),
+            self.expected(
+                *("--ro-bind-try", "/etc/hosts", "/etc/hosts"),
+                *("--ro-bind-try", "/run/resolv.conf", "/etc/resolv.conf"),
+                *("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs"),
+            ),
+        )
+
+    def test_this_machine(self) -> None:
+        """Of the real /etc nothing is shown that others may not read, or that names people."""
+        self.patch(module, "glob", glob.glob)
+        arguments = list(system_view(Path("/state/accounts"), network=True))
+        sources = arguments[1::3]
+        self.assertFalse({"/", "/etc", "/etc/passwd", "/etc/ssl", "/home"} & set(sources))
+        for source in sources:
+            if source.startswith("/etc/") and os.path.exists(source):
+                self.assertTrue(os.stat(source).st_mode & stat.S_IROTH, source)
+
+
+class AccountTests(SynchronousTestCase):
+    """The users and groups inside."""
+
+    def test_accounts(self) -> None:
+        """The evaluator's own, by the numbers that it has inside, and nobody; nobody else."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        for _ in range(2):  # a daemon finds those of an earlier one
+            write_accounts(folder)
+        self.assertEqual(
+            (folder / "passwd").read_text(),
+            "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+        )
+        self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
+        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group"})

@@ -1,0 +1,118 @@
+"""`tawebeval.ground`: nothing begins on ground that does not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import ground as module
+from tawebeval.errors import ConfigurationError
+from tawebeval.ground import Ground
+
+
+@attrs.define
+class FakeDirectories:
+    """Directories that are cleared, or raise `error`; what is done goes into `done`."""
+
+    done: list[str]
+    error: OSError | None = None
+
+    def clear(self) -> None:
+        self.done.append("clear")
+        if self.error is not None:
+            raise self.error
+
+
+@attrs.define
+class FakeCgroups:
+    """Cgroups with these problems."""
+
+    done: list[str]
+    problems: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+class GroundTests(SynchronousTestCase):
+    """The start and the stop."""
+
+    def setUp(self) -> None:
+        self.done: list[str] = []
+        self.directories: Any = FakeDirectories(self.done)
+        self.cgroups: Any = FakeCgroups(self.done)
+        self.sandbox: Any = object()
+        self.git: ConfigurationError | None = None
+        self.patch(module, "check_git", self.check_git)
+        self.patch(module, "rely_on", self.rely_on)
+        self.ground = Ground(self.directories, self.cgroups, self.sandbox)
+
+    def check_git(self) -> None:
+        """Note it, and raise what the test wants."""
+        self.done.append("git")
+        if self.git is not None:
+            raise self.git
+
+    def rely_on(self, sandbox: object) -> None:
+        """Note it."""
+        self.assertIs(sandbox, self.sandbox)
+        self.done.append("sandbox")
+
+    def refused(self) -> str:
+        """Return with which message the daemon exits."""
+        with self.assertRaises(SystemExit) as caught:
+            self.ground.startService()
+        return str(caught.exception)
+
+    def test_start(self) -> None:
+        """What is left of an earlier daemon goes first; git and the sandbox are looked at."""
+        with capturedLogs() as events:
+            self.ground.startService()
+        self.assertEqual(self.done, ["clear", "git", "sandbox"])
+        self.assertEqual(list(events), [])
+        self.assertTrue(self.ground.running)
+        self.assertIs(self.ground.directories, self.directories)
+
+    def test_stop(self) -> None:
+        """The cgroups are given back at the end, and not before."""
+        self.ground.startService()
+        self.done.clear()
+        self.ground.stopService()
+        self.assertEqual(self.done, ["close"])
+        self.assertFalse(self.ground.running)
+
+    def test_leftovers(self) -> None:
+        """What cannot be removed is named, and ends the start."""
+        self.directories.error = PermissionError(1, "Not permitted", "/state/evaluations/x")
+        self.assertEqual(self.refused(), "tawebeval: /state/evaluations/x: Not permitted")
+        self.assertEqual(self.done, ["clear"])
+
+    def test_git(self) -> None:
+        """So does a git that does not do, in the words of who has looked at it."""
+        self.git = ConfigurationError("git is older than the hills")
+        self.assertEqual(self.refused(), "tawebeval: git is older than the hills")
+        self.assertEqual(self.done, ["clear", "git"])
+
+    def test_limits(self) -> None:
+        """What cannot be limited is told, each as it is; the daemon starts all the same."""
+        self.cgroups.problems = ("memory is {not} limited", "write to {problem}")
+        with capturedLogs() as events:
+            self.ground.startService()
+        self.assertEqual(
+            [formatEvent(event) for event in events],
+            ["limits: memory is {not} limited", "limits: write to {problem}"],
+        )
+        self.assertEqual({event["log_level"].name for event in events}, {"warn"})
+        self.assertEqual(self.done[-1], "sandbox")
+
+    def test_sandbox(self) -> None:
+        """A sandbox that does not work ends the start with its own message."""
+
+        def rely_on(sandbox: object) -> None:
+            raise SystemExit("tawebeval: no sandbox")
+
+        self.patch(module, "rely_on", rely_on)
+        self.assertEqual(self.refused(), "tawebeval: no sandbox")

@@ -1,0 +1,371 @@
+"""`tawebeval.sandbox`: what all cells hold, and the cell that is none."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import sandbox as module
+from tawebeval.bare import Commit
+from tawebeval.cgroups import Usage
+from tawebeval.config import GIB, MIB, Limits
+from tawebeval.disk import DiskUse
+from tawebeval.errors import EvaluationError
+from tawebeval.sandbox import Exit, NoCell, NoSandbox
+from tawebeval.workspace import Workspace
+from tests.fake_children import NO_PROCESS, FakeChild
+
+LIMITS = Limits(
+    cpu=30,
+    memory=64 * MIB,
+    processes=32,
+    open_files=99,
+    file_size=5 * MIB,
+    disk=GIB,
+    disk_files=1000,
+)
+ALL = ("memory", "processes", "cpu")
+ENVIRONMENT = {"EVALUATION_DATA_BEGIN": "--secret--", "PATH": "/usr/bin:/bin"}
+
+
+@attrs.define
+class FakeGroup:
+    """A group that says what the test wants; `removed` counts."""
+
+    entries: Sequence[str] = ()
+    over: frozenset[str] = frozenset()
+    used: Usage = attrs.field(factory=lambda: Usage(None, None))
+    removed: int = 0
+
+    def entry(self) -> Sequence[str]:
+        return self.entries
+
+    def exceeded(self) -> frozenset[str]:
+        return self.over
+
+    def usage(self) -> Usage:
+        return self.used
+
+    def remove(self) -> None:
+        self.removed += 1
+
+
+@attrs.define
+class FakeCgroups:
+    """What gives `group` to everybody; `made` are the names and limits that were asked for."""
+
+    enforced: frozenset[str] = frozenset()
+    group: FakeGroup = attrs.field(factory=FakeGroup)
+    made: list[tuple[str, Limits]] = attrs.field(factory=list)
+
+    def make(self, identifier: str, limits: Limits) -> FakeGroup:
+        self.made.append((identifier, limits))
+        return self.group
+
+
+@attrs.define
+class FakeDisk:
+    """A watch over a disk on which there is what `use` says; `looks` has each look's `again`."""
+
+    directory: Path
+    size: int
+    files: int
+    pids: Callable[[], Iterable[int]]
+    use: DiskUse = attrs.field(factory=DiskUse)
+    looks: list[bool] = attrs.field(factory=list)
+
+    def look(self, again: bool = False) -> DiskUse:
+        self.looks.append(again)
+        return self.use
+
+
+@attrs.define
+class FakeOrphans:
+    """Has none, and notes for whom it was asked."""
+
+    asked: list[tuple[bytes, str]] = attrs.field(factory=list)
+
+    async def end(self, mark: bytes, directory: str) -> None:
+        self.asked.append((mark, directory))
+
+
+class CellTestCase(SynchronousTestCase):
+    """What a cell needs: a workspace, cgroups and a disk, on which nothing is done."""
+
+    commit = Commit("c" * 40, "7" * 40, files=10, size=5000)
+
+    def setUp(self) -> None:
+        self.cgroups: Any = FakeCgroups()
+        self.orphans: Any = FakeOrphans()
+        self.workspace = Workspace(Path("/state/evaluations/word"))
+        self.disks: list[FakeDisk] = []
+        self.patch(module, "DiskWatch", self.watch)
+
+    def watch(self, *arguments: Any) -> FakeDisk:
+        """Return a fake watch."""
+        self.disks.append(FakeDisk(*arguments))
+        return self.disks[-1]
+
+    @property
+    def disk(self) -> FakeDisk:
+        """What the one cell looks at."""
+        (disk,) = self.disks
+        return disk
+
+    def no_cell(self) -> NoCell:
+        """Return a cell that is none."""
+        return NoCell(self.workspace, self.commit, LIMITS, self.cgroups, self.orphans)
+
+
+class ProcessLimitTests(CellTestCase):
+    """The limits of each single process, in front of the command."""
+
+    def test_to_the_letter(self) -> None:
+        """Memory by process where no group limits it; never processes, which the daemon has too."""
+        for count in range(len(ALL) + 1):
+            for enforced in itertools.combinations(ALL, count):
+                self.cgroups.enforced = frozenset(enforced)
+                launch = self.no_cell().launch("./it --now", ENVIRONMENT, Path("/some/where"))
+                expected = [
+                    "/usr/bin/prlimit",
+                    "--cpu=30:31",
+                    f"--fsize={5 * MIB}",
+                    "--nofile=99",
+                    "--core=0",
+                    "--msgqueue=0",
+                    *([] if "memory" in enforced else [f"--data={64 * MIB}"]),
+                    *("--", "/bin/sh", "-c", "./it --now"),
+                ]
+                self.assertEqual(launch.argv, expected, enforced)
+                self.assertEqual(launch.environment, ENVIRONMENT)
+                self.assertEqual(launch.directory, "/some/where")
+                self.assertEqual(launch.descriptors, ())
+
+    def test_as_the_kernel_sees_them(self) -> None:
+        """prlimit(1) takes them all, and a process that is run so has them."""
+        argv = self.no_cell().launch("exec cat /proc/self/limits", ENVIRONMENT, Path("/")).argv
+        told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        for name, *values in (
+            ("Max cpu time", "30", "31"),
+            ("Max file size", str(5 * MIB), str(5 * MIB)),
+            ("Max open files", "99", "99"),
+            ("Max core file size", "0", "0"),
+            ("Max msgqueue size", "0", "0"),
+            ("Max data size", str(64 * MIB), str(64 * MIB)),
+        ):
+            line = next(line for line in told.splitlines() if line.startswith(name))
+            self.assertEqual(line[len(name) :].split()[:2], values, name)
+
+
+class GroupTests(CellTestCase):
+    """The groups of a run."""
+
+    def test_make(self) -> None:
+        """A group has the workspace's name, and the limits; it is removed once."""
+        cell = self.no_cell()
+        cell.open()
+        self.assertEqual(self.cgroups.made, [("word", LIMITS)])
+        cell.close()
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+    def test_never_opened(self) -> None:
+        """A cell that was not opened has nothing to remove."""
+        self.no_cell().close()
+        self.assertEqual(self.cgroups.group.removed, 0)
+
+    def test_usage(self) -> None:
+        """The group knows what was used; without one nobody does."""
+        self.cgroups.group.used = Usage(1.5, 4096)
+        cell = self.no_cell()
+        self.assertEqual(cell.usage(), Usage(None, None))
+        cell.open()
+        self.assertEqual(cell.usage(), Usage(1.5, 4096))
+        cell.close()
+        self.assertEqual(cell.usage(), Usage(None, None))
+
+    def enter(self, entries: Sequence[str]) -> tuple[int, int, str, str]:
+        """Run a command that enters groups first; return its pid, how it ended, what it said."""
+        self.cgroups.group.entries = entries
+        cell = self.no_cell()
+        cell.open()
+        argv = cell.launch("echo $$ \"$0\" '--' in", ENVIRONMENT, Path("/")).argv
+        pipe = subprocess.PIPE
+        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
+            said, complained = process.communicate()
+            return process.pid, process.returncode, said, complained
+
+    def test_enter(self) -> None:
+        """The process itself goes into each group, whatever its path, and then begins."""
+        root = Path(self.mktemp()).absolute()
+        root.mkdir()
+        entries = [root / name for name in ("procs", "with a space", "$HOME;'\"*")]
+        pid, *ended = self.enter([str(entry) for entry in entries])
+        self.assertEqual(ended, [0, f"{pid} /bin/sh -- in\n", ""])
+        for entry in entries:
+            self.assertEqual(entry.read_text(), "0\n")
+
+    def test_no_way_in(self) -> None:
+        """What cannot enter one of them does not begin."""
+        first = Path(self.mktemp()).absolute()
+        _, *ended, complained = self.enter([str(first), "/nonexistent/cgroup.procs"])
+        self.assertEqual(ended, [126, ""])
+        self.assertIn("/nonexistent/cgroup.procs", complained)
+
+    def test_nothing_to_enter(self) -> None:
+        """Where there are no groups there is no shell in between."""
+        cell = self.no_cell()
+        cell.open()
+        self.assertEqual(cell.launch("x", ENVIRONMENT, Path("/")).argv[0], "/usr/bin/prlimit")
+
+
+class ExceededTests(CellTestCase):
+    """Which limit a run has gone over."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cell = self.no_cell()
+        self.cell.open()
+
+    def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
+        """Hold that it is this one."""
+        error = self.cell.exceeded(final)
+        assert isinstance(error, EvaluationError)
+        self.assertEqual(error.reason, reason)
+        value = getattr(LIMITS, limit)
+        self.assertEqual(error.members, {"limit": f"limits.{limit}", "value": value})
+        self.assertIn(f"{value} {words}", error.message)
+
+    def check_none(self, *, final: bool = False) -> None:
+        """Hold that it is none."""
+        self.assertIsNone(self.cell.exceeded(final))
+
+    def test_none(self) -> None:
+        """A run that has used nothing."""
+        self.check_none()
+        self.check_none(final=True)
+
+    def test_group(self) -> None:
+        """What the kernel has stopped; where there were both, memory is told."""
+        group = self.cgroups.group
+        group.over = frozenset({"processes"})
+        self.check("processes", "processes", "processes")
+        group.over = frozenset({"processes", "memory"})
+        self.check("memory", "memory", "bytes of memory")
+
+    def test_cpu(self) -> None:
+        """The processor time of the whole group counts, and the last second is allowed."""
+        self.cgroups.group.used = Usage(30.0, None)
+        self.check_none()
+        self.cgroups.group.used = Usage(30.01, None)
+        self.check("cpu", "cpu", "seconds of processor time")
+
+    def test_disk_bytes(self) -> None:
+        """What is checked out is not counted: its bytes, and a block for each of its files."""
+        allowed = GIB + 5000 + 10 * 4096
+        self.disk.use = DiskUse(size=allowed)
+        self.check_none()
+        self.disk.use = DiskUse(size=allowed + 1)
+        self.check("disk", "disk", "bytes on disk")
+
+    def test_disk_files(self) -> None:
+        """Nor are the files that are checked out."""
+        self.disk.use = DiskUse(files=1010)
+        self.check_none()
+        self.disk.use = DiskUse(files=1011)
+        self.check("disk", "disk_files", "files on disk")
+
+    def test_deep(self) -> None:
+        """Too deep directories cannot be counted, and so are too many."""
+        self.disk.use = DiskUse(too_deep=True)
+        self.check("disk", "disk_files", "files on disk")
+
+    def test_file_size(self) -> None:
+        """A file as large as any may be tells why a run failed, and nothing before."""
+        self.disk.use = DiskUse(largest=5 * MIB - 1)
+        self.check_none(final=True)
+        self.disk.use = DiskUse(largest=5 * MIB)
+        self.check_none()
+        self.check("file_size", "file_size", "bytes in one file", final=True)
+
+    def test_without_groups(self) -> None:
+        """The disk is looked at without groups, too."""
+        self.cell.close()
+        self.disk.use = DiskUse(size=2 * GIB)
+        self.check("disk", "disk", "bytes on disk")
+
+    def test_count(self) -> None:
+        """The workspace is counted, within what is allowed; anew at the end."""
+        self.check_none()
+        self.check_none(final=True)
+        self.assertEqual(self.disk.looks, [False, True])
+        self.assertEqual(self.disk.directory, self.workspace.root)
+        self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
+        self.assertEqual(self.disk.files, 1010)
+
+    def test_processes(self) -> None:
+        """The files that its processes have open are counted, once there are any."""
+        self.patch(module, "descendants", lambda pid: [pid + 1, pid + 2])
+        self.assertEqual(list(self.disk.pids()), [])
+        self.cell.started(FakeChild(Clock(), ProcessProtocol()))  # type: ignore[arg-type]
+        self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
+
+
+class NoCellTests(CellTestCase):
+    """Without a sandbox."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.child: Any = FakeChild(Clock(), ProcessProtocol())
+
+    def test_cell(self) -> None:
+        """It is made for each evaluation, and shows the workspace as it is."""
+        cell = NoSandbox(LIMITS, self.cgroups, self.orphans).cell(self.workspace, self.commit)
+        self.assertIsInstance(cell, NoCell)
+        self.assertEqual(cell.view, self.workspace.as_it_is())
+        self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))
+        cell.open()
+        self.assertEqual(self.cgroups.made, [("word", LIMITS)])
+
+    def test_signal(self) -> None:
+        """A signal is for the group and for who has left it, looked for while they have parents."""
+        done: list[object] = []
+        self.patch(module, "descendants", lambda pid: done.append(pid) or [31, 32])
+        self.patch(module, "send", lambda pid, number: done.append((pid, number)))
+        self.child.signalProcess = done.append
+        self.no_cell().signal(self.child, signal.SIGTERM)
+        self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
+
+    def test_end(self) -> None:
+        """The group is killed, and the orphans by the run's own secret and workspace."""
+        cell = self.no_cell()
+        cell.launch("x", ENVIRONMENT, Path("/"))
+        cell.started(self.child)
+        self.child.exit(0)
+        self.successResultOf(Deferred.fromCoroutine(cell.end()))
+        self.assertEqual(self.child.group_signals, [signal.SIGKILL])
+        self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word")])
+
+    def test_end_without_a_process(self) -> None:
+        """Where none was started there may be orphans all the same."""
+        cell = self.no_cell()
+        cell.launch("x", ENVIRONMENT, Path("/"))
+        self.successResultOf(Deferred.fromCoroutine(cell.end()))
+        self.assertEqual(len(self.orphans.asked), 1)
+
+    def test_exit(self) -> None:
+        """It has ended as its shell has."""
+        cell = self.no_cell()
+        self.assertEqual(cell.exit(137, None), Exit(137))
+        self.assertEqual(cell.exit(None, 9), Exit(None, 9))
+        self.assertEqual(cell.exit(0, None), Exit(0, None))

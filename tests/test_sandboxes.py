@@ -1,0 +1,314 @@
+"""`tawebeval.sandboxes`: the configured sandbox, and what is said where it does not work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import sandboxes as module
+from tawebeval.bubblewrap import Bubblewrap, BubblewrapCell, system_view
+from tawebeval.config import Configuration, Limits
+from tawebeval.config import Sandbox as Settings
+from tawebeval.errors import ConfigurationError
+from tawebeval.gitbox import GitBox, NoBox
+from tawebeval.privileges import Privileges, User
+from tawebeval.sandbox import NoSandbox, Sandbox
+from tawebeval.sandboxes import open_box, open_sandbox, rely_on, try_out
+from tests.fake_cells import NO_CGROUPS
+from tests.fake_process import FakeProcess
+
+OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
+
+# As bwrap 0.8.0 says it, and what helps.
+FAILURES = (
+    ("bwrap: Unknown option --disable-userns", "install bubblewrap 0.8.0 or newer"),
+    (
+        "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
+        "kernel.unprivileged_userns_clone=1",
+    ),
+    (
+        (
+            "bwrap: Creating new namespace failed: nesting depth or"
+            " /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
+        ),
+        "raise user.max_user_namespaces",
+    ),
+    ("bwrap: setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns=0"),
+    (
+        "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
+        "systempaths=unconfined",
+    ),
+    (
+        "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
+        "no ProtectKernelTunables=yes",
+    ),
+)
+
+
+class SandboxesTestCase(SynchronousTestCase):
+    """A machine where bwrap is what the test says."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.accounts = self.root / "accounts"
+        self.temporary = self.root / "temporary"
+        for folder in (self.root, self.accounts, self.temporary):
+            folder.mkdir()
+        self.patch(tempfile, "tempdir", str(self.temporary))
+        self.bwrap: str | None = str(self.root / "bwrap")
+        self.patch(module.shutil, "which", {"bwrap": self.bwrap}.get)
+
+    def install(self, script: str) -> None:
+        """Have a bwrap that does this; what it is given is in "$@"."""
+        path = self.root / "bwrap"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
+        """Return the sandbox that is configured so."""
+        configuration = Configuration(
+            sandbox=Settings(kind=kind, **settings), limits=Limits(processes=99)
+        )
+        orphans: Any = None
+        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, orphans)
+        if isinstance(sandbox, Bubblewrap):
+            self.addCleanup(os.close, sandbox.filter)
+        return sandbox
+
+    def open_bubblewrap(self) -> Bubblewrap:
+        """Return that of bubblewrap."""
+        sandbox = self.open()
+        assert isinstance(sandbox, Bubblewrap)
+        return sandbox
+
+
+class OpenTests(SandboxesTestCase):
+    """Which one there is."""
+
+    def test_none(self) -> None:
+        """The operator may have none, and needs no bubblewrap then."""
+        self.patch(module.shutil, "which", lambda name: None)
+        self.assertIsInstance(self.open("none", readable=("/nonexistent",)), NoSandbox)
+
+    def test_bubblewrap(self) -> None:
+        """It is taken by its name and by default, with what is configured; it is not run yet."""
+        for kind in ("auto", "bubblewrap"):
+            for network in (False, True):
+                sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
+                assert isinstance(sandbox, Bubblewrap)
+                self.assertEqual(sandbox.program, self.bwrap)
+                self.assertEqual(sandbox.readable, ("/usr", "/etc"))
+                self.assertEqual(sandbox.network, network)
+                shown = tuple(system_view(self.accounts, network=network))
+                self.assertEqual((sandbox.shown, sandbox.accounts), (shown, self.accounts))
+                self.assertGreater(os.fstat(sandbox.filter).st_size, 0)
+                cell = sandbox.cell(module.Workspace(self.root), module.Commit("", ""))
+                self.assertEqual(cell.limits.processes, 99)
+
+    def test_missing(self) -> None:
+        """Where bubblewrap is missing nothing else is taken in silence."""
+        self.patch(module.shutil, "which", lambda name: None)
+        for kind in ("auto", "bubblewrap"):
+            with self.assertRaises(ConfigurationError) as caught:
+                self.open(kind)
+            self.assertTrue(str(caught.exception).startswith("sandbox.kind: "))
+            self.assertIn("apt-get install bubblewrap, " + OTHERWISE, str(caught.exception))
+
+    def test_readable(self) -> None:
+        """What is to be shown has to be there; the setting is named."""
+        (self.root / "dangling").symlink_to("nowhere")
+        for missing in ("/nonexistent", f"{self.root}/dangling"):
+            with self.assertRaises(ConfigurationError) as caught:
+                self.open(readable=("/usr", missing))
+            self.assertEqual(
+                str(caught.exception), f"sandbox.readable[1]: {missing} does not exist"
+            )
+
+    def test_box(self) -> None:
+        """Git runs in the same, with the network's files; or as it is, as evaluators do."""
+        self.assertIsInstance(open_box(self.open("none"), self.accounts), NoBox)
+        sandbox = self.open_bubblewrap()
+        shown = tuple(system_view(self.accounts, network=True))
+        box = open_box(sandbox, self.accounts)
+        self.assertEqual(box, GitBox(sandbox.program, sandbox.filter, shown))
+
+
+class TryTests(SandboxesTestCase):
+    """A sandbox is tried out before anything relies on it."""
+
+    def complaint(self, script: str) -> str:
+        """Return what is said about such a bwrap."""
+        self.install(script)
+        problem = try_out(self.open_bubblewrap())
+        assert problem is not None
+        return problem
+
+    def tearDown(self) -> None:
+        self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
+
+    def test_works(self) -> None:
+        """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
+        self.install(
+            f'printf "%s\\n" "$@" >{self.root}/arguments; env >{self.root}/environment\n'
+            f"pwd >{self.root}/directory; cat <&$(echo \"$@\" | sed 's/.*--seccomp //; s/ .*//')"
+            f" >{self.root}/filter\n"
+            'while [ "$1" != --bind ]; do shift; done; test -d "$2" && exit 7'
+        )
+        sandbox = self.open_bubblewrap()
+        self.assertIsNone(try_out(sandbox))
+        arguments = (self.root / "arguments").read_text().splitlines()
+        self.assertIn("--nproc=99", arguments)
+        self.assertEqual(arguments[-3:], ["/bin/sh", "-c", "exit 7"])
+        self.assertEqual((self.root / "directory").read_text(), "/\n")
+        environment = (self.root / "environment").read_text().split()
+        self.assertEqual({"PATH=/usr/bin:/bin", "PWD=/"} & {*environment}, {*environment} - {"_"})
+        program = os.pread(sandbox.filter, 2**20, 0)
+        self.assertEqual((self.root / "filter").read_bytes(), program)
+        self.assertIn("evaluator:", (self.accounts / "passwd").read_text())
+
+    def test_remedies(self) -> None:
+        """What bwrap complains of is told as it says it, with what can be done about that."""
+        for said, remedy in FAILURES:
+            problem = self.complaint(f'echo "{said}" >&2; exit 1')
+            self.assertTrue(problem.startswith(f"{said} ("), problem)
+            self.assertIn(remedy, problem)
+            self.assertTrue(problem.endswith(f", {OTHERWISE})"), problem)
+
+    def test_each_its_own(self) -> None:
+        """No two complaints have the same remedy."""
+        problems = [self.complaint(f'echo "{said}"; exit 1') for said, _ in FAILURES]
+        remedies = {problem.partition(" (")[2] for problem in problems}
+        self.assertEqual(len(remedies), len(FAILURES))
+
+    def test_unknown(self) -> None:
+        """What is not known is told without a remedy, whatever bytes it is."""
+        problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
+        self.assertEqual(problem, f"bwrap: \ufffd is new (mend that, {OTHERWISE})")
+
+    def test_silent(self) -> None:
+        """One that says nothing has at least a status, be it that of a success."""
+        for status in (0, 1, 8):
+            problem = self.complaint(f"exit {status}")
+            self.assertTrue(problem.startswith(f"it exited with {status} ("), problem)
+
+    def test_cannot_be_run(self) -> None:
+        """What is no program, or is not there, is said."""
+        self.assertIn("No such file", try_out(self.open_bubblewrap()) or "")
+        (self.root / "bwrap").write_text("")
+        self.assertIn("Permission denied", try_out(self.open_bubblewrap()) or "")
+
+    def test_no_place(self) -> None:
+        """What cannot be written is said, too."""
+        self.accounts.rmdir()
+        self.assertIn(f"{self.accounts}/passwd", self.complaint("exit 7"))
+
+    def test_hangs(self) -> None:
+        """One that does not end is told of, instead of being waited for."""
+        self.patch(module, "_PATIENCE", 0.05)
+        problem = self.complaint("exec sleep 60")
+        self.assertEqual(problem, "an empty sandbox has not ended within 0.05 seconds")
+
+    def test_closed(self) -> None:
+        """What was opened for it is closed."""
+        closed: list[object] = []
+        close = BubblewrapCell.close
+        self.patch(BubblewrapCell, "close", lambda cell: (closed.append(cell), close(cell)))
+        for status in (7, 1):
+            self.install(f"exit {status}")
+            sandbox = self.open_bubblewrap()
+            before = os.listdir("/proc/self/fd")
+            try_out(sandbox)
+            self.assertEqual(os.listdir("/proc/self/fd"), before)
+        self.assertEqual(len(closed), 2)
+
+
+class UserTests(SandboxesTestCase):
+    """Root tries it as the user that it becomes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.process = FakeProcess(0)
+        self.ran: list[dict[str, Any]] = []
+        self.during: list[tuple[str, int]] = []
+        self.patch(module.subprocess, "run", self.run_it)
+        for name in ("write_accounts", "remove"):
+            self.patch(module, name, self.noting(name, getattr(module, name)))
+        self.patch(BubblewrapCell, "close", self.noting("close", BubblewrapCell.close))
+
+    def noting(self, name: str, call: Any) -> Any:
+        """Return a call that notes as whom it was made."""
+
+        def noted(*arguments: Any) -> None:
+            self.during.append((name, self.process.users[1]))
+            call(*arguments)
+
+        return noted
+
+    def run_it(self, argv: Sequence[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
+        """Note how something would be run."""
+        self.during.append(("run", self.process.users[1]))
+        self.ran.append(how)
+        return subprocess.CompletedProcess(argv, 7, b"")
+
+    def test_user(self) -> None:
+        """The files are the user's; bwrap is the user's from its first moment, without groups."""
+        user = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
+        self.assertIsNone(try_out(self.open_bubblewrap(), Privileges(self.process, user)))
+        (how,) = self.ran
+        self.assertEqual((how["user"], how["group"], how["extra_groups"]), (1000, 1001, ()))
+        self.assertEqual((len(how["pass_fds"]), how["stdin"]), (2, subprocess.DEVNULL))
+        self.assertEqual(
+            self.during, [("write_accounts", 1000), ("run", 0), ("close", 1000), ("remove", 1000)]
+        )
+        self.assertEqual(self.process.users, (0, 0, 0))
+
+    def test_as_it_is(self) -> None:
+        """Others stay who they are."""
+        for privileges in (None, Privileges(self.process)):
+            self.assertIsNone(try_out(self.open_bubblewrap(), privileges))
+            how = self.ran[-1]
+            self.assertEqual([how[key] for key in ("user", "group", "extra_groups")], [None] * 3)
+        self.assertEqual(self.process.calls, [])
+
+
+class RelyTests(SandboxesTestCase):
+    """The start of a daemon."""
+
+    def rely(self, sandbox: Sandbox) -> list[str]:
+        """Rely on a sandbox; return the warnings."""
+        with capturedLogs() as events:
+            rely_on(sandbox)
+        self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
+        return [str(formatEvent(event)) for event in events]
+
+    def test_works(self) -> None:
+        """Nothing is said of a sandbox that works."""
+        self.install("exit 7")
+        self.assertEqual(self.rely(self.open()), [])
+
+    def test_fails(self) -> None:
+        """With one that does not work no daemon starts."""
+        self.install("echo 'bwrap: Unknown option --json'; exit 1")
+        with self.assertRaises(SystemExit) as caught:
+            self.rely(self.open())
+        message = str(caught.exception)
+        self.assertTrue(
+            message.startswith(
+                "tawebeval: sandbox.kind: bubblewrap does not work here: bwrap: Unknown option"
+            ),
+            message,
+        )
+        self.assertIn("install bubblewrap 0.8.0", message)
+
+    def test_none(self) -> None:
+        """A daemon without one warns at every start, and names whose rights evaluators have."""
+        (warning,) = self.rely(self.open("none"))
+        self.assertIn('sandbox.kind is "none"', warning)
+        self.assertIn(f"user {os.geteuid()} can", warning)

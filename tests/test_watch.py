@@ -1,0 +1,212 @@
+"""`tawebeval.watch`: the look at all cells, again and again, as long as there are any."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Limits
+from tawebeval.errors import EvaluationError
+from tawebeval.watch import Watch, exceeded
+from tawebeval.workspace import Workspace
+from tests.fake_cells import FakeCell
+from tests.fakes import InlineThreads, SlowThreads
+
+PAUSE = 0.25
+OVER = EvaluationError("disk", "too much")
+
+
+def make_cell(over: EvaluationError | None = None) -> Any:
+    """Return a cell."""
+    return FakeCell(Limits(), Workspace(Path("/some")).as_it_is(), over=over)
+
+
+class BrokenCell(FakeCell):
+    """A cell that cannot be looked at."""
+
+    error: Exception = OSError(2, "gone")
+
+    def exceeded(self, final: bool = False) -> EvaluationError | None:
+        super().exceeded(final)
+        raise self.error
+
+
+class WatchTestCase(SynchronousTestCase):
+    """A watch whose looks take no time."""
+
+    threads: Any = InlineThreads()
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.watch = Watch(self.clock, self.threads)
+        self.stopped: list[tuple[object, EvaluationError]] = []
+        self.open = contextlib.ExitStack()
+        self.addCleanup(self.open.close)
+
+    def over(self, cell: Any) -> contextlib.AbstractContextManager[None]:
+        """Have a cell looked at; what stops it is noted."""
+        return self.watch.over(cell, lambda error: self.stopped.append((cell, error)))
+
+    def looks(self, *cells: Any) -> list[int]:
+        """Return how often cells were looked at."""
+        return [len(cell.looks) for cell in cells]
+
+
+class LookTests(WatchTestCase):
+    """When is looked, and at what."""
+
+    def test_pause(self) -> None:
+        """At each cell every quarter of a second, and not sooner; never for the last time."""
+        cell = make_cell()
+        with self.over(cell):
+            self.clock.advance(PAUSE - 0.001)
+            self.assertEqual(self.looks(cell), [0])
+            self.clock.advance(0.001)
+            self.assertEqual(self.looks(cell), [1])
+            self.clock.pump([PAUSE] * 5)
+            self.assertEqual(cell.looks, [False] * 6)
+        self.assertEqual(self.stopped, [])
+
+    def test_many(self) -> None:
+        """All in one look, also those that came later; each that is over a limit is stopped."""
+        cells = [make_cell(OVER if number % 2 else None) for number in range(6)]
+        with contextlib.ExitStack() as entered:
+            for cell in cells[:3]:
+                entered.enter_context(self.over(cell))
+            self.clock.advance(PAUSE / 2)
+            for cell in cells[3:]:
+                entered.enter_context(self.over(cell))
+            self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+            self.clock.advance(PAUSE / 2)
+            self.assertEqual(self.looks(*cells), [1] * 6)
+            self.assertEqual(self.stopped, [(cell, OVER) for cell in cells[1::2]])
+
+    def test_stopped_still_watched(self) -> None:
+        """One that is stopped is looked at until it has ended: to stop takes its time."""
+        cell = make_cell(OVER)
+        with self.over(cell):
+            self.clock.pump([PAUSE] * 2)
+            self.assertEqual(self.stopped, [(cell, OVER)] * 2)
+
+    def test_none(self) -> None:
+        """Without cells there is nothing to do, before and after; also after an error."""
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        one, two = make_cell(), make_cell()
+        with contextlib.suppress(ZeroDivisionError), self.over(one):
+            with self.over(two):
+                pass
+            self.assertEqual(len(self.clock.getDelayedCalls()), 1, "one of two is left")
+            raise ZeroDivisionError
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.clock.advance(PAUSE)
+        self.assertEqual(self.looks(one, two), [0, 0])
+
+    def test_again(self) -> None:
+        """After a time without cells it begins anew."""
+        for _ in range(2):
+            cell = make_cell()
+            with self.over(cell):
+                self.clock.advance(PAUSE)
+            self.assertEqual(self.looks(cell), [1])
+            self.clock.advance(PAUSE / 2)
+
+    def test_stop_ends_another(self) -> None:
+        """A cell that ends because another one is stopped is not stopped itself."""
+        one, two = make_cell(OVER), make_cell(OVER)
+        self.open.enter_context(self.watch.over(one, lambda error: entered.close()))
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(self.over(two))
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.looks(one, two), [1, 1])
+            self.assertEqual(self.stopped, [])
+
+    def test_stop_fails(self) -> None:
+        """Whatever comes of a stop, there is a next look."""
+        cell = make_cell(OVER)
+        with self.watch.over(cell, lambda error: 1 / 0):
+            self.clock.advance(PAUSE)
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.looks(cell), [2])
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
+
+
+class SlowTests(WatchTestCase):
+    """Looks that take their time, in a thread."""
+
+    def setUp(self) -> None:
+        self.threads = SlowThreads()
+        super().setUp()
+
+    def test_one_at_a_time(self) -> None:
+        """The pause is from the end of a look: slow disks are not asked all the time."""
+        cell = make_cell()
+        with self.over(cell):
+            self.clock.pump([PAUSE] * 9)
+            self.assertEqual(len(self.threads.waiting), 1)
+            self.open.enter_context(self.over(make_cell()))
+            self.clock.pump([PAUSE] * 9)
+            self.assertEqual(len(self.threads.waiting), 1, "nor does another cell begin one")
+            self.threads.step()
+            self.assertEqual(self.looks(cell), [1])
+            self.assertEqual(self.threads.waiting, [])
+            self.clock.advance(PAUSE - 0.001)
+            self.assertEqual(self.threads.waiting, [])
+            self.clock.advance(0.001)
+            self.assertEqual(len(self.threads.waiting), 1)
+
+    def test_ended_meanwhile(self) -> None:
+        """A cell that has ended while it was looked at is not stopped; then nothing is left."""
+        cell = make_cell(OVER)
+        with self.over(cell):
+            self.clock.advance(PAUSE)
+        self.threads.step()
+        self.assertEqual(self.looks(cell), [1])
+        self.assertEqual(self.stopped, [])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_came_meanwhile(self) -> None:
+        """One that has come while others were looked at has its turn in the next look."""
+        ended, cell = make_cell(), make_cell(OVER)
+        with self.over(ended):
+            self.clock.advance(PAUSE)
+        with self.over(cell):
+            self.threads.step()
+            self.assertEqual(self.looks(ended, cell), [1, 0])
+            self.clock.advance(PAUSE)
+            self.threads.step()
+            self.assertEqual(self.looks(ended, cell), [1, 1])
+            self.assertEqual(self.stopped, [(cell, OVER)])
+
+
+class ExceededTests(SynchronousTestCase):
+    """One look."""
+
+    def setUp(self) -> None:
+        view = Workspace(Path("/some")).as_it_is()
+        self.broken = BrokenCell(Limits(), view)
+        self.cells: list[Any] = [make_cell(), self.broken, make_cell(OVER)]
+
+    def check(self) -> None:
+        """Hold that the others are looked at."""
+        self.assertEqual(exceeded(self.cells), [(self.cells[2], OVER)])
+        self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
+
+    def test_gone(self) -> None:
+        """One whose directories are just being removed is nothing special."""
+        self.check()
+
+    def test_fails(self) -> None:
+        """One that cannot be looked at is told of, and does not keep the others from it."""
+        self.broken.error = ValueError("x")
+        self.check()
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+
+    def test_none(self) -> None:
+        """No cells, nothing found."""
+        self.assertEqual(exceeded([]), [])
