@@ -113,11 +113,16 @@ class Bubblewrap:
         argv = [self.program, *_UNPRIVILEGED, *(("--share-net",) if self.network else ())]
         argv += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
         argv += [*self.shown, "--proc", "/proc", "--dev", "/dev"]
+        # What the operator shows may lie below /tmp, and hides nothing of the evaluation's.
+        own = [pair for pair in view.writable if pair[0].is_relative_to(view.root)]
+        for inside, outside in view.writable:
+            if (inside, outside) not in own:
+                argv += ["--bind", str(outside), str(inside)]
         for path in self.readable:
             argv += ["--ro-bind", path, path]
         for inside, outside in view.readable:
             argv += ["--ro-bind", str(outside), str(inside)]
-        for inside, outside in view.writable:
+        for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
         argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(directory)]
         return [*argv, "--", *command]
