@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
@@ -52,6 +53,7 @@ class BubblewrapTestCase(CellTestCase):
             network,
             LIMITS,
             self.cgroups,
+            self.orphans,
         )
 
     def make(self, *readable: str, network: bool = False) -> BubblewrapCell:
@@ -183,9 +185,8 @@ class DescriptorTests(BubblewrapTestCase):
 
     def test_half_open(self) -> None:
         """Where the filter cannot be opened the group is removed all the same."""
-        cell = Bubblewrap("bwrap", Path("/"), 10**6, (), (), False, LIMITS, self.cgroups).cell(
-            self.workspace, self.commit
-        )
+        sandbox = attrs.evolve(self.sandbox(), filter=10**6)
+        cell = sandbox.cell(self.workspace, self.commit)
         self.assertRaises(OSError, cell.open)
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
@@ -257,10 +258,17 @@ class SignalTests(BubblewrapTestCase):
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
 
     def test_end(self) -> None:
-        """Nothing is left behind that would have to be ended."""
+        """The kernel kills all that is left behind, which is over when the first one is gone."""
         self.cell.started(self.child)
+        os.write(self.descriptors()[1], CHILD)
         self.successResultOf(Deferred.fromCoroutine(self.cell.end()))
+        self.assertEqual(self.orphans.waited, [77])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))
+
+    def test_end_without_a_sandbox(self) -> None:
+        """Where bwrap has started nobody there is nobody to wait for."""
+        self.successResultOf(Deferred.fromCoroutine(self.cell.end()))
+        self.assertEqual(self.orphans.waited, [])
 
 
 class SystemTests(SynchronousTestCase):

@@ -91,12 +91,16 @@ class FakeDisk:
 
 @attrs.define
 class FakeOrphans:
-    """Has none, and notes for whom it was asked."""
+    """Has none, and notes for whom it was asked, and for which processes somebody waits."""
 
     asked: list[tuple[bytes, str]] = attrs.field(factory=list)
+    waited: list[int] = attrs.field(factory=list)
 
     async def end(self, mark: bytes, directory: str) -> None:
         self.asked.append((mark, directory))
+
+    async def gone(self, pid: int) -> None:
+        self.waited.append(pid)
 
 
 class CellTestCase(SynchronousTestCase):

@@ -26,6 +26,9 @@ from tests.fake_process import FakeProcess
 
 OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
 
+LIMITS = Limits(processes=99)
+ORPHANS: Any = object()
+
 # As bwrap 0.8.0 says it, and what helps.
 FAILURES = (
     ("bwrap: Unknown option --disable-userns", "install bubblewrap 0.8.0 or newer"),
@@ -73,11 +76,8 @@ class SandboxesTestCase(SynchronousTestCase):
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         """Return the sandbox that is configured so."""
-        configuration = Configuration(
-            sandbox=Settings(kind=kind, **settings), limits=Limits(processes=99)
-        )
-        orphans: Any = None
-        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, orphans)
+        configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
+        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS)
         if isinstance(sandbox, Bubblewrap):
             self.addCleanup(os.close, sandbox.filter)
         return sandbox
@@ -95,7 +95,8 @@ class OpenTests(SandboxesTestCase):
     def test_none(self) -> None:
         """The operator may have none, and needs no bubblewrap then."""
         self.patch(module.shutil, "which", lambda name: None)
-        self.assertIsInstance(self.open("none", readable=("/nonexistent",)), NoSandbox)
+        sandbox = self.open("none", readable=("/nonexistent",))
+        self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS))
 
     def test_bubblewrap(self) -> None:
         """It is taken by its name and by default, with what is configured; it is not run yet."""
@@ -103,14 +104,19 @@ class OpenTests(SandboxesTestCase):
             for network in (False, True):
                 sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
                 assert isinstance(sandbox, Bubblewrap)
-                self.assertEqual(sandbox.program, self.bwrap)
-                self.assertEqual(sandbox.readable, ("/usr", "/etc"))
-                self.assertEqual(sandbox.network, network)
-                shown = tuple(system_view(self.accounts, network=network))
-                self.assertEqual((sandbox.shown, sandbox.accounts), (shown, self.accounts))
+                expected = Bubblewrap(
+                    str(self.bwrap),
+                    self.accounts,
+                    sandbox.filter,
+                    tuple(system_view(self.accounts, network=network)),
+                    ("/usr", "/etc"),
+                    network,
+                    LIMITS,
+                    NO_CGROUPS,
+                    ORPHANS,
+                )
+                self.assertEqual(sandbox, expected)
                 self.assertGreater(os.fstat(sandbox.filter).st_size, 0)
-                cell = sandbox.cell(module.Workspace(self.root), module.Commit("", ""))
-                self.assertEqual(cell.limits.processes, 99)
 
     def test_missing(self) -> None:
         """Where bubblewrap is missing nothing else is taken in silence."""

