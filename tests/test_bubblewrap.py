@@ -83,12 +83,12 @@ class ArgumentTests(BubblewrapTestCase):
             *(["--share-net"] if network else []),
             *("--seccomp", str(filter_), "--json-status-fd", str(status)),
             *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
+            *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
             *middle,
             *("--ro-bind", f"{own}/submission", "/evaluation/submission"),
             *("--bind", f"{own}/tree", "/evaluation/tree"),
             *("--bind", f"{own}/tmp", "/evaluation/tmp"),
             *("--bind", f"{own}/home", "/evaluation/home"),
-            *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/evaluation/tree/sub"),
             *("--", "cat", "-- x"),
         ]
