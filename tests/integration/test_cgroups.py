@@ -17,7 +17,7 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.hierarchies import parse_hierarchies
-from tests.integration.harness import alive
+from tests.integration.processes import alive
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
