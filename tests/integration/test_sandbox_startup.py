@@ -66,7 +66,7 @@ class SandboxStartupTests(SynchronousTestCase):
         )
         self.assertGreater(done.returncode, 0, done.stdout)
         self.assertNotIn("Traceback", done.stdout)
-        (line,) = (line for line in done.stdout.splitlines() if line.startswith("tawebeval: "))
+        (line,) = (line for line in done.stdout.splitlines() if "tawebeval: sandbox" in line)
         self.assertEqual(list(Path(self.folder, "state", "evaluations").glob("*")), [])
         return line
 
