@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.bare import Commit
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration, Limits
+from tawebeval.orphans import Orphans
+from tawebeval.process import Spawner
 from tawebeval.sandboxes import open_bubblewrap
 from tawebeval.workspace import Workspace
 from tests.integration.attacks.case import (
@@ -123,7 +126,10 @@ class CellTestCase(SynchronousTestCase):
             disk=DISK,
             disk_files=DISK_FILES,
         )
-        self.sandbox = open_bubblewrap(Configuration(limits=limits), accounts, Cgroups([], {}, []))
+        orphans = Orphans(Clock(), Spawner(Clock()))  # which nobody asks for here
+        self.sandbox = open_bubblewrap(
+            Configuration(limits=limits), accounts, Cgroups([], {}, []), orphans
+        )
         self.addCleanup(os.close, self.sandbox.filter)
         solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
         solution.parent.mkdir(parents=True)
