@@ -166,12 +166,15 @@ class BubblewrapCell(Cell):
         return Launch(self._grouped(argv), environment, "/", (self._filter, self._status))
 
     def signal(self, child: ChildProcess, number: int) -> None:
-        """Send a signal to those in the sandbox; what ends bwrap itself ends them unasked."""
-        if number == signal.SIGKILL:
+        """Send a signal to those in the sandbox.
+
+        bwrap itself is left to see them end: when that is over nobody is there any more.
+        """
+        inside = descendants(child.pid)
+        for pid in inside:
+            send(pid, number)
+        if number == signal.SIGKILL and not inside:
             child.signal_group(number)
-        else:
-            for pid in descendants(child.pid):
-                send(pid, number)
 
     async def end(self) -> None:
         """Wait for the first process in the sandbox: it is killed, and with it everybody there."""

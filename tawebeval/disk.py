@@ -1,8 +1,8 @@
 """How much of the disk a run takes. Everything here blocks.
 
 There is no quota that every machine has, so what lies in the run's directories is counted,
-and what is open there but has no name any more. Counting is dear: it is done when the file
-system has become fuller by a good part of what the run may still take, and now and then.
+and what is open or mapped there but has no name any more. Counting is dear: it is done when the
+file system has become fuller by a good part of what the run may still take, and now and then.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class DiskUse:
     largest: int = 0
     too_deep: bool = False
     _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
+    _mapped: dict[int, int] = attrs.field(factory=dict, repr=False, eq=False)
 
     def add(self, status: os.stat_result) -> None:
         """Count a file; of several names of one only the first takes room."""
@@ -73,6 +74,26 @@ class DiskUse:
                     if status.st_nlink == 0 and status.st_dev == device:
                         self.add(status)
 
+    def add_mapped(self, pid: int, device: int) -> None:
+        """Count what a process has mapped on that device although it was removed and closed.
+
+        How large such a file is only root can learn: what counts is how far it is mapped.
+        """
+        with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+            for line in file:
+                if not line.endswith(" (deleted)\n"):
+                    continue
+                addresses, _, offset, numbers, inode, _ = line.split(None, 5)
+                start, end = (int(number, 16) for number in addresses.split("-"))
+                major, minor = (int(number, 16) for number in numbers.split(":"))
+                mapped = device, int(inode)
+                if os.makedev(major, minor) == device and mapped not in self._seen:
+                    known = self._mapped.get(int(inode))
+                    extent = max(known or 0, int(offset, 16) + end - start)
+                    self.files += known is None
+                    self.size += extent - (known or 0)
+                    self._mapped[int(inode)] = extent
+
 
 def _open(name: str, parent: int) -> int:
     """Open a directory, also one without permissions: it belongs to this user all the same."""
@@ -95,8 +116,11 @@ def measure(directory: Path, pids: Iterable[int]) -> DiskUse:
         device = os.fstat(top).st_dev
     finally:
         os.close(top)
+    pids = list(pids)
     for pid in pids:
         use.add_nameless(pid, device)
+    for pid in pids:  # what somebody has open was counted exactly
+        use.add_mapped(pid, device)
     return use
 
 

@@ -8,7 +8,7 @@ shed both is known by the process namespace, which nobody leaves.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
@@ -53,14 +53,34 @@ def processes(word: str) -> list[int]:
     return [pid for pid in everybody() if pid != os.getpid() and word.encode() in _told(pid)]
 
 
-def namespaces(pids: Collection[int]) -> set[int]:
-    """Return the process namespaces, other than this one, that these processes are in."""
-    return {_namespace(pid) for pid in pids} - {_namespace(os.getpid()), 0}
+class Namespaces:
+    """Process namespaces that somebody was seen in, held so that no other gets their number."""
 
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
 
-def inhabitants(found: Collection[int]) -> list[int]:
-    """Return the living processes that are in one of these process namespaces."""
-    return [pid for pid in everybody() if _namespace(pid) in found]
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def note(self, pids: Iterable[int]) -> None:
+        """Take note of the namespaces, other than this one, that these processes are in."""
+        for pid in pids:
+            with suppress(OSError):
+                descriptor = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY)
+                number = os.fstat(descriptor).st_ino
+                if number in self._held or number == _namespace(os.getpid()):
+                    os.close(descriptor)
+                else:
+                    self._held[number] = descriptor
+
+    def inhabitants(self) -> list[int]:
+        """Return the living processes that are in one of these namespaces."""
+        return [pid for pid in everybody() if _namespace(pid) in self._held]
+
+    def close(self) -> None:
+        """Forget them."""
+        while self._held:
+            os.close(self._held.popitem()[1])
 
 
 def _told(pid: int) -> bytes:

@@ -1,0 +1,187 @@
+"""System calls that an evaluator has no business with, each tried by a process of its own.
+
+`CALLS` prints a JSON object: for each name the error number, 0 for success, and -N for a
+process that signal N has ended. The numbers of the calls are those of this machine: they are
+resolved where there is a library for that, outside.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pyseccomp
+
+_CALLS = r"""
+import ctypes, json, os, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+
+def outcome(number, arguments):
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        page = ctypes.create_string_buffer(4096)
+        values = [ctypes.c_long(value) if isinstance(value, int)
+                  else ctypes.c_char_p(value.encode()) if value != "page" else page
+                  for value in arguments]
+        ctypes.set_errno(0)
+        result = libc.syscall(ctypes.c_long(number), *values)
+        os.write(tell, b"%d" % (ctypes.get_errno() if result == -1 else 0))
+        os._exit(0)
+    os.close(tell)
+    said = os.read(told, 100)
+    status = os.waitpid(pid, 0)[1]
+    os.close(told)
+    return int(said) if said else -os.WTERMSIG(status)
+
+calls = json.loads(sys.argv[1])
+print(json.dumps({name: outcome(number, arguments) for name, number, arguments in calls}))
+"""
+
+CALLS = _CALLS
+
+# The flags of namespaces for clone and unshare.
+NAMESPACES = {
+    "mounts": 0x00020000,
+    "cgroups": 0x02000000,
+    "names": 0x04000000,
+    "ipc": 0x08000000,
+    "users": 0x10000000,
+    "processes": 0x20000000,
+    "network": 0x40000000,
+}
+_SIGCHLD = 17
+_AT_FDCWD = -100
+
+# What each is given would, as far as that can be, succeed for an ordinary user.
+REFUSED: dict[str, tuple[object, ...]] = {
+    "mount": ("none", "/tmp", "tmpfs", 0, 0),
+    "umount2": ("/proc", 0),
+    "pivot_root": ("/tmp", "/tmp"),
+    "chroot": ("/tmp",),
+    "fsopen": ("tmpfs", 0),
+    "open_tree": (_AT_FDCWD, "/", 0),
+    "unshare": (0x10000000,),
+    "setns": (0, 0),
+    "ptrace": (0, 0, 0, 0),  # PTRACE_TRACEME
+    "process_vm_readv": (1, "page", 0, "page", 0, 0),
+    "process_vm_writev": (1, "page", 0, "page", 0, 0),
+    "pidfd_getfd": (0, 0, 0),
+    "kcmp": (1, 1, 0, 0, 0),
+    "keyctl": (0, -3, 1),  # KEYCTL_GET_KEYRING_ID of the session's
+    "add_key": ("user", "attack", "x", 1, -2),
+    "request_key": ("user", "attack", 0, -2),
+    "name_to_handle_at": (_AT_FDCWD, "/", "page", "page", 0),
+    "open_by_handle_at": (_AT_FDCWD, "page", 0),
+    "bpf": (0, "page", 72),
+    "perf_event_open": ("page", 0, -1, -1, 0),
+    "userfaultfd": (1,),  # UFFD_USER_MODE_ONLY
+    "syslog": (10, 0, 0),
+    "personality": (0xFFFFFFFF,),
+    "quotactl": (0, "/", 0, 0),
+    "init_module": ("page", 1, ""),
+    "kexec_load": (0, 0, 0, 0),
+    "swapon": ("/tmp/x", 0),
+    "reboot": (0,),
+    "acct": ("/tmp/x",),
+    "clock_settime": (0, "page"),
+    **{f"clone:{name}": (flag | _SIGCHLD, 0, 0, 0, 0) for name, flag in NAMESPACES.items()},
+}
+MISSING: dict[str, tuple[object, ...]] = {
+    "io_uring_setup": (1, "page"),
+    "io_uring_enter": (0, 0, 0, 0, 0, 0),
+    "io_uring_register": (0, 0, 0, 0),
+    "clone3": ("page", 64),
+}
+# Families of sockets, with a kind that they have.
+FAMILIES: dict[str, tuple[object, ...]] = {
+    f"socket:{name}": (family, kind, protocol)
+    for name, family, kind, protocol in (
+        ("netlink", 16, 3, 0),
+        ("packet", 17, 3, 0),
+        ("alg", 38, 5, 0),
+        ("vsock", 40, 1, 0),
+        ("xdp", 44, 3, 0),
+        ("x25", 9, 5, 0),
+        ("bluetooth", 31, 3, 0),
+        ("key", 15, 3, 2),
+    )
+}
+# Sockets that need a privilege: also without the filter nobody in there has it.
+RAW: dict[str, tuple[object, ...]] = {
+    "socket:raw": (2, 3, 255),
+    "socket:raw-ipv6": (10, 3, 58),
+}
+# What an ordinary program may rely on.
+ALLOWED: dict[str, tuple[object, ...]] = {
+    "getpid": (),
+    "socket:unix": (1, 1, 0),
+    "socket:internet": (2, 1, 0),
+    "socket:internet-6": (10, 2, 0),
+    "clone:none": (_SIGCHLD, 0, 0, 0, 0),
+    "memfd_create": ("x", 0),
+}
+
+
+def calls_argument(*tables: dict[str, tuple[object, ...]]) -> str:
+    """Return what `CALLS` takes as its argument."""
+    return json.dumps(
+        [
+            (name, number_of(name.partition(":")[0]), arguments)
+            for table in tables
+            for name, arguments in table.items()
+        ]
+    )
+
+
+def number_of(name: str) -> int:
+    """Return the number of a system call on this machine."""
+    return int(pyseccomp.resolve_syscall(pyseccomp.system_arch(), name))
+
+
+# Calls of another architecture go past a filter that looks at numbers only. 20 is getpid for
+# programs of 32 bits, 39 + 0x40000000 is getpid in the x32 form.
+OTHER_ARCHITECTURES = r"""
+import ctypes, mmap, os, sys
+
+def machine_code(code):
+    place = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    place.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(place))
+    return ctypes.CFUNCTYPE(ctypes.c_int)(address)
+
+for name, code in (
+    ("int80", b"\x53\xb8\x14\x00\x00\x00\xcd\x80\x5b\xc3"),
+    ("x32", b"\xb8\x27\x00\x00\x40\x0f\x05\xc3"),
+):
+    pid = os.fork()
+    if pid == 0:
+        result = machine_code(code)()
+        os._exit(0 if result == os.getpid() else 1)
+    status = os.waitpid(pid, 0)[1]
+    print(name, "succeeded" if status == 0 else "refused")
+"""
+
+# Puts a character into the input of the terminal that controls it, or of any that it can make.
+TERMINAL = r"""
+import errno, fcntl, os, pty, termios
+try:
+    os.open("/dev/tty", os.O_RDWR)
+    print("there is a terminal")
+except OSError as error:
+    print("no terminal")
+for name, request in (("TIOCSTI", 0x5412), ("TIOCLINUX", 0x541C)):
+    for extra in (0, 1 << 32):
+        try:
+            leader, follower = pty.openpty()
+            fcntl.ioctl(follower, request | extra, b"x")
+            print(name, "succeeded")
+        except OverflowError:
+            import ctypes
+            libc = ctypes.CDLL(None, use_errno=True)
+            result = libc.ioctl(follower, ctypes.c_ulong(request | extra), b"x")
+            print(name, errno.errorcode[ctypes.get_errno()] if result else "succeeded")
+        except OSError as error:
+            print(name, errno.errorcode[error.errno])
+"""

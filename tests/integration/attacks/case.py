@@ -1,0 +1,142 @@
+"""A daemon with low limits that is attacked, and what must hold during and after each attack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+
+from tests.integration.client import Event, failure, joined, python, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.processes import Namespaces, new_word, processes
+
+MIB = 2**20
+
+CPU, MEMORY, PROCESSES = 2, 64 * MIB, 40
+FILE_SIZE, DISK, DISK_FILES = 8 * MIB, 24 * MIB, 500
+OUTPUT, STDERR = 4 * MIB, MIB
+
+LIMITS = f"""
+[limits]
+wall_clock = 30
+cpu = {CPU}
+memory = {MEMORY}
+processes = {PROCESSES}
+file_size = {FILE_SIZE}
+disk = {DISK}
+disk_files = {DISK_FILES}
+output = {OUTPUT}
+stderr = {STDERR}
+"""
+
+# Uses a little of everything that the attacks use up.
+HONEST = """
+import os, subprocess, tempfile
+with open("file", "wb") as file:
+    file.write(b"x" * 2**20)
+with tempfile.TemporaryFile() as file:
+    file.write(bytearray(b"x") * (8 * 2**20 - 1))
+done = subprocess.run(["sort", "-n"], input=b"2\\n1\\n", capture_output=True, check=True)
+print(done.stdout.decode() + str(sum(range(1000000))))
+"""
+HONEST_OUTPUT = "1\n2\n499999500000\n"
+
+# Where a program might leave something that outlives it.
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", "/run")
+
+
+@attrs.frozen
+class Attacked:
+    """What became of an attack: its events and its last status."""
+
+    events: Sequence[Event]
+    status: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        """What it has printed."""
+        return text(self.events)
+
+
+class AttackCase(DaemonTestCase):
+    """Runs attacks beside honest evaluations."""
+
+    timeout = 120
+    configuration = CONFIGURATION + LIMITS
+
+    async def attack(self, program: str, *arguments: str, **fields: str) -> Attacked:
+        """Return what became of a Python program that attacks."""
+        return await self.attack_by(python(program, *arguments), **fields)
+
+    async def attack_by(self, command: str, **fields: str) -> Attacked:
+        """Return what became of a command, when all has been looked at that must hold.
+
+        `{word}` in it stands for a word of this attack alone.
+        """
+        word, mounts = new_word(), _mounts(self.daemon.pid)
+        command = f"export WORD={word}; " + command.replace("{word}", word)
+        identifier = await self.begin(command, **fields)
+        seen = Namespaces()
+        self.addCleanup(seen.close)
+        watching = Deferred.fromCoroutine(self._watch(identifier, word, seen))
+        self.assertEqual(joined(await self.run_command(python(HONEST))), [HONEST_OUTPUT])
+        status = await watching
+        self.assertEqual((await self.client.get("/health")).code, 200)
+        events = await self.client.follow(identifier)
+        self.assertEqual(processes(word), [], "processes are left")
+        self.assertEqual(seen.inhabitants(), [], "processes in its namespace are left")
+        await self.daemon.nothing_left()
+        self.assertEqual(_mounts(self.daemon.pid), mounts)
+        self.assertEqual(_named(word), [], "files are left")
+        self.daemon.check_log()
+        return Attacked(events, status)
+
+    async def _watch(self, identifier: str, word: str, seen: Namespaces) -> dict[str, Any]:
+        """Take what is printed until the end, and note the namespaces of who has the word."""
+        while (status := await self.client.status(identifier))["ended"] is None:
+            seen.note(processes(word))
+            await deferLater(reactor, 0.05)
+        return status
+
+    def stopped(self, attacked: Attacked, reason: str, limit: str, value: int) -> None:
+        """Check that a limit has stopped an attack."""
+        error = failure(attacked.events, reason)
+        self.assertEqual((error["limit"], error["value"]), (f"limits.{limit}", value))
+        self.assertNotIn("unlimited", attacked.text)
+        self.assertEqual(attacked.status["state"], "failed")
+
+    async def cancelled(self, command: str) -> None:
+        """Check that nothing is left of a command when its cancellation has been answered."""
+        word = new_word()
+        identifier = await self.begin_and_wait(f"export WORD={word}; {command}")
+        seen = Namespaces()
+        self.addCleanup(seen.close)
+        seen.note(processes(word))
+        self.assertEqual(len(seen), 1)
+        await self.client.cancel(identifier)
+        self.assertEqual(processes(word) + seen.inhabitants(), [])
+        self.assertEqual(self.daemon.leftovers(), [])
+        await until(lambda: not _named(word), "no files are left")
+
+
+def _mounts(pid: int) -> tuple[str, str]:
+    """Return the mounts that a process sees, and those that this one does."""
+    own, other = (Path(f"/proc/{one}/mountinfo").read_text() for one in ("self", str(pid)))
+    return other, "\n".join(line for line in own.splitlines() if "tawebeval" in line)
+
+
+def _named(word: str) -> list[str]:
+    """Return what carries a name with that word where everybody may write."""
+    return [
+        os.path.join(folder, name)
+        for top in _SHARED
+        for folder, directories, files in os.walk(top)
+        for name in (*directories, *files)
+        if word in name
+    ]

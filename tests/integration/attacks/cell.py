@@ -1,0 +1,201 @@
+"""A cell of the product without a daemon around it, from which a defence can be taken away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.bare import Commit
+from tawebeval.bubblewrap import write_accounts
+from tawebeval.cgroups import Cgroups
+from tawebeval.config import Configuration, Limits
+from tawebeval.orphans import Orphans
+from tawebeval.process import Spawner
+from tawebeval.sandboxes import open_bubblewrap
+from tawebeval.workspace import Workspace
+from tests.integration.attacks.case import (
+    CPU,
+    DISK,
+    DISK_FILES,
+    FILE_SIZE,
+    MEMORY,
+    PROCESSES,
+)
+from tests.integration.client import python
+from tests.integration.unprivileged import USER, give, temporary_folder
+
+Change = Callable[[list[str]], list[str]]
+
+# All that `--unshare-all` stands for, as far as one of it can be left out.
+_ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
+
+
+def as_it_is(argv: list[str]) -> list[str]:
+    """Take nothing away."""
+    return argv
+
+
+def without(*arguments: str) -> Change:
+    """Take away arguments that follow one another, wherever they stand: first and only once."""
+
+    def change(argv: list[str]) -> list[str]:
+        for at in range(len(argv)):
+            if tuple(argv[at : at + len(arguments)]) == arguments:
+                return argv[:at] + argv[at + len(arguments) :]
+        raise AssertionError(f"{arguments} are not in {argv}")
+
+    return change
+
+
+def without_option(name: str) -> Change:
+    """Take away an option, with its value, either way of writing both."""
+
+    def change(argv: list[str]) -> list[str]:
+        for at, argument in enumerate(argv):
+            if argument.startswith(f"{name}="):
+                return argv[:at] + argv[at + 1 :]
+            if argument == name:
+                return argv[:at] + argv[at + 2 :]
+        raise AssertionError(f"{name} is not in {argv}")
+
+    return change
+
+
+def instead(old: str, *new: str) -> Change:
+    """Put others in the place of an argument."""
+
+    def change(argv: list[str]) -> list[str]:
+        at = argv.index(old)
+        return [*argv[:at], *new, *argv[at + 1 :]]
+
+    return change
+
+
+def sharing(namespace: str) -> Change:
+    """Take away one of the namespaces."""
+    kept = [f"--unshare-{name}" for name in _ALL if name not in (namespace, "user")]
+    return instead("--unshare-all", *kept)
+
+
+def showing(path: str, inside: str = "", how: str = "--ro-bind") -> Change:
+    """Show something more of the machine."""
+
+    def change(argv: list[str]) -> list[str]:
+        at = len(argv) - argv[::-1].index("--dev")  # after which come the workspace's places
+        return [*argv[: at + 1], how, path, inside or path, *argv[at + 1 :]]
+
+    return change
+
+
+def all_of(*changes: Change) -> Change:
+    """Take away several things."""
+
+    def change(argv: list[str]) -> list[str]:
+        for one in changes:
+            argv = one(argv)
+        return argv
+
+    return change
+
+
+class CellTestCase(SynchronousTestCase):
+    """Runs programs in a cell of the product, with or without all of its defences.
+
+    There are no groups here, and no daemon that looks at limits.
+    """
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        accounts = self.folder / "accounts"
+        accounts.mkdir()
+        write_accounts(accounts)
+        limits = Limits(
+            cpu=CPU,
+            memory=MEMORY,
+            processes=PROCESSES,
+            file_size=FILE_SIZE,
+            disk=DISK,
+            disk_files=DISK_FILES,
+        )
+        orphans = Orphans(Clock(), Spawner(Clock()))  # which nobody asks for here
+        self.sandbox = open_bubblewrap(
+            Configuration(limits=limits), accounts, Cgroups([], {}, []), orphans
+        )
+        self.addCleanup(os.close, self.sandbox.filter)
+        solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
+        solution.parent.mkdir(parents=True)
+        solution.write_text("42\n")
+        self.workspace = Workspace(self.folder / "evaluation")
+        self.workspace.create(self.folder / "upload")
+        self.solution = self.workspace.submission / "solution" / "solution.txt"
+        for folder, folders, names in os.walk(self.folder):
+            for name in (*folders, *names):
+                give(Path(folder, name))
+        self.cell = self.sandbox.cell(self.workspace, Commit("", ""))
+        self.cell.open()
+        self.addCleanup(self.cell.close)
+
+    def start(
+        self,
+        command: str,
+        change: Change = as_it_is,
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> subprocess.Popen[str]:
+        """Start a command in the cell, less what `change` takes away."""
+        variables = {
+            "PATH": "/usr/bin:/bin",
+            "HOME": "/evaluation/home",
+            "TEMPORARY_DIRECTORY": "/evaluation/tmp",
+            "SUBMISSION_FILE_SOLUTION": "/evaluation/submission/solution/solution.txt",
+            "EVALUATION_DATA_BEGIN": "begin",
+            **(environment or {}),
+        }
+        self.cell.close()
+        self.cell.open()
+        launch = self.cell.launch(command, variables, self.workspace.tree)
+        process = subprocess.Popen(
+            change(list(launch.argv)),
+            env=launch.environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            pass_fds=(*launch.descriptors, *descriptors),
+            start_new_session=True,
+            user=USER.pw_uid if USER else None,
+            group=USER.pw_gid if USER else None,
+            extra_groups=() if USER else None,
+        )
+        self.addCleanup(_end, process)
+        return process
+
+    def say(self, command: str, change: Change = as_it_is, **more: object) -> str:
+        """Return what a command prints in the cell."""
+        process = self.start(command, change, **more)  # type: ignore[arg-type]
+        return process.communicate(timeout=40)[0]
+
+    def run_program(
+        self, program: str, *arguments: str, change: Change = as_it_is, **more: object
+    ) -> str:
+        """Return what a Python program prints in the cell."""
+        return self.say(python(program, *arguments), change, **more)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End what may be left of a process group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

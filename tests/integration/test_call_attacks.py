@@ -1,0 +1,146 @@
+"""System calls that evaluators are refused, and privileges that they do not get."""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+from typing import Any
+
+from twisted.trial.unittest import SkipTest
+
+from tests.integration.attacks import calls
+from tests.integration.attacks.case import AttackCase
+from tests.integration.client import python
+
+
+class CallAttacks(AttackCase):
+    """Against the filter."""
+
+    async def outcomes(self, *tables: dict[str, tuple[object, ...]]) -> Any:
+        """Return the error number of each call."""
+        attacked = await self.attack(calls.CALLS, calls.calls_argument(*tables))
+        self.assertEqual(attacked.status["state"], "finished", attacked.events)
+        return json.loads(attacked.text)
+
+    async def test_refused(self) -> None:
+        """Mounts, namespaces, others' memory, keys, handles, the kernel's inside: EPERM."""
+        found = await self.outcomes(calls.REFUSED)
+        self.assertEqual(found, dict.fromkeys(calls.REFUSED, errno.EPERM))
+
+    async def test_missing(self) -> None:
+        """What programs can do without is not there: they fall back to what they know."""
+        found = await self.outcomes(calls.MISSING)
+        self.assertEqual(found, dict.fromkeys(calls.MISSING, errno.ENOSYS))
+
+    async def test_families(self) -> None:
+        """Netlink, packets, virtual machines' sockets and rarer ones: no such family."""
+        found = await self.outcomes(calls.FAMILIES)
+        self.assertEqual(found, dict.fromkeys(calls.FAMILIES, errno.EAFNOSUPPORT))
+
+    async def test_raw_sockets(self) -> None:
+        """Raw sockets of the internet's families need a privilege, which nobody has."""
+        found = await self.outcomes(calls.RAW)
+        self.assertEqual(found, dict.fromkeys(calls.RAW, errno.EPERM))
+
+    async def test_allowed(self) -> None:
+        """What ordinary programs need works: the test above would tell if it did not."""
+        found = await self.outcomes(calls.ALLOWED)
+        self.assertEqual(found, dict.fromkeys(calls.ALLOWED, 0))
+
+    async def test_other_architectures(self) -> None:
+        """Calls by the numbers of 32 bits, which the filter does not know, get nowhere."""
+        if platform.machine() != "x86_64":
+            raise SkipTest("this machine has no calls of another architecture")
+        attacked = await self.attack(calls.OTHER_ARCHITECTURES)
+        self.assertEqual(attacked.text, "int80 refused\nx32 refused\n")
+
+    async def test_terminal(self) -> None:
+        """There is no terminal, and nothing can be typed into one, whatever the upper bits say."""
+        attacked = await self.attack(calls.TERMINAL)
+        self.assertEqual(
+            attacked.text, "no terminal\n" + 2 * "TIOCSTI EPERM\n" + 2 * "TIOCLINUX EPERM\n"
+        )
+
+
+class PrivilegeAttacks(AttackCase):
+    """Against the rights that a process has."""
+
+    async def test_rights(self) -> None:
+        """No capability of any kind, none to be had, the filter on, and an ordinary user."""
+        found = await self.run_status()
+        for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+            self.assertEqual(int(found[name], 16), 0, name)
+        self.assertEqual((found["NoNewPrivs"], found["Seccomp"]), ("1", "2"))
+        self.assertEqual(found["Uid"].split(), ["1000"] * 4)
+        self.assertEqual(found["Gid"].split(), ["1000"] * 4)
+        self.assertNotIn("0", found["Groups"].split())
+
+    async def run_status(self) -> dict[str, str]:
+        """Return what /proc says of the evaluator."""
+        attacked = await self.attack_by("exec cat /proc/self/status")
+        return {
+            name: value.strip()
+            for name, _, value in (line.partition(":") for line in attacked.text.splitlines())
+        }
+
+    async def test_setuid_programs(self) -> None:
+        """Programs that make others root make nobody anything, nor do those that are copied."""
+        script = """
+import os, subprocess
+found = 0
+for folder, _, names in os.walk("/usr"):
+    for name in names:
+        path = os.path.join(folder, name)
+        mode = os.lstat(path).st_mode
+        if mode & 0o170000 == 0o100000 and mode & 0o6000:
+            found += 1
+print("found" if found else "none")
+open("copy", "wb").write(open("/bin/cat", "rb").read())
+os.chmod("copy", 0o6755)
+print([line.split()[1] for line in subprocess.run(["./copy", "/proc/self/status"],
+      capture_output=True, text=True).stdout.splitlines() if line.startswith(("CapEff", "NoNew"))])
+print(subprocess.run(["su", "-c", "id -u"], capture_output=True, stdin=-3).stdout)
+"""
+        attacked = await self.attack(script)
+        self.assertEqual(attacked.text.splitlines()[1:], [str(["0" * 16, "1"]), "b''"])
+
+    async def test_descriptors(self) -> None:
+        """Nothing but 0, 1 and 2 is open, and these lead to nothing of the daemon's."""
+        script = "exec ls -l /proc/self/fd"
+        text = (await self.attack_by(script)).text
+        targets = {
+            fields[-3]: fields[-1]
+            for fields in (line.split() for line in text.splitlines())
+            if "->" in fields
+        }
+        self.assertEqual(sorted(targets), ["0", "1", "2", "3"])  # 3 is the directory itself
+        self.assertEqual(targets["0"], "/dev/null")
+        self.assertTrue(targets["1"].startswith("pipe:"))
+        self.assertTrue(targets["2"].startswith("pipe:"))
+        self.assertRegex(targets["3"], "^/proc/[0-9]+/fd$")
+
+    async def test_kill(self) -> None:
+        """Nobody outside can be signalled: nobody is even seen."""
+        script = """
+import os, signal, sys
+me = os.getpid()
+for pid in {int(sys.argv[1]), int(sys.argv[2]), 2**22 - 1}:
+    try:
+        os.kill(pid, signal.SIGKILL if pid > 100 else 0)
+        print("killed", pid)
+    except (ProcessLookupError, PermissionError) as error:
+        pass
+try:
+    os.kill(-1, signal.SIGCONT)  # harmless, should anybody get it
+    print("all were told")
+except ProcessLookupError:
+    pass
+print(sorted(int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) > me))
+"""
+        pid = self.daemon.pid
+        attacked = await self.attack_by(python(script, str(pid), str(pid + 1)))
+        self.assertNotIn("killed", attacked.text)
+        self.assertEqual(attacked.text, "[]\n")
+        self.assertEqual(self.daemon.pid, pid)
+        self.assertTrue(self.daemon.running)

@@ -1,0 +1,104 @@
+"""Evaluators that reach for the network, where they have none and where they have one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+from tests.integration.attacks import calls, views
+from tests.integration.attacks.case import LIMITS, AttackCase
+from tests.integration.harness import CONFIGURATION
+from tests.integration.processes import new_word
+
+
+class NetworkCase(AttackCase):
+    """There are servers of each kind on this machine."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.abstract = new_word()
+        self.path = self.folder / "socket"
+        for family, address in (
+            (socket.AF_UNIX, f"\0{self.abstract}"),
+            (socket.AF_UNIX, str(self.path)),
+        ):
+            server = socket.socket(family)
+            self.addCleanup(server.close)
+            server.bind(address)
+            server.listen()
+        self.path.chmod(0o777)
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(self.server.close)
+        self.port = self.server.getsockname()[1]
+
+
+class WithoutNetworkAttacks(NetworkCase):
+    """As it is by default."""
+
+    async def test_connections(self) -> None:
+        """Neither this machine, nor the daemon, nor a net, nor a name server is to be had."""
+        addresses = (
+            *(f"127.0.0.1 {self.port}", f"127.0.0.1 {self.daemon.port}", f"::1 {self.port}"),
+            *("192.0.2.1 80", "2001:db8::1 80", "169.254.169.254 80", "10.0.0.1 53"),
+            *(f"@{self.abstract}", str(self.path)),
+        )
+        attacked = await self.attack(views.CONNECT, *addresses)
+        lines = attacked.text.splitlines()
+        self.assertEqual(lines[-1], "no names")
+        found = {tuple(line.rsplit(" ", 1)) for line in lines[:-1]}
+        # On a loopback interface of one's own there is nobody: a datagram gets lost there.
+        loopback = {name for name, outcome in found if outcome == "connected"}
+        self.assertEqual(
+            loopback, {name for name, _ in found if "DGRAM" in name and name[:3] in ("127", "::1")}
+        )
+        self.assertLessEqual(
+            {outcome for _, outcome in found},
+            {"connected", "ECONNREFUSED", "ENETUNREACH", "EADDRNOTAVAIL", "ENOENT"},
+        )
+        self.server.setblocking(False)
+        self.assertRaises(BlockingIOError, self.server.accept)
+
+    async def test_interfaces(self) -> None:
+        """There is a loopback interface, and no other."""
+        attacked = await self.attack_by("exec cat /proc/net/dev")
+        self.assertEqual([line.split()[0] for line in attacked.text.splitlines()[2:]], ["lo:"])
+
+
+class WithNetworkAttacks(NetworkCase):
+    """With `sandbox.network`, and something more to be read."""
+
+    configuration = (
+        CONFIGURATION + LIMITS + '[sandbox]\nnetwork = true\nreadable = ["/var/lib", "/srv"]\n'
+    )
+
+    async def test_connections(self) -> None:
+        """This machine is to be had; UNIX sockets by a path are not, for that is not shown."""
+        attacked = await self.attack(views.CONNECT, f"127.0.0.1 {self.port}", str(self.path))
+        lines = attacked.text.splitlines()
+        self.assertEqual(lines[0], f"127.0.0.1 {self.port} SOCK_STREAM connected")
+        self.assertEqual(lines[2], f"{self.path} ENOENT")
+
+    async def test_families(self) -> None:
+        """Netlink, packets and raw sockets are refused all the same."""
+        attacked = await self.attack(
+            calls.CALLS, calls.calls_argument(calls.FAMILIES, calls.RAW, calls.ALLOWED)
+        )
+        found = json.loads(attacked.text)
+        self.assertEqual({name for name, error in found.items() if not error}, {*calls.ALLOWED})
+
+    async def test_readable(self) -> None:
+        """What the operator lets in is there, cannot be written, and nothing beside it is."""
+        attacked = await self.attack_by(
+            "ls -d /var /var/* /srv /home /opt 2>/dev/null; ls /var/lib | wc -l;"
+            " for place in /var /var/lib /srv; do"
+            " touch $place/{word} 2>/dev/null && echo $place; done; true"
+        )
+        *places, count = attacked.text.split()
+        self.assertEqual(places, ["/srv", "/var", "/var/lib"])
+        self.assertEqual(int(count), len(os.listdir("/var/lib")))
+
+    async def test_names(self) -> None:
+        """The files by which programs find hosts and trust them are there, and no other."""
+        attacked = await self.attack_by("cat /etc/resolv.conf >/dev/null && ls -d /etc/ssl/*")
+        self.assertNotIn("private", attacked.text)

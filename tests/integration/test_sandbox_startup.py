@@ -1,0 +1,100 @@
+"""A daemon whose sandbox is missing or does not work: it does not start, and says what to do."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.integration.harness import TWISTD, environment
+from tests.integration.unprivileged import SERVICE, temporary_folder
+
+# What bwrap says, and what of the remedy has to be in the answer to it.
+COMPLAINTS = {
+    "bwrap: Unknown option --disable-userns": "install bubblewrap 0.8.0 or newer",
+    "bwrap: No permissions to create a new namespace, likely because the kernel does not allow"
+    " non-privileged user namespaces.": "kernel.unprivileged_userns_clone=1",
+    "bwrap: setting up uid map: Permission denied": "apparmor_restrict_unprivileged_userns=0",
+    "bwrap: Can't mount proc on /newroot/proc: Operation not permitted": "do not mask /proc",
+    "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system": (
+        "leave /proc/sys writable"
+    ),
+    "bwrap: something that nobody has thought of": "mend that",
+}
+
+
+class SandboxStartupTests(SynchronousTestCase):
+    """Each starts a twistd whose bwrap is another program, or none."""
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.programs = self.folder / "bin"
+        self.programs.mkdir(mode=0o755)
+        for name in ("git", "sh", "env"):
+            (self.programs / name).symlink_to(shutil.which(name) or "")
+
+    def bwrap(self, script: str) -> None:
+        """Put a script in the place of bwrap."""
+        program = self.programs / "bwrap"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+
+    def refused(self, settings: str = "") -> str:
+        """Return the line that a daemon says that does not start."""
+        configuration = self.folder / "tawebeval.toml"
+        configuration.write_text(settings + SERVICE)
+        found = environment(
+            PATH=str(self.programs),
+            STATE_DIRECTORY=str(self.folder / "state"),
+            CACHE_DIRECTORY=str(self.folder / "cache"),
+        )
+        done = subprocess.run(
+            [
+                *(str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval"),
+                *("--config", str(configuration), "--listen", "tcp:0:interface=127.0.0.1"),
+            ],
+            cwd=self.folder,
+            env=found,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=50,
+        )
+        self.assertGreater(done.returncode, 0, done.stdout)
+        self.assertNotIn("Traceback", done.stdout)
+        (line,) = (line for line in done.stdout.splitlines() if "tawebeval: sandbox" in line)
+        self.assertEqual(list(Path(self.folder, "state", "evaluations").glob("*")), [])
+        return line
+
+    def test_missing(self) -> None:
+        """Without bubblewrap: how to install it, and how to do without."""
+        for kind in ("", '[sandbox]\nkind = "bubblewrap"\n', '[sandbox]\nkind = "auto"\n'):
+            said = self.refused(kind)
+            self.assertIn("there is no bubblewrap here; apt-get install bubblewrap", said)
+            self.assertIn('sandbox.kind = "none"', said)
+
+    def test_broken(self) -> None:
+        """One that cannot make its sandbox: in its own words, and what can be done about it."""
+        for complaint, remedy in COMPLAINTS.items():
+            self.bwrap(f'echo "{complaint}" >&2; exit 1')
+            said = self.refused()
+            self.assertIn(f"bubblewrap does not work here: {complaint}", said)
+            self.assertIn(remedy, said)
+            self.assertIn('write sandbox.kind = "none"', said)
+
+    def test_silent(self) -> None:
+        """One that says nothing, but runs nothing either, is no sandbox; nor is one that dies."""
+        self.bwrap("exit 0")
+        self.assertIn("bubblewrap does not work here: it exited with 0", self.refused())
+        self.bwrap("kill -9 $$")
+        self.assertIn("bubblewrap does not work here: it exited with -9", self.refused())
+
+    def test_readable(self) -> None:
+        """What is to be shown has to be there: the entry is named."""
+        self.bwrap("exit 7")
+        said = self.refused('[sandbox]\nreadable = ["/usr", "/no/such/place"]\n')
+        self.assertIn("sandbox.readable[1]: /no/such/place does not exist", said)

@@ -1,0 +1,117 @@
+"""Programs that look for what is not theirs: files, processes, and what others have left."""
+
+from __future__ import annotations
+
+from tests.integration.attacks import views
+from tests.integration.attacks.case import AttackCase
+from tests.integration.client import data, python, text
+
+SECRET = ("the-daemons-", "own-secret")
+
+
+class ViewAttacks(AttackCase):
+    """What can be seen from within."""
+
+    environment = {"CANARY": "".join(SECRET)}  # noqa: RUF012
+
+    async def test_search(self) -> None:
+        """Nothing of the daemon's or of others' is in any file, name, process or mount."""
+        for folder in (self.daemon.state, self.daemon.cache, self.daemon.folder, self.folder):
+            (folder / "".join(SECRET)).write_text("".join(SECRET))
+            self.addCleanup((folder / "".join(SECRET)).unlink)
+        other = await self.client.evaluate(
+            self.repository.url,
+            self.commit,
+            "cp $SUBMISSION_FILE_S $HOME; cp $SUBMISSION_FILE_S /tmp; cp $SUBMISSION_FILE_S"
+            " /dev/shm; echo ready; exec sleep 60",
+            files=[("s", "".join(SECRET), "".join(SECRET).encode())],
+        )
+        await self.client.printed(other, "ready")
+        outside = [
+            *(self.daemon.folder, self.daemon.state, self.daemon.state / "key"),
+            *(self.daemon.cache, self.daemon.folder / "tawebeval.toml", self.folder),
+            *(f"/proc/{self.daemon.pid}/{name}" for name in ("environ", "root", "fd", "maps")),
+            *("/root", "/home", "/var", "/opt", "/srv", "/sys", "/run", "/boot", "/mnt"),
+            *("/etc/shadow", "/etc/ssh", "/etc/machine-id", "/etc/hostname", "/proc/1/root/var"),
+        ]
+        events = await self.run_command(python(views.SEARCH, *SECRET, *map(str, outside)))
+        self.assertEqual(events, [])
+        await self.client.cancel(other)
+
+    async def test_an_identifier_is_not_to_be_seen(self) -> None:
+        """Nor does an evaluation find out its own identifier, with which it could be read."""
+        identifier = await self.begin(
+            "cat /proc/*/mountinfo /proc/*/cgroup /proc/*/environ 2>/dev/null; env; true"
+        )
+        events = await self.client.follow(identifier)
+        self.assertIn("EVALUATION_DATA_BEGIN", text(events))
+        self.assertNotIn(identifier, text(events))
+
+    async def test_accounts(self) -> None:
+        """The users that there are inside are not the machine's."""
+        attacked = await self.attack_by("cut -d: -f1 /etc/passwd /etc/group; id -un; hostname")
+        self.assertEqual(
+            attacked.text.split(),
+            ["evaluator", "nobody", "evaluator", "nogroup", "evaluator", "evaluation"],
+        )
+
+    async def test_processes(self) -> None:
+        """There are no processes but one's own."""
+        attacked = await self.attack_by("for p in /proc/[0-9]*; do cat $p/comm; done; true")
+        self.assertEqual(sorted(set(attacked.text.split())), ["bwrap", "sh"])
+
+    async def test_kernel_settings(self) -> None:
+        """Settings of the kernel may be read but not changed, and devices are the harmless ones."""
+        attacked = await self.attack_by(
+            "for f in kernel/core_pattern vm/drop_caches kernel/hostname; do"
+            " (echo x > /proc/sys/$f) 2>/dev/null && echo $f; done;"
+            " (echo b > /proc/sysrq-trigger) 2>/dev/null && echo sysrq;"
+            " (echo -1000 > /proc/self/oom_score_adj) 2>/dev/null && echo oom;"
+            " find /dev -type b; mknod node b 1 1 2>/dev/null && echo node; true"
+        )
+        self.assertEqual(attacked.text, "")
+        names = set((await self.attack_by("find /dev -type c | sort")).text.split())
+        harmless = {f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty")}
+        self.assertLessEqual(names, {*harmless, "/dev/pts/ptmx"})
+
+    async def test_what_is_left_for_the_next_run(self) -> None:
+        """The next run of the same commit finds nothing of what one has changed, anywhere."""
+        for _ in range(3):
+            attacked = await self.attack(views.LEAVE)
+            self.assertEqual(attacked.status["state"], "finished")
+            self.assertEqual(attacked.text, "")
+
+
+class PathAttacks(AttackCase):
+    """File events that name what is not the evaluator's to read."""
+
+    async def test_paths(self) -> None:
+        """Others' files, links, what /proc leads to, devices, what is no file: all refused."""
+        secret = self.folder / "secret"
+        secret.write_text("a secret")
+        attacked = await self.attack(views.PATHS, str(secret))
+        self.assertEqual(attacked.status["state"], "finished")
+        found = data(attacked.events)
+        self.assertEqual({one.get("reason") for one in found}, {"protocol"}, found)
+        self.assertEqual(len(found), 26)
+        self.assertNotIn("secret\n", str(found))
+
+    async def test_paths_that_change(self) -> None:
+        """A path that is exchanged for a link while it is read gives one's own file, or none."""
+        secret = self.folder / "secret"
+        secret.write_text("a secret")
+        attacked = await self.attack(views.SWAP, str(secret))
+        found = data(attacked.events)
+        self.assertEqual(len(found), 300)
+        kinds = {one.get("content_base64", one.get("reason")) for one in found}
+        self.assertLessEqual(kinds, {"b3du", "protocol"})  # the former is base64 of `own`
+
+    async def test_own_places(self) -> None:
+        """One's own files are read by the paths that they have inside, in each place."""
+        script = (
+            'for place in "$PWD" "$TEMPORARY_DIRECTORY" "$HOME" /tmp /dev/shm; do'
+            " printf own > $place/file; printf '\\n%s\\nX-SEGI-As: path\\n\\n%s\\n%s\\n'"
+            ' "$EVALUATION_FILE_BEGIN" "$place/file" "$EVALUATION_FILE_END"; done'
+        )
+        found = data((await self.attack_by(script)).events)
+        self.assertEqual([one.get("content_base64") for one in found], ["b3du"] * 5, found)
