@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,13 +25,15 @@ _ANYWAY = 10.0  # seconds after which is counted although the file system looks 
 class DiskUse:
     """What was counted: bytes on the disk, files and directories, the size of the largest.
 
-    `too_deep` tells that there are directories below those that were counted.
+    `too_deep` tells that there are directories below those that were counted. What has not
+    changed `since` then, in seconds since the epoch, is no candidate for the largest.
     """
 
     size: int = 0
     files: int = 0
     largest: int = 0
     too_deep: bool = False
+    _since: float = attrs.field(default=0.0, repr=False, eq=False)
     _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
     _mapped: dict[int, int] = attrs.field(factory=dict, repr=False, eq=False)
 
@@ -43,13 +45,21 @@ class DiskUse:
             if status.st_nlink != 1:
                 self._seen.add(file)
             self.size += status.st_blocks * 512
-            self.largest = max(self.largest, status.st_size)
+            if status.st_ctime >= self._since:
+                self.largest = max(self.largest, status.st_size)
 
-    def add_below(self, directory: int, depth: int = 0) -> None:
-        """Count what is below an open directory, without ever following a symbolic link."""
+    def add_below(
+        self, directory: int, depth: int = 0, apart: Collection[str] = frozenset()
+    ) -> None:
+        """Count what is below an open directory, without ever following a symbolic link.
+
+        What has one of the names `apart` there is not counted.
+        """
         below = []
         with os.scandir(directory) as entries:
             for entry in entries:
+                if entry.name in apart:
+                    continue
                 with suppress(OSError):  # gone meanwhile
                     self.add(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
@@ -107,12 +117,20 @@ def _open(name: str, parent: int) -> int:
         os.close(place)
 
 
-def measure(directory: Path, pids: Iterable[int]) -> DiskUse:
-    """Return what lies below `directory`, and what those processes hold of its file system."""
-    use = DiskUse()
+def measure(
+    directory: Path,
+    pids: Iterable[int],
+    apart: Collection[str] = frozenset(),
+    since: float = 0.0,
+) -> DiskUse:
+    """Return what lies below `directory`, and what those processes hold of its file system.
+
+    `apart` and `since` are as `DiskUse` says.
+    """
+    use = DiskUse(since=since)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        use.add_below(top)
+        use.add_below(top, apart=apart)
         device = os.fstat(top).st_dev
     finally:
         os.close(top)
@@ -126,12 +144,18 @@ def measure(directory: Path, pids: Iterable[int]) -> DiskUse:
 
 @attrs.define
 class DiskWatch:
-    """Keeps an eye on one directory, which may take `size` bytes and `files` files."""
+    """Keeps an eye on one directory, which may take `size` bytes and `files` files.
+
+    What in it is called as one of `apart` is not the run's. `since` is when the run began, in
+    seconds since the epoch.
+    """
 
     _directory: Path
     _size: int
     _files: int
     _pids: Callable[[], Iterable[int]]
+    _apart: Collection[str] = frozenset()
+    _since: float = 0.0
     _time: Callable[[], float] = time.monotonic
     _use: DiskUse = attrs.field(factory=DiskUse)
     _free: tuple[int, int] | None = None
@@ -142,7 +166,7 @@ class DiskWatch:
         system = os.statvfs(self._directory)
         free = system.f_bfree * system.f_frsize, system.f_ffree
         if again or self._stale(free):
-            self._use = measure(self._directory, self._pids())
+            self._use = measure(self._directory, self._pids(), self._apart, self._since)
             self._free = free
             self._counted = self._time()
         return self._use

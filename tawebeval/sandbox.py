@@ -8,6 +8,7 @@ measure and to judge what becomes of it.
 from __future__ import annotations
 
 import signal
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -67,7 +68,14 @@ class Cell(ABC):
         # What is checked out is there from the start; the limit is for what is added.
         self._most_disk = limits.disk + commit.size + _BLOCK * commit.files
         self._most_files = limits.disk_files + commit.files
-        self._disk = DiskWatch(workspace.root, self._most_disk, self._most_files, self._pids)
+        self._disk = DiskWatch(
+            workspace.root,
+            self._most_disk,
+            self._most_files,
+            self._pids,
+            apart=workspace.not_the_evaluators,
+            since=time.time(),
+        )
         self._first: ChildProcess | None = None
 
     def open(self) -> None:
@@ -204,7 +212,8 @@ class NoCell(Cell):
         """Find the orphans of the run, and kill them."""
         if self._first is not None:
             self._first.signal_group(signal.SIGKILL)
-        await self._orphans.end(self._mark, str(self.workspace.root))
+        if self._mark:
+            await self._orphans.end(self._mark, str(self.workspace.root))
 
     def exit(self, status: int | None, number: int | None) -> Exit:
         """Return how the shell ended."""

@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -76,6 +76,11 @@ class Workspace:
     def submission(self) -> Path:
         """Where the submitted files lie."""
         return self.root / "submission"
+
+    @property
+    def not_the_evaluators(self) -> Collection[str]:
+        """What in `root` an evaluator cannot write to, by name."""
+        return frozenset({self.submission.name, self.index.parent.name})
 
     @property
     def scratch(self) -> Path:

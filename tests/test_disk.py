@@ -64,6 +64,21 @@ class CountTests(DiskTestCase):
         self.assertEqual(self.count(), DiskUse(size=size, files=4, largest=5 * BLOCK))
         self.assertGreaterEqual(size, 8 * BLOCK)
 
+    def test_apart(self) -> None:
+        """What is not the run's is not counted, at the top and nowhere else."""
+        for name in ("submission", "tree/submission"):
+            (self.top / name).mkdir(parents=True)
+            self.write(self.top / name / "file", 2)
+        self.assertEqual(measure(self.top, (), {"submission"}).files, 3)
+
+    def test_since(self) -> None:
+        """The largest is one that has come since, or was changed; all take room."""
+        size = self.write(self.top / "one", 4)
+        later = (self.top / "one").stat().st_ctime + 0.001
+        use = measure(self.top, (), since=later)
+        self.assertEqual((use.size, use.largest), (size, 0))
+        self.assertEqual(measure(self.top, (), since=later - 0.001).largest, 4 * BLOCK)
+
     def test_hard_links(self) -> None:
         """A file of several names takes its room once, and a place for each."""
         (self.top / "sub").mkdir()
@@ -304,7 +319,7 @@ class WatchTests(SynchronousTestCase):
         self.use = DiskUse(size=200, files=20)
         self.patch(module.os, "statvfs", self.statvfs)
         self.patch(module, "measure", self.measure)
-        self.watch = DiskWatch(Path("/some"), 1200, 120, lambda: [31], self.clock.seconds)
+        self.watch = DiskWatch(Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds)
 
     def statvfs(self, path: object) -> Any:
         """Return what the file system says, whose blocks have two bytes."""
@@ -313,7 +328,7 @@ class WatchTests(SynchronousTestCase):
             f_bfree=self.blocks, f_frsize=2, f_bsize=9999, f_ffree=self.files, f_favail=0
         )
 
-    def measure(self, directory: Path, pids: Any) -> DiskUse:
+    def measure(self, directory: Path, pids: Any, *more: Any) -> DiskUse:
         """Count the counts."""
         self.counts.append((directory, list(pids)))
         return self.use

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,10 @@ class CellTestCase(SynchronousTestCase):
         self.disks: list[FakeDisk] = []
         self.patch(module, "DiskWatch", self.watch)
 
-    def watch(self, *arguments: Any) -> FakeDisk:
+    def watch(self, *arguments: Any, apart: Collection[str], since: float) -> FakeDisk:
         """Return a fake watch."""
+        self.assertEqual(sorted(apart), ["checkout", "submission"])
+        self.assertGreater(since, 0)
         self.disks.append(FakeDisk(*arguments))
         return self.disks[-1]
 
