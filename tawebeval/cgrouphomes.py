@@ -11,8 +11,13 @@ cannot have processes of its own, so the daemon goes into a group beside the eva
         daemon/             the daemon, and its git
         evaluation-ID/      one for each evaluation
 
-Whoever moves a process needs the right to do so in the next group above both ends. Because
-the daemon is below the place, too, the place is all that a user has to be given.
+Whoever moves a process needs the right to do so in the next group above both ends, and whoever
+removes a group that in the one around it. So root, about to become a user, makes the place
+in a group that it gives to that user, for all daemons of that user. This one stays:
+
+    <own>/tawebeval-uid-UID/
+        ended/              under version 2: where daemons go at their end, to leave the place
+        tawebeval-NAME/     the place, which the daemon removes
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from twisted.logger import Logger
 from tawebeval.cgroupfs import Directory, sweep
 
 _DAEMON = "daemon"
+_ENDED = "ended"
 _CONTROLLERS = ("memory", "pids")
 
 Owner = tuple[int, int] | None
@@ -36,18 +42,21 @@ log = Logger()
 
 @attrs.frozen
 class Home:
-    """A place that is ready for groups."""
+    """A place that is ready for groups; `shared` is the user's group around it, if there is one."""
 
     directory: Directory
+    shared: Directory | None
 
     def require(self, controller: str) -> None:
         """Raise OSError unless groups here can have a controller."""
 
     def close(self) -> None:
-        """Kill and remove all groups here, and the place itself if the rights are there."""
+        """Kill and remove all groups here, and what is around them if the rights are there."""
         with suppress(OSError):
             _sweep(self.directory.groups())
             self.directory.remove()
+            if self.shared is not None:
+                self.shared.remove()
 
 
 @attrs.frozen
@@ -73,47 +82,57 @@ class UnifiedHome(Home):
         """Kill and remove all groups here, and let the daemon go back where it was, if it may."""
         with suppress(OSError):
             _sweep(_without_daemon(self.directory))
-            for controller in self.controllers:
-                self.directory.write("cgroup.subtree_control", f"-{controller}")
-            for controller in self.enabled:
-                self.own.write("cgroup.subtree_control", f"-{controller}")
+            around, refuge = self.directory, self.directory / _DAEMON
+            if self.shared is not None:
+                around, refuge = self.shared, self.shared / _ENDED
+                refuge.enter()
+                _remove(self.directory / _DAEMON, self.directory)
+            # From here on it is for those who have kept their rights.
+            for group, controllers in ((around, self.controllers), (self.own, self.enabled)):
+                for controller in controllers:
+                    group.write("cgroup.subtree_control", f"-{controller}")
             self.own.enter()
-            (self.directory / _DAEMON).remove()
-            self.directory.remove()
+            _remove(refuge, around)
 
 
 def settle_legacy(own: Directory, name: str, owner: Owner) -> Home:
     """Make a place under version 1; raises OSError."""
-    home = own / name
-    home.make_if_missing()
-    with _removed_in_failure(home):
+    shared = _shared(own, owner)
+    home = (shared or own) / name
+    with _removed_in_failure(home, *filter(None, [shared])):
+        for group in filter(None, (shared, home)):
+            group.make_if_missing()
+            with suppress(OSError):  # always so in newer kernels, and sometimes not to be changed
+                group.write("memory.use_hierarchy", "1")
+            if owner is not None:
+                group.give(owner)
         _end_leftovers(home, home.groups())
-        with suppress(OSError):  # always so in newer kernels, and sometimes not to be changed
-            home.write("memory.use_hierarchy", "1")
-        if owner is not None:
-            home.give(owner)
-    return Home(home)
+    return Home(home, shared)
 
 
 def settle_unified(own: Directory, name: str, owner: Owner) -> UnifiedHome:
     """Make a place under version 2, and move this process into it; raises OSError."""
-    suffix = f"/{name}/{_DAEMON}"
+    below = _shared(Directory("", own.kernel), owner) or Directory("", own.kernel)
+    suffix = (below / name / _DAEMON).path
     settled = own.path.endswith(suffix)  # a daemon that has executed itself anew
     if settled:
         own = attrs.evolve(own, path=own.path.removesuffix(suffix))
     if not own.kernel.is_delegated(own.path):
         raise OSError(None, "systemd has not delegated it to the daemon", own.path)
-    home = own / name
+    shared = _shared(own, owner)
+    home = (shared or own) / name
     daemon = home / _DAEMON
-    home.make_if_missing()
-    with _removed_in_failure(daemon, home):
+    around = [shared, shared / _ENDED] if shared is not None else []
+    with _removed_in_failure(daemon, home, *reversed(around)):
+        for group in (*around, home):
+            group.make_if_missing()
+            if owner is not None:
+                group.give(owner, "cgroup.procs")
         # Who else is in the daemon's own group, when it is there itself, cannot be told.
         _end_leftovers(home, _without_daemon(home) if settled else home.groups())
         if not settled:
             daemon.make_if_missing()
             daemon.enter()
-        if owner is not None:
-            home.give(owner, "cgroup.procs")
     # What was enabled in the top group of all, which has no type, others may soon rely on.
     is_top = not own.has("cgroup.type")
     controllers, enabled, refused = set(), [], {}
@@ -124,13 +143,24 @@ def settle_unified(own: Directory, name: str, owner: Owner) -> UnifiedHome:
             if controller not in own.read("cgroup.subtree_control").split():
                 own.write("cgroup.subtree_control", f"+{controller}")
                 enabled.extend([] if is_top else [controller])
-            home.write("cgroup.subtree_control", f"+{controller}")
+            for group in filter(None, (shared, home)):
+                group.write("cgroup.subtree_control", f"+{controller}")
             controllers.add(controller)
         except OSError as error:
             refused[controller] = error
             if error.errno == errno.EBUSY:
                 error.strerror = "others are in the group that the daemon was started in"
-    return UnifiedHome(home, own, frozenset(controllers), refused, enabled)
+    return UnifiedHome(home, shared, own, frozenset(controllers), refused, enabled)
+
+
+def _shared(own: Directory, owner: Owner) -> Directory | None:
+    """Return the group, in `own`, of all daemons of a user; None where nobody is given one."""
+    return own / f"tawebeval-uid-{owner[0]}" if owner is not None else None
+
+
+def _remove(*groups: Directory) -> None:
+    for group in groups:
+        group.remove()
 
 
 def _without_daemon(home: Directory) -> Sequence[Directory]:

@@ -162,8 +162,9 @@ def open_cgroups(
 
     `name` is of this daemon's state directory, and of no other's: who is found in groups under
     this name is a dead daemon's, and is killed. `owner`, a user and a group of users, gets the
-    rights to make groups: the one who the daemon is about to become. Under version 2 it moves
-    the daemon into a group of its own. Blocks.
+    rights to make groups: the one who the daemon is about to become. One group of theirs, in each
+    hierarchy, outlives the daemon. Under version 2 it moves the daemon into a group of its own.
+    Blocks.
     """
     return _Opening(f"tawebeval-{name}", owner, kernel or Kernel()).open(proc)
 
@@ -187,10 +188,15 @@ class _Opening:
         problems = []
         for what, (control, legacy) in _CONTROLS.items():
             reasons = []
-            for offer, settle, path in (
+            ways: list[tuple[Control, Settle, str | None]] = [
                 (control, settle_unified, hierarchies.unified),
                 (legacy, settle_legacy, hierarchies.controllers.get(legacy.controller)),
-            ):
+            ]
+            # Where version 1 has the memory, version 2 is there for systemd's own use: nothing
+            # can be limited by it, and the daemon would leave the group that it is looked for in.
+            if "memory" in hierarchies.controllers:
+                ways.reverse()
+            for offer, settle, path in ways:
                 if path is None or what in parts:
                     continue
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,7 @@ def makeService(
         directories = open_directories(privileges.environment(os.environ), os.urandom, privileges)
         user = privileges.user
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
+        atexit.register(cgroups.close)  # a start that fails from here on stops no service
         return make_service(configuration, directories, reactor, privileges, cgroups)
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.

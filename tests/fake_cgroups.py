@@ -107,23 +107,20 @@ class FakeMachine(Kernel):
         (group / "cgroup.procs").write_text(f"{os.getpid()}\n")
         return group
 
-    def open(self, owner: tuple[int, int] | None = None) -> Cgroups:
-        """Open the cgroups of the daemon whose name is "x"."""
+    def open(self, owner: tuple[int, int] | None = None, name: str = "x") -> Cgroups:
+        """Open the cgroups of a daemon."""
         proc = self.root / "proc"
         proc.mkdir(exist_ok=True)
         (proc / "mountinfo").write_text(
             "".join(["1 0 0:1 / / rw - ext4 /dev/x rw\n", *self._mounts])
         )
         (proc / "cgroup").write_text("".join(self._membership))
-        return open_cgroups("x", owner, proc=proc, kernel=self)
+        return open_cgroups(name, owner, proc=proc, kernel=self)
 
     def groups(self) -> list[str]:
-        """Return all groups that are the daemon's own doing, by paths from its name on."""
-        return sorted(
-            str(path).partition("/tawebeval-")[2]
-            for path in self.root.rglob("tawebeval-x/**/")
-            if path.is_dir()
-        )
+        """Return all groups that are the daemon's own doing, by paths from their first name on."""
+        found = (str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_dir())
+        return sorted(path.partition("/tawebeval-")[2] for path in found if "/tawebeval-" in path)
 
     def is_unified(self, path: str) -> bool:
         """Tell whether a path is in the tree of version 2."""

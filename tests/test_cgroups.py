@@ -129,10 +129,32 @@ class UnifiedTests(CgroupsTestCase):
         self.check(self.machine.open(), ALL)
 
     def test_owner(self) -> None:
-        """A user gets the place, and the right to move processes within it; nothing above."""
+        """A user gets a group, the places in it, and may move processes within; nothing above."""
         self.machine.mount_unified()
-        self.machine.open((7, 8))
-        self.assertEqual(self.machine.given, [("x", (7, 8)), ("x/cgroup.procs", (7, 8))])
+        self.check(self.machine.open((7, 8)), ALL)
+        groups = ("uid-7", "uid-7/ended", "uid-7/tawebeval-x")
+        given = [f"{group}{file}" for group in groups for file in ("", "/cgroup.procs")]
+        self.assertEqual(self.machine.given, [(path, (7, 8)) for path in given])
+        self.assertEqual(self.machine.groups(), [*groups, "uid-7/tawebeval-x/daemon"])
+
+    def test_owner_closes(self) -> None:
+        """As that user the daemon leaves nothing of itself; the user's group stays."""
+        own = self.machine.mount_unified()
+        cgroups = self.machine.open((7, 8))
+        self.enter(cgroups.make("abc", LIMITS), STRANGER)
+        self.machine.refusals["/own/tawebeval-uid-7/cgroup.subtree_control"] = errno.EACCES
+        cgroups.close()
+        self.assertEqual(self.machine.groups(), ["uid-7", "uid-7/ended"])
+        ended = own / "tawebeval-uid-7/ended/cgroup.procs"
+        self.assertEqual(ended.read_text(), f"{os.getpid()}\n")
+
+    def test_owner_root_closes(self) -> None:
+        """With the rights of root nothing at all is left."""
+        own = self.machine.mount_unified()
+        self.machine.open((7, 8)).close()
+        self.assertEqual(self.machine.groups(), [])
+        self.assertEqual((own / "cgroup.subtree_control").read_text(), "")
+        self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
 
     def test_executed_anew(self) -> None:
         """A daemon that is in its group already stays there, and ends only evaluations."""
@@ -203,14 +225,38 @@ class LegacyTests(CgroupsTestCase):
         place = self.machine.mount_legacy("cpu,cpuacct,memory,pids")
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
-        entry = f"{place}/tawebeval-x/evaluation-abc/cgroup.procs"
+        entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/cgroup.procs"
         self.assertEqual(cgroups.make("abc", LIMITS).entry(), [entry])
-        self.assertEqual(self.machine.given, [("x", (7, 8))])
+        self.assertEqual(self.machine.given, [("uid-7", (7, 8)), ("uid-7/tawebeval-x", (7, 8))])
+
+    def test_owner_closes(self) -> None:
+        """The user's daemon removes its place, root also the group that nobody needs any more."""
+        self.machine.mount_legacy("memory,pids,cpuacct")
+        other = self.machine.open((7, 8), "y")
+        self.machine.open((7, 8)).close()
+        self.assertEqual(self.machine.groups(), ["uid-7", "uid-7/tawebeval-y"])
+        other.close()
+        self.assertEqual(self.machine.groups(), [])
+        cgroups = self.machine.open((7, 8))
+        self.machine.refusals["/tawebeval-uid-7"] = errno.EACCES
+        cgroups.close()
+        self.assertEqual(self.machine.groups(), ["uid-7"])
+        cgroups.close()
 
     def test_hybrid(self) -> None:
-        """Each controller is taken where it is; version 2 measures, and kills at once."""
+        """Each controller is taken where it is, the memory's version before the other."""
         memory, pids = self.machine.mount_legacy("memory"), self.machine.mount_legacy("pids")
-        self.machine.mount_legacy("cpu,cpuacct")
+        cpu = self.machine.mount_legacy("cpu,cpuacct")
+        self.machine.mount_unified("", own="/")
+        group = self.machine.open().make("abc", LIMITS)
+        entries = [
+            f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in (memory, pids, cpu)
+        ]
+        self.assertEqual(group.entry(), entries)
+
+    def test_hybrid_with_parts(self) -> None:
+        """What version 1 does not have, version 2 may: it measures, at least."""
+        memory, pids = self.machine.mount_legacy("memory"), self.machine.mount_legacy("pids")
         unified = self.machine.mount_unified("", own="/")
         cgroups = self.machine.open()
         self.check(cgroups, ALL)

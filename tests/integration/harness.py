@@ -160,6 +160,7 @@ class Daemon:
         assert self._process is not None
         assert self._process.returncode == -signal.SIGTERM, self.log
         assert self.leftovers() == []
+        assert self.cgroups() == []
         self.check_log()
 
     async def kill(self) -> None:
@@ -179,10 +180,7 @@ class Daemon:
         atexit.unregister(self.remove)
 
     def cgroups(self) -> list[Path]:
-        """Return the daemon's control groups, those within others first.
-
-        An ordinary user's daemon cannot remove the outermost, which root has made for it.
-        """
+        """Return the daemon's control groups, those within others first."""
         name = f"/tawebeval-{label_of(self.state)}"
         # os.walk passes over what is removed meanwhile, and gives the inner ones last.
         found = [path for path, _, _ in os.walk("/sys/fs/cgroup") if name in path]

@@ -99,6 +99,8 @@ def members(group):
 
 SCRIPT
 
+if "left" not in result:
+    cgroups.close()
 print(json.dumps(result))
 '''
 
@@ -127,8 +129,10 @@ def reason_to_skip() -> str | None:
     return None
 
 
-class KernelTests(SynchronousTestCase):
-    """Real limits, met by real processes."""
+class CgroupsTestCase(SynchronousTestCase):
+    """Processes that open the cgroups which `proc` shows, and leave nothing there."""
+
+    needed = frozenset({"memory", "processes"})
 
     def setUp(self) -> None:
         reason = reason_to_skip()
@@ -138,11 +142,10 @@ class KernelTests(SynchronousTestCase):
         self.addCleanup(self._leave_nothing)
 
     def _leave_nothing(self) -> None:
-        """Remove the places, which only root can, and hold that nothing else was left."""
-        left = [path.name for path in groups(self.name)]
-        for path in groups(self.name):
+        left = groups(self.name)
+        for path in left:
             path.rmdir()
-        self.assertEqual(set(left) - {f"tawebeval-{self.name}", "daemon"}, set())
+        self.assertEqual(left, [])
 
     def proc(self) -> str:
         """Return the directory in which the daemon finds what cgroups there are."""
@@ -160,40 +163,27 @@ class KernelTests(SynchronousTestCase):
         )
         self.assertEqual(ran.returncode, 0, ran.stderr)
         result: dict[str, Any] = json.loads(ran.stdout)
-        if {"memory", "processes"} - set(result["enforced"]):
+        if self.needed - set(result["enforced"]):
             raise SkipTest("; ".join(result["problems"]))
         return result
 
-    def test_memory(self) -> None:
-        """Whatever memory is taken as, the one who takes too much is killed, and that is seen."""
-        result = self.daemon(
-            """
-for inside in (heap, memfd, shared):
-    group = cgroups.make(inside.__name__, LIMITS)
-    killed = end(start(group, inside))
-    result[inside.__name__] = killed, sorted(group.exceeded()), group.usage().peak_memory
-    group.remove()
-"""
-        )
-        for inside in ("heap", "memfd", "shared"):
-            killed, exceeded, peak = result[inside]
-            self.assertEqual((killed, exceeded), (9, ["memory"]), inside)
-            if peak is not None:
-                self.assertTrue(31 * 2**20 < peak <= 32 * 2**20, peak)
 
-    def test_memory_of_many(self) -> None:
-        """Processes of which each keeps within the limit exceed it together."""
+class LifeTests(CgroupsTestCase):
+    """From the start to the end, in whatever cgroups there are."""
+
+    def test_nothing_left(self) -> None:
+        """A daemon that has lost root's rights removes its place; its user's group stays."""
         result = self.daemon(
             """
-group = cgroups.make("many", LIMITS)
-pid = start(group, children)
-until(group.exceeded)
-result["exceeded"] = sorted(group.exceeded())
-group.remove()
-result["killed"] = end(pid)
+group = cgroups.make("group", LIMITS)
+result["paths"] = [os.path.dirname(path) for path in group.entry()]
 """
         )
-        self.assertEqual((result["exceeded"], result["killed"]), (["memory"], 9))
+        self.assertEqual(groups(self.name), [])
+        self.assertTrue(result["paths"])
+        for path in result["paths"]:
+            self.assertIn("/tawebeval-uid-65534/", path)
+            self.assertEqual(Path(path).parent.parent.stat().st_uid, 65534)
 
     def test_within_the_limits(self) -> None:
         """Who keeps within the limits is left alone, and measured; a shell can be the launcher."""
@@ -210,41 +200,6 @@ group.remove()
         self.assertEqual((result["status"], result["exceeded"]), (0, []))
         if "cpu" in result["enforced"]:
             self.assertTrue(0.001 < result["cpu"] < 10, result["cpu"])
-
-    def test_processes(self) -> None:
-        """There are no more processes than may be; all of them are killed."""
-        result = self.daemon(
-            """
-group = cgroups.make("many", LIMITS)
-pid = start(group, many)
-until(group.exceeded)
-end(pid)
-result["number"] = len(members(group))
-result["exceeded"] = sorted(group.exceeded())
-group.kill()
-until(lambda: not members(group))
-result["left"] = members(group)
-group.remove()
-"""
-        )
-        self.assertEqual(result["number"], 15)  # the one that found no place has ended
-        self.assertEqual((result["exceeded"], result["left"]), (["processes"], []))
-
-    def test_fork_bomb(self) -> None:
-        """Processes that fork as fast as they can are gone within the time of `remove`."""
-        result = self.daemon(
-            """
-group = cgroups.make("bomb", Limits(processes=100, memory=512 * MIB))
-pid = start(group, bomb)
-until(group.exceeded)
-began = time.monotonic()
-group.remove()
-result["seconds"] = time.monotonic() - began
-result["killed"] = end(pid)
-"""
-        )
-        self.assertEqual(result["killed"], 9)
-        self.assertLess(result["seconds"], 1.5)
 
     def test_leftovers(self) -> None:
         """The next daemon ends what one that was killed has left, and nobody else."""
@@ -297,15 +252,87 @@ until(lambda: members(group))
         self.assertIn("Permission denied", problems[0])
 
 
-class LegacyKernelTests(KernelTests):
-    """The same where there is version 1 alone, which cannot kill a group at once."""
+class UnifiedLifeTests(LifeTests):
+    """The same where there is version 2 alone, with whatever controllers it has."""
+
+    needed = frozenset({"cpu"})
 
     def proc(self) -> str:
-        """Return a directory that does not show version 2."""
+        """Return a directory that shows version 2 only."""
         directory = Path(self.mktemp())
         directory.mkdir()
-        for name, version_2 in (("mountinfo", " - cgroup2 "), ("cgroup", "0::")):
+        for name, version_1 in (("mountinfo", " - cgroup "), ("cgroup", ":/")):
             lines = Path(f"/proc/self/{name}").read_text().splitlines(keepends=True)
-            kept = [line for line in lines if version_2 not in line]
+            kept = [line for line in lines if version_1 not in line or line.startswith("0::")]
             (directory / name).write_text("".join(kept))
         return str(directory.absolute())
+
+
+class LimitsTests(CgroupsTestCase):
+    """Real limits, met by real processes."""
+
+    def test_memory(self) -> None:
+        """Whatever memory is taken as, the one who takes too much is killed, and that is seen."""
+        result = self.daemon(
+            """
+for inside in (heap, memfd, shared):
+    group = cgroups.make(inside.__name__, LIMITS)
+    killed = end(start(group, inside))
+    result[inside.__name__] = killed, sorted(group.exceeded()), group.usage().peak_memory
+    group.remove()
+"""
+        )
+        for inside in ("heap", "memfd", "shared"):
+            killed, exceeded, peak = result[inside]
+            self.assertEqual((killed, exceeded), (9, ["memory"]), inside)
+            if peak is not None:
+                self.assertTrue(31 * 2**20 < peak <= 32 * 2**20, peak)
+
+    def test_memory_of_many(self) -> None:
+        """Processes of which each keeps within the limit exceed it together."""
+        result = self.daemon(
+            """
+group = cgroups.make("many", LIMITS)
+pid = start(group, children)
+until(group.exceeded)
+result["exceeded"] = sorted(group.exceeded())
+group.remove()
+result["killed"] = end(pid)
+"""
+        )
+        self.assertEqual((result["exceeded"], result["killed"]), (["memory"], 9))
+
+    def test_processes(self) -> None:
+        """There are no more processes than may be; all of them are killed."""
+        result = self.daemon(
+            """
+group = cgroups.make("many", LIMITS)
+pid = start(group, many)
+until(group.exceeded)
+end(pid)
+result["number"] = len(members(group))
+result["exceeded"] = sorted(group.exceeded())
+group.kill()
+until(lambda: not members(group))
+result["members"] = members(group)
+group.remove()
+"""
+        )
+        self.assertEqual(result["number"], 15)  # the one that found no place has ended
+        self.assertEqual((result["exceeded"], result["members"]), (["processes"], []))
+
+    def test_fork_bomb(self) -> None:
+        """Processes that fork as fast as they can are gone within the time of `remove`."""
+        result = self.daemon(
+            """
+group = cgroups.make("bomb", Limits(processes=100, memory=512 * MIB))
+pid = start(group, bomb)
+until(group.exceeded)
+began = time.monotonic()
+group.remove()
+result["seconds"] = time.monotonic() - began
+result["killed"] = end(pid)
+"""
+        )
+        self.assertEqual(result["killed"], 9)
+        self.assertLess(result["seconds"], 1.5)
