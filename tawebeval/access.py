@@ -10,6 +10,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.callers import ANYBODY, Tokens, parse_tokens
+from tawebeval.config import Callers
 from tawebeval.errors import ConfigurationError, OverShare
 
 _CREDENTIAL = "tokens"
@@ -90,18 +91,21 @@ class Access:
             log.info("the tokens were read again from {path}", path=self.source)
 
 
-def find_tokens(configured: str, environment: Mapping[str, str]) -> Path | None:
+def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None:
     """Return where the file of tokens is, None if there is none.
 
-    It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`).
+    It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`). Raises
+    ConfigurationError where there is one, and anybody may call all the same.
     """
-    if configured:
-        return Path(configured).absolute()
-    if environment.get("CREDENTIALS_DIRECTORY"):
+    found = Path(callers.tokens).absolute() if callers.tokens else None
+    if found is None and environment.get("CREDENTIALS_DIRECTORY"):
         given = Path(environment["CREDENTIALS_DIRECTORY"], _CREDENTIAL)
-        if given.exists():
-            return given
-    return None
+        found = given if given.exists() else None
+    if found is not None and callers.open:
+        raise ConfigurationError(
+            f"callers.open: is true, but there are tokens in {found}; one of them is a mistake"
+        )
+    return found
 
 
 def read_tokens(path: Path) -> Tokens:

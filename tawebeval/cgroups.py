@@ -36,7 +36,7 @@ _WITHOUT: Mapping[What, str] = {
     "cpu": "the processor time of an evaluation as a whole is not measured",
 }
 
-_REMEDY = (
+REMEDY = (
     "under systemd the unit needs Delegate=memory pids cpu, and must not have "
     "ProtectControlGroups=yes; in a container /sys/fs/cgroup has to be writable; otherwise "
     "start the daemon as root and name a user in service.user"
@@ -114,17 +114,23 @@ class Cgroups:
     """What this daemon can do with cgroups; made by `open_cgroups`.
 
     `enforced` has "memory" and "processes" where these are limited, and "cpu" where it is
-    measured. `problems` are sentences for the operator, none where everything works.
+    measured. `missing` are the others, with the reasons.
     """
 
     _homes: Sequence[Home]
     _parts: Parts
-    problems: Sequence[str]
+    missing: Mapping[What, str]
 
     @property
     def enforced(self) -> frozenset[What]:
         """What is limited, or measured, here."""
         return frozenset(self._parts)
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What the operator should know, in sentences; none where everything works."""
+        found = [f"{_WITHOUT[what]}: {why}" for what, why in self.missing.items()]
+        return [*found, REMEDY] if found else []
 
     def make(self, identifier: str, limits: Limits) -> Group:
         """Make a group with these limits for an evaluation. Blocks.
@@ -182,10 +188,10 @@ class _Opening:
         try:
             texts = [(proc / name).read_text("utf-8") for name in ("mountinfo", "cgroup")]
         except OSError as error:
-            return Cgroups([], {}, [_reason(error)])
+            return Cgroups([], {}, dict.fromkeys(_CONTROLS, _reason(error)))
         hierarchies = parse_hierarchies(*texts)
         parts: dict[What, tuple[Control, Directory]] = {}
-        problems = []
+        missing: dict[What, str] = {}
         for what, (control, legacy) in _CONTROLS.items():
             reasons = []
             ways: list[tuple[Control, Settle, str | None]] = [
@@ -207,11 +213,8 @@ class _Opening:
                 except OSError as error:
                     reasons.append(_reason(error))
             if what not in parts:
-                why = "; ".join(reasons) or "there is no cgroup controller for it"
-                problems.append(f"{_WITHOUT[what]}: {why}")
-        if problems:
-            problems.append(_REMEDY)
-        return Cgroups(self._used(_directories(parts)), parts, problems)
+                missing[what] = "; ".join(reasons) or "there is no cgroup controller for it"
+        return Cgroups(self._used(_directories(parts)), parts, missing)
 
     def _settled(self, settle: Settle, path: str) -> Home:
         """Settle in a group, once, though several controls may be there; raises OSError."""

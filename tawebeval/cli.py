@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import attrs
 import click
 
 from tawebeval import __version__
@@ -30,12 +32,14 @@ def main() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Configuration file (TOML); without one, defaults hold.",
 )
-def doctor(config: Path | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
+def doctor(config: Path | None, as_json: bool) -> None:
     """Look whether the daemon can run here, and how well it is protected.
 
-    Run it as the daemon is started: as root, with the same configuration, STATE_DIRECTORY and
-    CACHE_DIRECTORY. It starts nothing and changes nothing. What it says of limits holds for
-    where it is run itself; under systemd the log of the service tells what holds there.
+    Run it as the daemon is started: by the same user (root, if it is root that starts it),
+    with the same configuration, STATE_DIRECTORY and CACHE_DIRECTORY. It changes nothing. What
+    it says of limits and descriptors holds for where it is run itself; of a service of systemd
+    the log tells at the start what holds there.
 
     \b
     Each part is
@@ -44,17 +48,24 @@ def doctor(config: Path | None) -> None:
       broken   the daemon does not start, or secrets lie open
     The exit status is 0 if all is ok, 1 if something is weaker, 2 if something is broken.
     """  # noqa: D301  (\b keeps click from filling the lines)
-    # Imported late: it imports all that the daemon does.
-    from tawebeval.doctor import Health, examine
+    # Imported late: they import all that the daemon does.
+    from tawebeval.doctor import examine
+    from tawebeval.findings import Health
 
     worst = Health.OK
+    found = []
     for finding in examine(config, os.environ):
         worst = max(worst, finding.health)
+        if as_json:
+            found.append({**attrs.asdict(finding), "health": finding.health.name.lower()})
+            continue
         colour = _COLOURS[finding.health]
         health = click.style(f"{finding.health.name.lower():<7}", fg=colour)
         click.echo(f"{health} {finding.part:<14}{finding.what}")
         if finding.remedy:
             click.echo(f"{'':<22}-> {finding.remedy}")
+    if as_json:
+        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     raise SystemExit(int(worst))
 
 

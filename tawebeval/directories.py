@@ -26,6 +26,10 @@ from tawebeval.workspace import remove
 
 _OF_EVALUATIONS = ("uploads", "evaluations")
 
+OF_STATE = ("lock", "key", "key.new", "accounts", *_OF_EVALUATIONS)
+OF_CACHE = ("lock", "repositories")
+"""What is in the two directories, and has to be the daemon's user's."""
+
 
 @attrs.frozen
 class Directories:
@@ -67,8 +71,8 @@ def open_directories(
         for directory in (state, cache):
             _provide(directory, privileges)
         with privileges.acting():
-            check_owner(state, ("lock", "key", "key.new", "accounts", *_OF_EVALUATIONS))
-            check_owner(cache, ("lock", "repositories"))
+            check_owner(state, OF_STATE)
+            check_owner(cache, OF_CACHE)
             locks = _lock(state), _lock(cache)
             for part in (
                 *(state / name for name in ("accounts", *_OF_EVALUATIONS)),

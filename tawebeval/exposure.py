@@ -58,9 +58,9 @@ def check_endpoints(endpoints: Iterable[str]) -> list[str]:
         if found is Reach.OTHERS:
             raise ConfigurationError(
                 f"listen: {endpoint!r} may be reached from other machines, and there are no "
-                "tokens: whoever reaches it could run programs here. Name a file of tokens "
-                '([callers] tokens = "/etc/tawebeval/tokens"; `tawebeval token new NAME` makes '
-                "them), or listen on this machine only (tcp:8080:interface=127.0.0.1), or write "
+                "tokens: whoever reaches it could run programs here; name a file of tokens "
+                '([callers] tokens = "/etc/tawebeval/tokens", with what `tawebeval token new NAME` '
+                "prints), or listen on this machine only (tcp:8080:interface=127.0.0.1), or write "
                 "[callers] open = true if everybody shall"
             )
         if found is Reach.UNKNOWN:

@@ -32,10 +32,10 @@ def check_git() -> str:
             check=True,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigurationError(f"there is no git that runs ({error}): {_REMEDY}") from None
+        raise ConfigurationError(f"there is no git that runs ({error}); {_REMEDY}") from None
     version = _VERSION.match(said)
     if version is None:
-        raise ConfigurationError(f"git says {said!r} instead of its version: {_REMEDY}")
+        raise ConfigurationError(f"git says {said!r} instead of its version; {_REMEDY}")
     if (int(version[1]), int(version[2])) < OLDEST:
-        raise ConfigurationError(f"{said} is too old: {_REMEDY}")
+        raise ConfigurationError(f"{said} is too old; {_REMEDY}")
     return said

@@ -80,13 +80,13 @@ def check_owner(directory: Path, names: Iterable[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             owner = path.lstat().st_uid
             if owner != uid:
-                raise ConfigurationError(_foreign(path, owner, _name(uid), directory))
+                raise ConfigurationError(_foreign(path, owner, name_of(uid), directory))
 
 
 def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> str:
     remedy = shlex.join(["chown", "-R", "--no-dereference", f"{user}:", str(whole or path)])
     return (
-        f"{path} belongs to {_name(owner)}, and the daemon runs as {user}; if that may have it: "
+        f"{path} belongs to {name_of(owner)}, and the daemon runs as {user}; if that may have it: "
         f"{remedy}"
     )
 
@@ -96,7 +96,8 @@ def _by_hand(directory: Path, user: User) -> str:
     return f"name another directory, or make it: {made}"
 
 
-def _name(uid: int) -> str:
+def name_of(uid: int) -> str:
+    """Return the name of a user, its number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -31,8 +31,8 @@ def preload() -> None:
 
 
 def unreadable() -> Iterator[Path]:
-    """Yield the directories of Python and of packages that this process may not read."""
+    """Yield the directories of Python and of packages that the effective user may not read."""
     for file in (os.__file__, twisted.__file__, tawebeval.__file__):
         directory = Path(file).parent
-        if not os.access(directory, os.R_OK | os.X_OK):
+        if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield directory

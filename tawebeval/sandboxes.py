@@ -42,6 +42,11 @@ _REMEDIES = {
     "max_user_namespaces": "leave /proc/sys writable: no ProtectKernelTunables=yes in the unit",
 }
 
+_MEND = f"mend that, {_OTHERWISE}"
+
+Problem = tuple[str, str]
+"""Why something does not work, and the remedy."""
+
 P = ParamSpec("P")
 
 log = Logger()
@@ -68,7 +73,9 @@ def rely_on(sandbox: Sandbox) -> None:
     if isinstance(sandbox, Bubblewrap):
         problem = try_out(sandbox)
         if problem is not None:
-            raise SystemExit(f"tawebeval: sandbox.kind: bubblewrap does not work here: {problem}")
+            raise SystemExit(
+                "tawebeval: sandbox.kind: bubblewrap does not work here: " + "; ".join(problem)
+            )
     else:
         log.warn(
             'sandbox.kind is "none": whoever can send a request can do on this machine all that'
@@ -110,7 +117,7 @@ def open_bubblewrap(
     )
 
 
-def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> str | None:
+def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> Problem | None:
     """Return why the sandbox does not work, and what can be done about it. Blocks.
 
     It does if a command in it, started as evaluators are, exits as it should. With
@@ -133,9 +140,9 @@ def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> str | 
             launch = cell.launch("exit 7", {"PATH": "/usr/bin:/bin"}, workspace.tree)
             return _run(launch, privileges.user if privileges else None)
         except OSError as error:
-            return str(error)
+            return str(error), _MEND
         except subprocess.TimeoutExpired as error:
-            return f"an empty sandbox has not ended within {error.timeout:g} seconds"
+            return f"an empty sandbox has not ended within {error.timeout:g} seconds", _MEND
 
 
 def _as(
@@ -148,7 +155,7 @@ def _as(
     return wrapped
 
 
-def _run(launch: Launch, user: User | None) -> str | None:
+def _run(launch: Launch, user: User | None) -> Problem | None:
     ended = subprocess.run(
         launch.argv,
         env=launch.environment,
@@ -168,5 +175,5 @@ def _run(launch: Launch, user: User | None) -> str | None:
     said = ended.stdout.decode(errors="replace").strip() or f"it exited with {ended.returncode}"
     for sign, remedy in _REMEDIES.items():
         if sign in said:
-            return f"{said} ({remedy}, {_OTHERWISE})"
-    return f"{said} (mend that, {_OTHERWISE})"
+            return said, f"{remedy}, {_OTHERWISE}"
+    return said, _MEND

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
-import pyseccomp
+from tawebeval.errors import ConfigurationError
 
 _REFUSED = {
     "mounts": "mount umount2 pivot_root chroot fsopen fsmount fsconfig fspick move_mount open_tree"
@@ -49,33 +50,49 @@ _INET, _INET6 = 2, 10
 
 
 def make_filter() -> int:
-    """Return a descriptor of the filter's program: a file in memory, read from its start."""
+    """Return a descriptor of the filter's program: a file in memory, read from its start.
+
+    Raises ConfigurationError where the library that writes it is not installed.
+    """
+    pyseccomp = _library()
     calls = pyseccomp.SyscallFilter(defaction=pyseccomp.ALLOW)
     refuse = pyseccomp.ERRNO(errno.EPERM)
+
+    def add(action: int, name: str, *arguments: object) -> None:
+        try:
+            number = pyseccomp.resolve_syscall(pyseccomp.system_arch(), name)
+        except ValueError:
+            return  # this version of libseccomp does not know it
+        if number >= 0:  # others are of other architectures
+            calls.add_rule(action, name, *arguments)
+
     for names in _REFUSED.values():
         for name in names.split():
-            _add(calls, refuse, name)
+            add(refuse, name)
     for name in _MISSING.split():
-        _add(calls, pyseccomp.ERRNO(errno.ENOSYS), name)
+        add(pyseccomp.ERRNO(errno.ENOSYS), name)
     for flag in _NAMESPACES:
-        _add(calls, refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
+        add(refuse, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
     for request in _TERMINAL:
-        _add(calls, refuse, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, _WORD, request))
+        add(refuse, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, _WORD, request))
     no_family = pyseccomp.ERRNO(errno.EAFNOSUPPORT)
     for name in ("socket", "socketpair"):
-        _add(calls, no_family, name, pyseccomp.Arg(0, pyseccomp.GT, _INET6))
+        add(no_family, name, pyseccomp.Arg(0, pyseccomp.GT, _INET6))
         for family in range(_INET + 1, _INET6):
-            _add(calls, no_family, name, pyseccomp.Arg(0, pyseccomp.EQ, family))
+            add(no_family, name, pyseccomp.Arg(0, pyseccomp.EQ, family))
     descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)
     with open(descriptor, "wb", closefd=False) as file:
         calls.export_bpf(file)
     return descriptor
 
 
-def _add(calls: pyseccomp.SyscallFilter, action: int, name: str, *arguments: object) -> None:
+def _library() -> Any:
+    """Import it only where there is to be a sandbox: it loads a library of the system's."""
     try:
-        number = pyseccomp.resolve_syscall(pyseccomp.system_arch(), name)
-    except ValueError:
-        return  # this version of libseccomp does not know it
-    if number >= 0:  # others are of other architectures
-        calls.add_rule(action, name, *arguments)
+        import pyseccomp
+    except RuntimeError:
+        raise ConfigurationError(
+            "sandbox.kind: there is no libseccomp here, which writes the sandbox's filter of"
+            " system calls; apt-get install libseccomp2"
+        ) from None
+    return pyseccomp

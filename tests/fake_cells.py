@@ -17,7 +17,7 @@ from tawebeval.sandbox import Exit, Launch
 from tawebeval.workspace import View, Workspace
 from tests.gates import Gate
 
-NO_CGROUPS = Cgroups([], {}, [])
+NO_CGROUPS = Cgroups([], {}, {})
 """A machine on which there is nothing to limit a tree with."""
 
 

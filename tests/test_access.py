@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.callers import new_token
+from tawebeval.config import Callers
 from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
 
 
@@ -141,10 +142,10 @@ class AccessTests(SynchronousTestCase):
         """The configured file wins over systemd's, which is taken if there is one."""
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "tokens"
-        self.assertEqual(find_tokens("", {}), None)
-        self.assertEqual(find_tokens("", credentials), None)
+        self.assertEqual(find_tokens(Callers(), {}), None)
+        self.assertEqual(find_tokens(Callers(), credentials), None)
         given.touch()
         self.addCleanup(given.unlink)
-        self.assertEqual(find_tokens("", credentials), given)
-        self.assertEqual(find_tokens("/x", credentials), Path("/x"))
-        self.assertEqual(find_tokens("x", {}), Path.cwd() / "x")
+        self.assertEqual(find_tokens(Callers(), credentials), given)
+        self.assertEqual(find_tokens(Callers(tokens="/x"), credentials), Path("/x"))
+        self.assertEqual(find_tokens(Callers(tokens="x"), {}), Path.cwd() / "x")

@@ -27,7 +27,10 @@ class Layer:
 
 LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
-    "face": Layer("twisted.plugins tap cli doctor service ground preload", below="web work core"),
+    "face": Layer(
+        "twisted.plugins tap cli doctor findings premises service ground preload",
+        below="web work core",
+    ),
     # HTTP: routes, uploads, pages, errors as problem documents.
     "web": Layer("web", below="work core"),
     # Evaluations from their place in the queue to their end: git, directories, processes.

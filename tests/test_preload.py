@@ -41,7 +41,7 @@ class PreloadTests(SynchronousTestCase):
     def test_unreadable(self) -> None:
         """Python and packages that cannot be read are named."""
         package = Path(tawebeval.__file__).parent
-        self.patch(module.os, "access", lambda path, mode: path != package)
+        self.patch(module.os, "access", lambda path, mode, effective_ids: path != package)
         self.assertEqual(list(unreadable()), [package])
-        self.patch(module.os, "access", lambda path, mode: False)
+        self.patch(module.os, "access", lambda path, mode, effective_ids: False)
         self.assertIn(Path(os.__file__).parent, list(unreadable()))

@@ -55,7 +55,7 @@ def main() -> None:
         accounts.mkdir()
         write_accounts(accounts)
         sandbox = open_bubblewrap(
-            Configuration(), accounts, Cgroups([], {}, []), Orphans(None, Spawner(None))
+            Configuration(), accounts, Cgroups([], {}, {}), Orphans(None, Spawner(None))
         )
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")

@@ -70,7 +70,7 @@ def main() -> None:
         Workspace(Path("/nonexistent")),
         Commit("", ""),
         Limits(output=2**40),
-        Cgroups([], {}, []),
+        Cgroups([], {}, {}),
         Orphans(reactor, spawner),
     )
     threads = Threads(reactor, reactor.getThreadPool())

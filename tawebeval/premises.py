@@ -1,0 +1,181 @@
+"""What the daemon finds on the disk, examined for `tawebeval doctor`.
+
+That are its directories, and the files of its secrets: whose they are, who can get at them, and
+how much room there is. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import attrs
+
+from tawebeval.access import find_tokens, read_tokens
+from tawebeval.config import Configuration
+from tawebeval.directories import OF_CACHE, OF_STATE, locate
+from tawebeval.errors import ConfigurationError
+from tawebeval.findings import Finding, Health, broken, judged
+from tawebeval.identity import KEY_BYTES
+from tawebeval.keyring import Keyring
+from tawebeval.ownership import check_owner, name_of
+from tawebeval.privileges import Privileges
+
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_STRANGERS = stat.S_IRWXO
+
+
+@attrs.frozen
+class Premises:
+    """Looks at them with the rights of `privileges`; `environment` is the daemon's own."""
+
+    configuration: Configuration
+    file: Path | None
+    environment: Mapping[str, str]
+    privileges: Privileges
+
+    def secrets(self) -> Iterator[Finding]:
+        """Yield what is found out about the files of tokens and credentials."""
+        try:
+            source = find_tokens(self.configuration.callers, self.environment)
+        except ConfigurationError:
+            source = None  # which is said of the callers
+        if source is not None:
+            finding = judged("tokens", lambda: read_tokens(source), str(source))
+            if finding.health is Health.OK:
+                finding = self._writable("tokens", source) or finding
+            yield finding
+            if finding.health is Health.OK and not self._may(source, os.R_OK):
+                what = f"{source}: {self._user} cannot read it, so SIGHUP reads no new tokens"
+                remedy = f"chgrp {self._group} {source}; chmod 640 {source}"
+                yield Finding("tokens", Health.WEAKER, what, remedy)
+        yield from self._credentials()
+
+    def _credentials(self) -> Iterator[Finding]:
+        settings = self.configuration.repositories.credentials
+        if not settings:
+            return
+        directory = self.environment.get("CREDENTIALS_DIRECTORY", "")
+        what = f"{len(settings)} for private repositories"
+        finding = judged("credentials", lambda: Keyring(settings, directory, b""), what)
+        yield finding
+        if finding.health is not Health.OK:
+            return
+        for entry in settings:
+            path = Path(directory, entry.password_file or entry.key_file)
+            quoted = shlex.quote(str(path))
+            if path.stat().st_mode & _STRANGERS:
+                what = f"{path}: every user of this machine can get at it"
+                yield Finding("credentials", Health.BROKEN, what, f"chmod o= {quoted}")
+            if not self._may(path, os.R_OK):
+                # A password the daemon reads while it is root; a key is read by ssh, each time.
+                health = Health.BROKEN if entry.key_file else Health.WEAKER
+                why = "ssh can use it" if entry.key_file else "SIGHUP reads a new one"
+                what = f"{path}: {self._user} has to be able to read it before {why}"
+                yield Finding("credentials", health, what, f"chown {self._user}: {quoted}")
+
+    def permissions(self) -> Iterator[Finding]:
+        """Yield whose the directories are, and who may write there."""
+        if self.file is not None:
+            finding = self._writable("permissions", self.file)
+            yield finding or Finding("permissions", Health.OK, str(self.file))
+        state, cache = locate(self.environment)
+        yield self._directory(state, OF_STATE)
+        yield self._directory(cache, OF_CACHE)
+        finding = self._key(state / "key")
+        if finding is not None:
+            yield finding
+
+    def _directory(self, path: Path, parts: tuple[str, ...]) -> Finding:
+        if not path.exists():
+            return self._missing(path)
+        status = path.stat()
+        if status.st_uid == 0 and self.privileges.user and not os.listdir(path):
+            return Finding("permissions", Health.OK, f"{path}: empty; root gives it away")
+        try:
+            with self.privileges.acting():
+                check_owner(path, parts)
+        except ConfigurationError as error:
+            return broken("permissions", error)
+        return self._writable("permissions", path) or Finding("permissions", Health.OK, str(path))
+
+    def _missing(self, path: Path) -> Finding:
+        """Tell whether a directory that is not there can be made."""
+        above = next(parent for parent in path.absolute().parents if parent.exists())
+        root_makes_it = (
+            self.privileges.user is not None
+            and above == path.absolute().parent
+            and not any(map(_is_anybodys, (above, *above.parents)))
+        )
+        if root_makes_it or self._may(above, os.W_OK | os.X_OK):
+            return Finding("permissions", Health.OK, f"{path}: not there yet; the daemon makes it")
+        made = shlex.join(["install", "-d", "-m", "700", "-o", self._user, str(path)])
+        what = f"{path}: not there, and {self._user} cannot make it in {above}"
+        return Finding("permissions", Health.BROKEN, what, f"as root: {made}")
+
+    def _key(self, path: Path) -> Finding | None:
+        if not path.exists():
+            return None
+        status = path.stat()
+        if stat.S_IMODE(status.st_mode) & _OTHERS:
+            what = f"{path}: others can get at it, and with it make identifiers"
+            return Finding("permissions", Health.BROKEN, what, f"chmod 600 {path}")
+        if status.st_size != KEY_BYTES:
+            what = f"{path}: has {status.st_size} bytes in place of {KEY_BYTES}"
+            remedy = "remove it; identifiers issued so far are no longer recognised then"
+            return Finding("permissions", Health.BROKEN, what, remedy)
+        return Finding("permissions", Health.OK, str(path))
+
+    def room(self, running: int) -> Iterator[Finding]:
+        """Yield how much room there is for so many evaluations at once."""
+        state, cache = locate(self.environment)
+        limits, repositories = self.configuration.limits, self.configuration.repositories
+        each = limits.disk + limits.request_body + repositories.tree_bytes
+        for path, needed, why in (
+            (state, running * each, f"{running} evaluations at once may take"),
+            (cache, repositories.cache, "repositories.cache is"),
+        ):
+            above = next(one for one in (path, *path.absolute().parents) if one.exists())
+            free = shutil.disk_usage(above).free
+            what = f"{path}: {_gigabytes(free)} are free, {why} {_gigabytes(needed)}"
+            if free >= needed:
+                yield Finding("disk", Health.OK, what)
+            else:
+                remedy = "a larger file system, or lower limits"
+                yield Finding("disk", Health.WEAKER, what, remedy)
+
+    @property
+    def _user(self) -> str:
+        user = self.privileges.user
+        return user.name if user else name_of(os.geteuid())
+
+    @property
+    def _group(self) -> int:
+        user = self.privileges.user
+        return user.gid if user else os.getegid()
+
+    def _may(self, path: Path, mode: int) -> bool:
+        with self.privileges.acting():
+            return os.access(path, mode, effective_ids=True)
+
+    def _writable(self, part: str, path: Path) -> Finding | None:
+        if not path.stat().st_mode & _OTHERS_MAY_WRITE:
+            return None
+        what = f"{path}: others may write to it"
+        return Finding(part, Health.BROKEN, what, f"chmod go-w {shlex.quote(str(path))}")
+
+
+def _is_anybodys(path: Path) -> bool:
+    """Tell whether others than root may make what is not there, as `ownership` sees it."""
+    status = path.stat()
+    loose = status.st_mode & _OTHERS_MAY_WRITE and not status.st_mode & stat.S_ISVTX
+    return status.st_uid != 0 or bool(loose)
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -1,0 +1,155 @@
+"""`tawebeval doctor` on this machine, and on what looks like worse ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+
+BECOME = """
+import os, sys
+from tawebeval.preload import preload
+preload()  # this Python may lie where only root can read
+import pyseccomp, twisted.internet.reactor
+os.setgroups([])
+os.setresgid(*[int(sys.argv[1])] * 3)
+os.setresuid(*[int(sys.argv[1])] * 3)
+del sys.argv[1]
+"""
+COMMAND = "from tawebeval.cli import main; main()"
+NO_LIBRARY = "import ctypes.util\nctypes.util.find_library = {'c': 'libc.so.6'}.get\n"
+IMPATIENT = "import tawebeval.sandboxes as sandboxes\nsandboxes._PATIENCE = 0.2\n"
+
+
+class DoctorTests(SynchronousTestCase):
+    """The command as a process, which leaves everything as it was."""
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.temporary = self.folder / "tmp"
+        self.temporary.mkdir()
+        self.temporary.chmod(0o1777)
+        self.programs = self.folder / "bin"
+        self.programs.mkdir()
+        self.file = self.folder / "tawebeval.toml"
+        self.path = os.environ["PATH"]
+
+    def run_command(
+        self, settings: str = SERVICE, before: str = "", *arguments: str
+    ) -> tuple[int, dict[str, list[dict[str, str]]]]:
+        """Return the exit status, and the findings by their parts."""
+        self.file.write_text(settings)
+        self.file.chmod(0o644)
+        around = sorted(self.folder.rglob("*"))
+        ran = subprocess.run(
+            [
+                *(sys.executable, "-c", before + COMMAND, *arguments),
+                *("doctor", "--json", "--config", str(self.file)),
+            ],
+            env={
+                **os.environ,
+                "PATH": self.path,
+                "TMPDIR": str(self.temporary),
+                "STATE_DIRECTORY": str(self.folder / "state"),
+                "CACHE_DIRECTORY": str(self.folder / "cache"),
+                "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent),
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        self.assertNotIn("Traceback", ran.stderr)
+        self.assertEqual(sorted(self.folder.rglob("*")), around)
+        groups = (path for path, _, _ in os.walk("/sys/fs/cgroup"))
+        self.assertEqual([path for path in groups if "tawebeval-doctor" in path], [])
+        found: dict[str, list[dict[str, Any]]] = {}
+        for each in json.loads(ran.stdout):
+            found.setdefault(each["part"], []).append(each)
+        worst = {each["health"] for part in found.values() for each in part}
+        self.assertEqual(ran.returncode, 2 if "broken" in worst else int("weaker" in worst))
+        return ran.returncode, found
+
+    def program(self, name: str, script: str) -> None:
+        """Put a program in front of the machine's."""
+        path = self.programs / name
+        path.write_text(script)
+        path.chmod(0o755)
+        self.path = f"{self.programs}:{os.environ['PATH']}"
+
+    def broken(self, before: str = "") -> dict[str, str]:
+        """Return what is said of a sandbox that does not work."""
+        status, found = self.run_command(before=before)
+        self.assertEqual(status, 2)
+        (finding,) = found["sandbox"]
+        self.assertEqual(finding["health"], "broken")
+        return finding
+
+    def test_as_it_is(self) -> None:
+        """Here the daemon would start, as all other tests show."""
+        status, found = self.run_command()
+        self.assertLess(status, 2, found)
+        self.assertEqual(found["sandbox"][0]["health"], "ok")
+        self.assertIn("git version", found["git"][0]["what"])
+        self.assertEqual(len(found["limits"]), 3)
+
+    def test_no_sandbox(self) -> None:
+        """It was told to have none."""
+        status, found = self.run_command(f'[sandbox]\nkind = "none"\n{SERVICE}')
+        self.assertEqual((status, found["sandbox"][0]["health"]), (1, "weaker"))
+
+    def test_no_bubblewrap(self) -> None:
+        """It is not installed."""
+        self.path = str(self.programs)
+        self.assertIn("apt-get install bubblewrap", self.broken()["remedy"])
+
+    def test_no_libseccomp(self) -> None:
+        """The library is not installed that writes the filter."""
+        self.assertIn("apt-get install libseccomp2", self.broken(NO_LIBRARY)["remedy"])
+
+    def test_forbidden(self) -> None:
+        """What bubblewrap says where namespaces are forbidden has a remedy."""
+        said = "bwrap: No permissions to create new namespace, likely because ..."
+        self.program("bwrap", f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+        finding = self.broken()
+        self.assertIn(said, finding["what"])
+        self.assertIn("kernel.unprivileged_userns_clone=1", finding["remedy"])
+
+    def test_odd_programs(self) -> None:
+        """Something that is called bwrap, and is none."""
+        for script, words in (
+            ("", ""),
+            ("#!/nowhere\n", ""),
+            ("\0\1", ""),
+            ("#!/bin/sh\nexit 0\n", "exited with 0"),
+            ("#!/bin/sh\nkill -9 $$\n", "exited with -9"),
+            ("#!/bin/sh\nexec sleep 30\n", "has not ended within 0.2 seconds"),
+        ):
+            self.program("bwrap", script)
+            self.assertIn(words, self.broken(IMPATIENT)["what"])
+
+    def test_root_alone(self) -> None:
+        """Root without a user to become is told so, and nothing is run as root."""
+        if USER is None:
+            raise SkipTest("this is for root")
+        status, found = self.run_command("")
+        self.assertEqual((status, list(found)), (2, ["configuration", "user"]))
+
+    def test_ordinary_user(self) -> None:
+        """To others root gives no cgroups: weaker, with the remedy."""
+        if USER is None:
+            raise SkipTest("only root can become another user: run the tests as root")
+        status, found = self.run_command("", BECOME, str(USER.pw_uid))
+        self.assertEqual(status, 1, found)
+        self.assertEqual(found["sandbox"][0]["health"], "ok")
+        self.assertEqual({each["health"] for each in found["limits"]}, {"weaker"})
+        self.assertIn("Delegate=", found["limits"][0]["remedy"])

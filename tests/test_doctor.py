@@ -1,0 +1,360 @@
+"""`tawebeval.doctor`: every part of it, ok, weaker and broken, with a remedy that helps."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+from click.testing import CliRunner
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import doctor, premises
+from tawebeval.cgroups import REMEDY, Cgroups
+from tawebeval.cli import main
+from tawebeval.controls import Memory
+from tawebeval.errors import ConfigurationError
+from tawebeval.findings import Finding, Health
+from tests.fake_process import FakeProcess
+
+OK, WEAKER, BROKEN = Health
+
+MISSING = {"memory": "not here", "processes": "not here", "cpu": "not here"}
+
+
+class DoctorTestCase(SynchronousTestCase):
+    """A machine where all is well, seen by a user who is not root."""
+
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp()).resolve()
+        self.addCleanup(subprocess.run, ["rm", "-rf", self.folder])
+        self.file = self.folder / "tawebeval.toml"
+        self.state, self.cache = self.folder / "state", self.folder / "cache"
+        self.environment = {
+            "STATE_DIRECTORY": str(self.state),
+            "CACHE_DIRECTORY": str(self.cache),
+        }
+        for path in (self.state, self.cache):
+            path.mkdir(mode=0o700)
+        self.problem: tuple[str, str] | None = None
+        self.missing: dict[str, str] = {}
+        self.closed: list[str] = []
+        self.patch(doctor, "open_cgroups", self.open_cgroups)
+        self.patch(doctor, "open_bubblewrap", self.open_bubblewrap)
+        self.patch(doctor, "try_out", lambda sandbox, privileges: self.problem)
+        self.patch(doctor, "unreadable", lambda: iter(()))
+        self.patch(doctor, "check_git", lambda: "git version 2.39.5")
+
+    def open_cgroups(self, name: str, owner: object) -> Cgroups:
+        enforced = {what: (Memory(), None) for what in MISSING if what not in self.missing}
+        home = SimpleNamespace(close=lambda: self.closed.append(name))
+        return Cgroups([home], enforced, self.missing)  # type: ignore[arg-type, list-item]
+
+    def open_bubblewrap(self, configuration: object, accounts: Path, *_: object) -> object:
+        self.accounts = accounts
+        return SimpleNamespace(
+            program="/usr/bin/bwrap",
+            network=configuration.sandbox.network,  # type: ignore[attr-defined]
+            filter=os.open("/dev/null", os.O_RDONLY),
+        )
+
+    def examine(self, settings: str = "", uid: int | None = None) -> list[Finding]:
+        """Return all findings."""
+        self.file.write_text(settings)
+        process = FakeProcess(os.geteuid() or 1000 if uid is None else uid)
+        return list(doctor.examine(self.file, self.environment, process, MemoryReactorClock()))
+
+    def check(self, part: str, health: Health, *words: str, settings: str = "") -> Finding:
+        """Hold that some part is the only one that is not ok, and what is said of it."""
+        found = [each for each in self.examine(settings) if each.health is not OK]
+        self.assertEqual([(each.part, each.health) for each in found], [(part, health)], found)
+        for word in words:
+            self.assertIn(word, f"{found[0].what} -> {found[0].remedy}")
+        return found[0]
+
+
+class ExaminationTests(DoctorTestCase):
+    """What runs: the user, the sandbox, limits, git, endpoints."""
+
+    def test_well(self) -> None:
+        """Where all is well each part says so, once or more, and nothing is left of the look."""
+        found = self.examine()
+        self.assertEqual({each.health for each in found}, {OK}, found)
+        parts = "configuration user sandbox limits git listen callers permissions disk descriptors"
+        self.assertEqual(set(parts.split()), {each.part for each in found})
+        self.assertFalse(self.accounts.exists())
+        self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
+
+    def test_configuration(self) -> None:
+        """Where it cannot be read, or has a mistake, nothing else is said."""
+        (found,) = self.examine("[limits]\nwall = 1")
+        self.assertEqual((found.part, found.health), ("configuration", BROKEN))
+        self.assertIn("limits.wall", found.what)
+        for path in (self.folder / "missing", self.folder):
+            (found,) = doctor.examine(path, {}, FakeProcess(), MemoryReactorClock())
+            self.assertEqual(found.health, BROKEN)
+            self.assertIn(str(path), found.what)
+
+    def test_nothing_configured(self) -> None:
+        """Without a file the defaults are examined."""
+        process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
+        found = list(doctor.examine(None, self.environment, process, reactor))
+        self.assertIn("the defaults", found[0].what)
+        self.assertEqual({each.health for each in found}, {OK}, found)
+
+    def test_root(self) -> None:
+        """Root without a user to become would not start, and nothing is tried as root."""
+        _, found = self.examine(uid=0)
+        self.assertEqual((found.part, found.health), ("user", BROKEN))
+        self.assertIn("adduser --system", found.remedy)
+
+    def test_another_user(self) -> None:
+        """Who is not root cannot become somebody."""
+        _, found = self.examine('[service]\nuser = "nobody"', uid=1000)
+        self.assertEqual((found.part, found.health), ("user", BROKEN))
+
+    def test_python(self) -> None:
+        """A Python that the user cannot read is named."""
+        self.patch(doctor, "unreadable", lambda: iter([Path("/root/python")]))
+        self.check("python", WEAKER, "/root/python", "every user can read")
+
+    def test_no_sandbox(self) -> None:
+        """Having none is the operator's choice, and weaker."""
+        self.check("sandbox", WEAKER, "leave out", settings='[sandbox]\nkind = "none"')
+
+    def test_sandbox_missing(self) -> None:
+        """What the daemon would say, the remedy apart."""
+
+        def missing(*_: object) -> object:
+            raise ConfigurationError("there is no bubblewrap; install it")
+
+        self.patch(doctor, "open_bubblewrap", missing)
+        found = self.check("sandbox", BROKEN)
+        self.assertEqual((found.what, found.remedy), ("there is no bubblewrap", "install it"))
+
+    def test_sandbox_broken(self) -> None:
+        """It was tried, and does not work."""
+        self.problem = ("no namespaces", "allow them")
+        found = self.check("sandbox", BROKEN, "does not work: no namespaces")
+        self.assertEqual(found.remedy, "allow them")
+
+    def test_network(self) -> None:
+        """A sandbox with the network protects less."""
+        self.check("sandbox", WEAKER, "network", settings="[sandbox]\nnetwork = true")
+
+    def test_limits(self) -> None:
+        """What cgroups do not hold is weaker; the reason and the remedy are told."""
+        self.missing = {"memory": "it is read-only"}
+        found = self.check("limits", WEAKER, "RLIMIT_DATA", "(it is read-only)")
+        self.assertEqual(found.remedy, REMEDY)
+
+    def test_limits_without_a_sandbox(self) -> None:
+        """Without both nothing limits processes: the user's are not counted apart."""
+        self.missing = MISSING
+        for settings, what in (("", "RLIMIT_NPROC"), ('[sandbox]\nkind = "none"', "not limited")):
+            found = [each for each in self.examine(settings) if each.part == "limits"]
+            self.assertEqual([each.health for each in found], [WEAKER] * 3)
+            self.assertIn(what, found[1].what)
+
+    def test_git(self) -> None:
+        """A git that is missing or old."""
+
+        def missing() -> str:
+            raise ConfigurationError("there is no git; install git 2.37")
+
+        self.patch(doctor, "check_git", missing)
+        self.check("git", BROKEN, "no git -> install git 2.37")
+
+    def test_listen(self) -> None:
+        """What is no endpoint is named; what systemd opens need not be open here."""
+        callers = "[callers]\nopen = true"
+        for endpoint in ("nonsense:1", "tcp:no-port", "tcp", "", "ssl:1:privateKey=/nowhere"):
+            found = self.examine(f"listen = ['{endpoint}']\n{callers}")
+            self.assertEqual([each.health for each in found if each.part == "listen"], [BROKEN])
+        self.check("callers", WEAKER, settings=f"listen = ['tcp:80']\n{callers}")
+
+    def test_callers(self) -> None:
+        """Who could reach a daemon without tokens."""
+        self.check("callers", BROKEN, "-> name a file of tokens", settings="listen = ['tcp:80']")
+        systemd = "listen = ['systemd:domain=INET:index=0']"
+        self.check("callers", WEAKER, "systemd:domain", "token new", settings=systemd)
+        self.check("callers", WEAKER, "callers.open", settings="[callers]\nopen = true")
+
+    def test_descriptors(self) -> None:
+        """More connections than descriptors."""
+        self.patch(doctor.resource, "getrlimit", lambda _: (1024, 4096))
+        self.check("descriptors", WEAKER, "LimitNOFILE=", settings="[http]\nconnections = 4000")
+        self.patch(doctor.resource, "getrlimit", lambda _: (-1, -1))
+        self.assertEqual({each.health for each in self.examine()}, {OK})
+
+    def test_what_cannot_be_looked_at(self) -> None:
+        """An error of the system is a finding, and the other parts are looked at."""
+
+        def refuse(*_: object) -> object:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self.patch(doctor, "open_cgroups", refuse)
+        self.check("sandbox", BROKEN, "No space left")
+
+
+class PremisesTests(DoctorTestCase):
+    """What lies on the disk."""
+
+    def write(self, name: str, content: str, mode: int = 0o600) -> Path:
+        """Make a file with a mode."""
+        path = self.folder / name
+        path.write_text(content)
+        path.chmod(mode)
+        return path
+
+    def cure(self, finding: Finding) -> None:
+        """Do as the remedy says, which then helps."""
+        subprocess.run(finding.remedy.removeprefix("as root: "), shell=True, check=True)
+        self.assertEqual({each.health for each in self.examine(self.file.read_text())}, {OK})
+
+    def test_tokens(self) -> None:
+        """A file of tokens can be read, and nobody else adds one."""
+        tokens = self.folder / "tokens"
+        settings = f"listen = ['tcp:80']\n[callers]\ntokens = '{tokens}'\n"
+        self.check("tokens", BROKEN, str(tokens), settings=settings)
+        self.write("tokens", "nonsense")
+        self.check("tokens", BROKEN, str(tokens), settings=settings)
+        self.write("tokens", f"alice sha256:{'0' * 64}\n", 0o666)
+        self.cure(self.check("tokens", BROKEN, "others may write", settings=settings))
+        both = settings + "open = true"
+        self.check("callers", BROKEN, "one of them is a mistake", settings=both)
+
+    def test_tokens_only_for_root(self) -> None:
+        """What the daemon's user cannot read it cannot read again."""
+        tokens = self.write("tokens", f"alice sha256:{'0' * 64}\n")
+        self.forbid(tokens)
+        self.check("tokens", WEAKER, "SIGHUP", settings=f"[callers]\ntokens = '{tokens}'\n")
+
+    def forbid(self, path: Path) -> None:
+        """Let the daemon's user have no right to a file."""
+        access = os.access
+
+        def may(asked: Path, mode: int, **more: bool) -> bool:
+            return asked != path and access(asked, mode, **more)
+
+        self.patch(premises.os, "access", may)
+
+    def test_credentials(self) -> None:
+        """Secrets are there, and nobody else's."""
+        secret = self.folder / "secret"
+        settings = (
+            "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
+            f"password_file = '{secret}'\n"
+        )
+        self.check("credentials", BROKEN, str(secret), settings=settings)
+        self.write("secret", "xyzzy\n", 0o644)
+        finding = self.check("credentials", BROKEN, "every user", settings=settings)
+        self.assertNotIn("xyzzy", str(finding))
+        self.cure(finding)
+        self.forbid(secret)
+        self.check("credentials", WEAKER, "SIGHUP", "chown", settings=settings)
+
+    def test_key_for_ssh(self) -> None:
+        """A key is read by ssh, as the daemon's user."""
+        key, hosts = self.write("ssh", "key"), self.write("hosts", "h ssh-ed25519 AAAA", 0o644)
+        self.forbid(key)
+        settings = (
+            "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\n"
+            f"key_file = '{key}'\nknown_hosts_file = '{hosts}'\n"
+        )
+        self.check("credentials", BROKEN, "ssh can use it", settings=settings)
+
+    def test_configuration_for_others(self) -> None:
+        """Who writes the configuration decides what runs."""
+        self.file.touch()
+        self.file.chmod(0o666)
+        self.cure(self.check("permissions", BROKEN, str(self.file)))
+
+    def test_directories_for_others(self) -> None:
+        """Nobody else may write into the directories."""
+        self.cache.chmod(0o777)
+        self.cure(self.check("permissions", BROKEN, str(self.cache)))
+
+    def test_key(self) -> None:
+        """The key is secret, and whole."""
+        self.write("state/key", "x" * 32, 0o644)
+        self.cure(self.check("permissions", BROKEN, "make identifiers"))
+        self.write("state/key", "x")
+        self.check("permissions", BROKEN, "1 bytes", "remove it")
+
+    def test_owner(self) -> None:
+        """What is not the daemon's user's is refused, and the remedy names nothing around it."""
+        if os.geteuid() == 0:
+            os.chown(self.cache, 65534, 65534)
+        else:
+            self.environment["CACHE_DIRECTORY"] = "/usr"
+        finding = self.check("permissions", BROKEN, "belongs to")
+        self.assertIn("chown -R --no-dereference", finding.remedy)
+        self.assertEqual(finding.remedy.split()[-1], self.environment["CACHE_DIRECTORY"])
+
+    def test_missing(self) -> None:
+        """Directories that are not there are made by the daemon, if it can."""
+        self.cache.rmdir()
+        self.environment["STATE_DIRECTORY"] = str(self.folder / "one" / "two")
+        self.assertEqual({each.health for each in self.examine()}, {OK})
+        self.forbid(self.folder)
+        self.state.joinpath("key").touch()
+        self.environment["STATE_DIRECTORY"] = str(self.state)
+        self.state.joinpath("key").unlink()
+        self.cure(self.check("permissions", BROKEN, "cannot make it"))
+
+    def test_odd_places(self) -> None:
+        """A file in the way of a directory is no reason for a traceback."""
+        self.environment["STATE_DIRECTORY"] = str(self.file / "state")
+        found = [each for each in self.examine() if each.health is not OK]
+        self.assertEqual([(each.part, each.health) for each in found], [("permissions", BROKEN)])
+
+    def test_room(self) -> None:
+        """A disk that is smaller than what may be written to it."""
+        self.check(
+            "disk",
+            WEAKER,
+            "repositories.cache",
+            settings="[repositories]\ncache = 200_000_000_000_000",
+        )
+
+
+class CommandTests(DoctorTestCase):
+    """The command, as from a shell."""
+
+    def run_command(self, *findings: Finding, options: tuple[str, ...] = ()) -> tuple[int, str]:
+        """Return the exit status, and what is printed."""
+        self.patch(doctor, "examine", lambda file, environment: iter(findings))
+        result = CliRunner().invoke(main, ["doctor", *options])
+        return result.exit_code, result.output
+
+    def test_status(self) -> None:
+        """The exit status is that of the worst finding."""
+        ok, weaker, broken = (Finding("part", health, "what") for health in Health)
+        self.assertEqual(self.run_command(ok, ok)[0], 0)
+        self.assertEqual(self.run_command(weaker, ok)[0], 1)
+        self.assertEqual(self.run_command(ok, broken, weaker)[0], 2)
+
+    def test_lines(self) -> None:
+        """A line for each finding, and one for its remedy."""
+        _, said = self.run_command(Finding("disk", WEAKER, "small", "a larger one"))
+        first, second = said.splitlines()
+        self.assertEqual(first.split(), ["weaker", "disk", "small"])
+        self.assertEqual(second.split(), ["->", "a", "larger", "one"])
+        self.assertEqual(first.index("small"), second.index("->"))
+
+    def test_json(self) -> None:
+        """The same for programs."""
+        status, said = self.run_command(
+            Finding("disk", WEAKER, "small", "a larger one"), options=("--json",)
+        )
+        self.assertEqual(status, 1)
+        self.assertEqual(
+            json.loads(said),
+            [{"part": "disk", "health": "weaker", "what": "small", "remedy": "a larger one"}],
+        )
