@@ -5,6 +5,8 @@ BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
 SCRIPTS := scripts/bootstrap examples/run-by-hand
+# What the sandbox is made of, and the Python that evaluators find in it.
+SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 
 .PHONY: help demo test check bench clean
 
@@ -12,11 +14,11 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## start the daemon, send it submissions, and show the events as they arrive
-	$(SETUP) --extras test --wants g++
+	$(SETUP) --extras test --needs git --wants g++,$(SANDBOX)
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl --wants g++,systemd-analyze
+	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,systemd-analyze
 	$(BIN)/python tests/run.py $(TESTS)
 
 check: ## check style, types, and that the layers import downwards only
@@ -27,7 +29,7 @@ check: ## check style, types, and that the layers import downwards only
 	$(BIN)/python tests/run.py tests.test_layers
 
 bench: ## measure it, against baselines taken in the same run
-	$(SETUP) --extras test --needs git --wants g++
+	$(SETUP) --extras test --needs git,$(SANDBOX) --wants g++
 	$(BIN)/python -m benchmarks
 
 clean: ## remove all that was made here, the virtualenv too

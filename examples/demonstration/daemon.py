@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import socket
@@ -16,6 +15,7 @@ from twisted.internet import reactor
 from twisted.internet.error import ConnectError
 from twisted.internet.task import deferLater
 
+from demonstration.sandbox import NONE, settings_for_python, why_none
 from demonstration.unprivileged import SERVICE, give, is_root
 
 START_SECONDS = 20.0
@@ -25,10 +25,6 @@ CONFIGURATION = """\
 # The repository of the demonstration is a folder of this machine.
 [repositories]
 protocols = ["file"]
-
-# The python3 that evaluators find is the one that runs the demonstration.
-[evaluations.environment]
-PATH = {path}
 """
 
 
@@ -53,6 +49,8 @@ class Daemon:
         self.log = folder / "daemon.log"
         self.base_url = ""
         self.command: list[str] = []
+        self.without_sandbox: str | None = None
+        """Why evaluators run without a sandbox."""
 
     def __enter__(self) -> Daemon:
         """Start the process, without waiting until it answers."""
@@ -61,12 +59,14 @@ class Daemon:
             raise DemonstrationError(
                 f"There is no twistd beside {sys.executable}: is tawebeval installed there?"
             )
-        path = os.pathsep.join([str(twistd.parent), os.environ.get("PATH", os.defpath)])
+        environment = {**os.environ, **self._places()}
         configuration = self.folder / "tawebeval.toml"
-        # A string of JSON, without escapes for what is not ASCII, is one of TOML, too.
-        quoted = json.dumps(path, ensure_ascii=False)
-        text = CONFIGURATION.format(path=quoted) + (SERVICE if is_root() else "")
-        configuration.write_text(text, encoding="utf-8")
+        text = CONFIGURATION + (SERVICE if is_root() else "")
+        configuration.write_text(text + settings_for_python(True), encoding="utf-8")
+        doctor = twistd.with_name("tawebeval")
+        self.without_sandbox = why_none(doctor, configuration, environment)
+        if self.without_sandbox is not None:
+            configuration.write_text(text + NONE + settings_for_python(False), encoding="utf-8")
         port = free_port()
         self.base_url = f"http://127.0.0.1:{port}"
         self.command = [
@@ -79,22 +79,26 @@ class Daemon:
             "--listen",
             f"tcp:{port}:interface=127.0.0.1",
         ]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        return self
+
+    def _places(self) -> dict[str, str]:
+        """Make the daemon's directories; tell the variables that name them."""
         places = {}
         for name in ("STATE_DIRECTORY", "CACHE_DIRECTORY"):
             place = self.folder / name.partition("_")[0].lower()
             place.mkdir()
             give(place)
             places[name] = str(place)
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                cwd=self.folder,
-                env={**os.environ, **places},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        return self
+        return places
 
     def __exit__(self, *_: object) -> None:
         """Ask the process to stop, and see to it that it does."""

@@ -138,6 +138,12 @@ def demonstrate(folder: Path) -> bool:
     if shutil.which("g++") is None:
         say("This machine has no C++ compiler (g++): what needs one is skipped.")
     with Daemon(folder) as daemon:
+        if daemon.without_sandbox is None:
+            say("Evaluators run in a sandbox of bubblewrap, without a network.")
+        else:
+            say("The sandbox does not work here, so evaluators run without one, with all rights of")
+            say("the daemon's user. For a demonstration that will do; do not serve strangers so.")
+            say(f"The reason: {daemon.without_sandbox}")
         say(f"The daemon starts: {daemon.command_line}")
         demonstration = Demonstration(folder, daemon, repository.as_uri(), commit_oid)
         with contextlib.suppress(SystemExit):  # this is how react() returns
