@@ -69,9 +69,11 @@ def check_owner(directory: Path, names: Iterable[str]) -> None:
     """Make sure that what has these names in a directory is the effective user's.
 
     The directory itself is so, too, or root's and open to that user, as volumes of containers
-    are. Raises ConfigurationError with a remedy.
+    are. The path may be a link of anybody's: systemd's DynamicUser= has one of root's. Raises
+    ConfigurationError with a remedy.
     """
     uid = os.geteuid()
+    directory = directory.resolve()
     paths = [directory / name for name in names]
     opened = os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True)
     if not opened or directory.stat().st_uid != 0:

@@ -137,6 +137,19 @@ class OwnerTests(SynchronousTestCase):
             check_owner(self.folder, ())
         self.assertIn("belongs to root", str(caught.exception))
 
+    def test_link_of_root(self) -> None:
+        """A link to the directory may be anybody's, as with systemd's DynamicUser=."""
+        if os.geteuid() != 0:
+            raise SkipTest("only root can give a file to another user: run the tests as root")
+        link = self.folder / "link"
+        link.symlink_to("ours")
+        os.chown(self.folder / "ours", STRANGER, STRANGER)
+        self.patch(module.os, "geteuid", lambda: STRANGER)
+        check_owner(link, ())
+        os.chown(self.folder / "ours", STRANGER + 1, STRANGER)
+        os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+        self.assertRaises(ConfigurationError, check_owner, link, ())
+
     def test_others(self) -> None:
         """What is not ours is named, with its owner and the remedy for all of it."""
         self.patch(module.os, "geteuid", lambda: STRANGER)

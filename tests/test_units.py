@@ -60,6 +60,21 @@ class UnitTests(SynchronousTestCase):
         for key in ("StateDirectory", "CacheDirectory", "ConfigurationDirectory"):
             self.assertEqual(service[key], "tawebeval")
 
+    def test_sandbox(self) -> None:
+        """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""
+        service = read_unit("tawebeval.service")["Service"]
+        self.assertEqual(set(service["Delegate"].split()), {"memory", "pids", "cpu"})
+        for key in (
+            *("ProtectControlGroups", "ProtectKernelTunables", "ProtectHostname", "PrivateUsers"),
+            *("ProcSubset", "PrivateNetwork", "MemoryDenyWriteExecute"),
+        ):
+            self.assertNotIn(key, service)
+        namespaces = {"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"}
+        self.assertEqual(set(service["RestrictNamespaces"].split()), namespaces)
+        self.assertIn("AF_NETLINK", service["RestrictAddressFamilies"].split())
+        calls = {"@system-service", "@mount", "sethostname"}
+        self.assertEqual(set(service["SystemCallFilter"].split()), calls)
+
     def test_address(self) -> None:
         """With the socket, the daemon is reached where it is without systemd."""
         host, _, port = read_unit("tawebeval.socket")["Socket"]["ListenStream"].partition(":")
