@@ -304,7 +304,7 @@ class ServiceTests(SynchronousTestCase):
         password.chmod(0o600)
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         daemon = self.make(repositories=Repositories(credentials=(entry,)))
-        self.patch(module.os, "access", lambda path, mode: path != password)
+        self.patch(module.os, "access", lambda path, mode, **_: path != password)
         with capturedLogs() as logged:
             daemon.privilegedStartService()
             daemon.startService()
