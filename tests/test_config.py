@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, CredentialSettings, Section, parse_configuration
+from tawebeval.config import GIB, Configuration, CredentialSettings, Section, parse_configuration
 from tawebeval.errors import ConfigurationError
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "etc" / "tawebeval.toml"
@@ -273,3 +273,46 @@ class ExampleTests(SynchronousTestCase):
                 self.assertTrue(comment, line)
                 if re.search(r"= [\d_]+$", line):
                     self.assertRegex(comment, r"^# (Bytes|Seconds|Number)\b", line)
+
+
+class ExamplesTests(SynchronousTestCase):
+    """`etc/examples`: whole configurations for a contest and for a public instance."""
+
+    def read(self, name: str) -> Configuration:
+        """Return what an example says."""
+        text = (EXAMPLE.parent / "examples" / f"{name}.toml").read_text("utf-8")
+        return parse_configuration(text)
+
+    def test_both(self) -> None:
+        """Each is a configuration, documented in operations.md, and safe."""
+        operations = (EXAMPLE.parent.parent / "docs" / "operations.md").read_text("utf-8")
+        names = [path.stem for path in sorted((EXAMPLE.parent / "examples").iterdir())]
+        self.assertEqual(names, ["contest", "public"])
+        for name in names:
+            found = self.read(name)
+            self.assertTrue(f"etc/examples/{name}.toml" in operations, name)
+            self.assertTrue(found.callers.tokens)
+            self.assertFalse(found.callers.open)
+            self.assertEqual(found.repositories.protocols, ("https",))
+            self.assertEqual((found.sandbox.network, found.sandbox.kind == "none"), (False, False))
+
+    def test_reckoned(self) -> None:
+        """What is said to fit into a machine fits: memory of 32 and 16 GiB, disk of 100 GB."""
+        for name, memory in (("contest", 32 * GIB), ("public", 16 * GIB)):
+            found = self.read(name)
+            running, limits = found.evaluations.running, found.limits
+            waiting = running + found.evaluations.queued
+            used = running * limits.memory + waiting * found.buffers.evaluation
+            used += running * 2 * found.repositories.memory / 4  # seldom all fetch at once
+            self.assertLess(used, memory)
+            disk = running * (limits.disk + found.repositories.tree_bytes)
+            disk += waiting * limits.request_body + found.repositories.cache
+            self.assertLess(disk, 100 * 10**9)
+
+    def test_public(self) -> None:
+        """Nothing leads from strangers to the machine's own network, and nobody takes it all."""
+        found = self.read("public")
+        self.assertEqual(found.repositories.private_networks, ())
+        self.assertLess(0, found.callers.running)
+        self.assertLess(found.callers.running, found.evaluations.running)
+        self.assertLess(found.callers.queued, found.evaluations.queued)
