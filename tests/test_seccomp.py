@@ -237,7 +237,7 @@ class FileTests(FilterTestCase):
                 raise ValueError(name)
             return known(architecture, name)
 
-        self.patch(module.pyseccomp, "resolve_syscall", resolve)
+        self.patch(pyseccomp, "resolve_syscall", resolve)
         older = self.make()
         for name in ("clone3", "bpf", "mount"):
             number = known(NATIVE, name)
@@ -256,8 +256,8 @@ class FileTests(FilterTestCase):
         def resolve(architecture: int, name: str) -> int:
             return -10064 if name == "bpf" else known(architecture, name)
 
-        self.patch(module.pyseccomp, "SyscallFilter", Calls)
-        self.patch(module.pyseccomp, "resolve_syscall", resolve)
+        self.patch(pyseccomp, "SyscallFilter", Calls)
+        self.patch(pyseccomp, "resolve_syscall", resolve)
         self.make()
         self.assertIn("mount", added)
         self.assertNotIn("bpf", added)

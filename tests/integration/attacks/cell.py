@@ -128,7 +128,7 @@ class CellTestCase(SynchronousTestCase):
         )
         orphans = Orphans(Clock(), Spawner(Clock()))  # which nobody asks for here
         self.sandbox = open_bubblewrap(
-            Configuration(limits=limits), accounts, Cgroups([], {}, []), orphans
+            Configuration(limits=limits), accounts, Cgroups([], {}, {}), orphans
         )
         self.addCleanup(os.close, self.sandbox.filter)
         solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"
