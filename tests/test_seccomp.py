@@ -11,7 +11,6 @@ import attrs
 import pyseccomp
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import seccomp as module
 from tawebeval.seccomp import make_filter
 
 # What a filter may answer (linux/seccomp.h).
