@@ -252,9 +252,17 @@ class SignalTests(BubblewrapTestCase):
         self.assertEqual(self.child.group_signals, [])
 
     def test_kill(self) -> None:
-        """With bwrap the kernel kills all."""
+        """All inside are killed; bwrap is left, to see them end."""
         self.cell.signal(self.child, signal.SIGKILL)
-        self.assertEqual(self.sent, [])
+        self.assertEqual(self.sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
+        self.assertEqual(self.child.group_signals, [])
+
+    def test_nobody_inside(self) -> None:
+        """Before there is anybody bwrap itself is killed; to end in peace it is not asked."""
+        self.patch(module, "descendants", lambda pid: [])
+        self.cell.signal(self.child, signal.SIGTERM)
+        self.assertEqual(self.child.group_signals, [])
+        self.cell.signal(self.child, signal.SIGKILL)
         self.assertEqual(self.child.group_signals, [signal.SIGKILL])
 
     def test_end(self) -> None:

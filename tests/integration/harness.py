@@ -187,8 +187,13 @@ class Daemon:
         return [Path(path) for path in reversed(found)]
 
     def leftovers(self) -> list[str]:
-        """Return what there is of evaluations: children, directories, forms."""
+        """Return what there is of evaluations: children, also dead ones, directories, forms."""
         found = [f"child {pid}" for pid in children(self.pid)] if self.running else []
+        return found + self.remains()
+
+    def remains(self) -> list[str]:
+        """Return what there is of them besides children: directories, forms, control groups."""
+        found: list[str] = []
         for name in ("evaluations", "uploads"):
             found += map(str, (self.state / name).glob("*"))
         found += (str(path) for path in self.cgroups() if path.name.startswith("evaluation-"))

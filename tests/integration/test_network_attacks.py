@@ -73,11 +73,13 @@ class WithNetworkAttacks(NetworkCase):
     )
 
     async def test_connections(self) -> None:
-        """This machine is to be had; UNIX sockets by a path are not, for that is not shown."""
-        attacked = await self.attack(views.CONNECT, f"127.0.0.1 {self.port}", str(self.path))
+        """This machine is to be had, also abstract sockets; those in a path are not shown."""
+        attacked = await self.attack(
+            views.CONNECT, f"127.0.0.1 {self.port}", str(self.path), f"@{self.abstract}"
+        )
         lines = attacked.text.splitlines()
         self.assertEqual(lines[0], f"127.0.0.1 {self.port} SOCK_STREAM connected")
-        self.assertEqual(lines[2], f"{self.path} ENOENT")
+        self.assertEqual(lines[2:4], [f"{self.path} ENOENT", f"@{self.abstract} connected"])
 
     async def test_families(self) -> None:
         """Netlink, packets and raw sockets are refused all the same."""

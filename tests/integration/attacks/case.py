@@ -121,7 +121,7 @@ class AttackCase(DaemonTestCase):
         self.assertEqual(len(seen), 1)
         await self.client.cancel(identifier)
         self.assertEqual(processes(word) + seen.inhabitants(), [])
-        self.assertEqual(self.daemon.leftovers(), [])
+        self.assertEqual(self.daemon.remains(), [])
         await until(lambda: not _named(word), "no files are left")
 
 
