@@ -10,6 +10,7 @@ import subprocess
 
 from twisted.trial.unittest import TestCase
 
+from tawebeval.directories import label_of
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, free_port, until
 from tests.integration.repositories import GitRepository
@@ -79,6 +80,9 @@ class StartupTests(TestCase):
             port = taken.getsockname()[1]
             said = self.refused("--listen", f"tcp:{port}:interface=127.0.0.1")
         self.assertIn(str(port), said)
+        label = label_of(self.folder / ".local" / "state" / "tawebeval")
+        groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if label in path]
+        self.assertEqual(groups, [], "cgroups are made before, and removed")
 
     def test_one_taken_port_of_two_stops_the_start(self) -> None:
         """A daemon does not run on with only some of its endpoints."""
