@@ -92,8 +92,12 @@ class RefusedUploadTests(UploadTestCase):
         usual = [*self.fields(), part("submission[s]", b"x", "s")]
         for name in NO_SUBMISSIONS:
             self.refused(name, [*usual, part(name, b"x")])
-        for filename in (".", "..", "a/", "a\\..", "x" * 256):
+        for filename in (".", "..", "../..", "a/", "a\\..", "a\0b", "é" * 128, "x" * 300):
             self.refused("submission[t]", [*usual, part("submission[t]", b"x", filename)])
+
+    async def test_a_line_end_in_a_name_is_refused(self) -> None:
+        """Who puts the end of a line into a header has written another header, and a broken one."""
+        self.post([*self.fields(), part("submission[t]", b"x", "a\r\nb")]).problem(400)
 
     async def test_forms_that_fall_apart_are_refused(self) -> None:
         """Cut off, without a boundary, without parts: 400, and never a defect."""

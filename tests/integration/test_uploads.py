@@ -41,6 +41,9 @@ class UploadTests(UploadTestCase):
             (".hidden", ".hidden"),
             ("-rf *; $(x) `y`", "-rf *; $(x) `y`"),
             ("x" * 255, "x" * 255),
+            ("a\tb\x01", "a\tb\x01"),
+            ("a%0Ab%00", "a\nb%00"),  # a newline as browsers write it
+            ("a\nb\r", "a\nb\r"),
         ):
             answer = self.post([*self.fields(), part("submission[s]", b"x", sent)])
             found = await self.describe(identifier_of(answer))
