@@ -16,6 +16,7 @@ and what the operator lets in. When its first process ends, or the daemon, the k
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -80,6 +81,22 @@ def write_accounts(directory: Path) -> None:
 
 
 @attrs.frozen
+class Descriptors:
+    """Files that are open for bwrap: two to read from, and one to write to.
+
+    `filter` is the filter of system calls, `environment` the evaluator's, in the words of
+    bwrap's arguments. In `status` it notes what becomes of the sandbox.
+    """
+
+    filter: int
+    environment: int
+    status: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.filter, self.environment, self.status))
+
+
+@attrs.frozen
 class Bubblewrap:
     """Makes cells of bubblewrap.
 
@@ -103,15 +120,13 @@ class Bubblewrap:
         return BubblewrapCell(workspace, commit, self._limits, self._cgroups, self._orphans, self)
 
     def argv(
-        self, view: View, directory: Path, command: Sequence[str], filter_: int, status: int
+        self, view: View, directory: Path, command: Sequence[str], descriptors: Descriptors
     ) -> Sequence[str]:
-        """Return what runs `command` in `directory`, a path inside.
-
-        `filter_` and `status` are descriptors: one to read the filter from, one for bwrap to
-        write what becomes of the sandbox.
-        """
+        """Return what runs `command` in `directory`, a path inside."""
         argv = [self.program, *_UNPRIVILEGED, *(("--share-net",) if self.network else ())]
-        argv += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
+        argv += ["--seccomp", str(descriptors.filter)]
+        argv += ["--json-status-fd", str(descriptors.status)]
+        argv += ["--args", str(descriptors.environment)]
         argv += [*self.shown, "--proc", "/proc", "--dev", "/dev"]
         # What the operator shows may lie below /tmp, and hides nothing of the evaluation's.
         own = [pair for pair in view.writable if pair[0].is_relative_to(view.root)]
@@ -144,26 +159,35 @@ class BubblewrapCell(Cell):
         self.view = workspace.elsewhere(Path("/evaluation"))
         self._orphans = orphans
         self._sandbox = sandbox
-        self._filter = self._status = -1
+        self._opened = contextlib.ExitStack()
+        self._descriptors: Descriptors | None = None
 
     def open(self) -> None:
         """Make the groups and the descriptors. Blocks. Raises OSError."""
         super().open()
         # Opened again: bwrap reads it from where it stands.
-        self._filter = os.open(f"/proc/self/fd/{self._sandbox.filter}", os.O_RDONLY | os.O_CLOEXEC)
-        self._status = os.memfd_create("status", os.MFD_CLOEXEC)
+        filter_ = os.open(f"/proc/self/fd/{self._sandbox.filter}", os.O_RDONLY | os.O_CLOEXEC)
+        self._opened.callback(os.close, filter_)
+        files = []
+        for name in ("environment", "status"):
+            files.append(os.memfd_create(name, os.MFD_CLOEXEC))
+            self._opened.callback(os.close, files[-1])
+        self._descriptors = Descriptors(filter_, *files)
 
     def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return what runs the command in the sandbox, by the shell."""
+        """Return what runs the command in the sandbox, by the shell.
+
+        bwrap has another environment: the evaluator could read it, and so could whatever it runs,
+        also if it hides its own.
+        """
+        assert self._descriptors is not None, "open it first"
+        words = ["--clearenv"]
+        for name, value in environment.items():
+            words += ["--setenv", name, value]
+        os.pwrite(self._descriptors.environment, os.fsencode("\0".join(words)), 0)
         inside = self._limited(["/bin/sh", "-c", command], apart=True)
-        argv = self._sandbox.argv(
-            self.view,
-            self.view.of(directory),
-            inside,
-            self._filter,
-            self._status,
-        )
-        return Launch(self._grouped(argv), environment, "/", (self._filter, self._status))
+        argv = self._sandbox.argv(self.view, self.view.of(directory), inside, self._descriptors)
+        return Launch(self._grouped(argv), {}, "/", tuple(self._descriptors))
 
     def signal(self, child: ChildProcess, number: int) -> None:
         """Send a signal to those in the sandbox.
@@ -195,13 +219,11 @@ class BubblewrapCell(Cell):
         return Exit(status or 0)
 
     def _told(self) -> bytes:
-        """Return what bwrap has written: objects of JSON."""
-        return os.pread(self._status, 4096, 0)
+        """Return what bwrap has noted: objects of JSON."""
+        return os.pread(self._descriptors.status, 4096, 0) if self._descriptors else b""
 
     def close(self) -> None:
         """Remove what `open` has made. Blocks."""
         super().close()
-        for descriptor in (self._filter, self._status):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._filter = self._status = -1
+        self._descriptors = None
+        self._opened.close()

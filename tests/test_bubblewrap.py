@@ -16,7 +16,13 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import bubblewrap as module
-from tawebeval.bubblewrap import Bubblewrap, BubblewrapCell, system_view, write_accounts
+from tawebeval.bubblewrap import (
+    Bubblewrap,
+    BubblewrapCell,
+    Descriptors,
+    system_view,
+    write_accounts,
+)
 from tawebeval.config import MIB
 from tawebeval.errors import EvaluationError
 from tawebeval.sandbox import Exit
@@ -62,11 +68,10 @@ class BubblewrapTestCase(CellTestCase):
         assert isinstance(cell, BubblewrapCell)
         return cell
 
-    def descriptors(self, cell: BubblewrapCell | None = None) -> tuple[int, int]:
-        """Return those for the filter and for bwrap's notes."""
+    def descriptors(self, cell: BubblewrapCell | None = None) -> Descriptors:
+        """Return those for the filter, the environment, and bwrap's notes."""
         cell = cell or self.cell
-        filter_, status = cell.launch("x", ENVIRONMENT, self.workspace.tree).descriptors
-        return filter_, status
+        return Descriptors(*cell.launch("x", ENVIRONMENT, self.workspace.tree).descriptors)
 
 
 class ArgumentTests(BubblewrapTestCase):
@@ -74,14 +79,15 @@ class ArgumentTests(BubblewrapTestCase):
 
     def expected(self, *middle: str, network: bool = False) -> list[str]:
         """Return the whole argv, whose part for what is readable is given."""
-        filter_, status = self.descriptors()
+        opened = self.descriptors()
         own = "/state/evaluations/word"
         return [
             *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
             *("--hostname", "evaluation", "--cap-drop", "ALL"),
             *(["--share-net"] if network else []),
-            *("--seccomp", str(filter_), "--json-status-fd", str(status)),
+            *("--seccomp", str(opened.filter), "--json-status-fd", str(opened.status)),
+            *("--args", str(opened.environment)),
             *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
             *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
             *middle,
@@ -100,14 +106,14 @@ class ArgumentTests(BubblewrapTestCase):
                 self.cell.view,
                 Path("/evaluation/tree/sub"),
                 ["cat", "-- x"],
-                *self.descriptors(),
+                self.descriptors(),
             )
             self.assertEqual(list(argv), self.expected(network=network))
 
     def test_readable(self) -> None:
         """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
         argv = self.sandbox("/srv/tests", "/evaluation").argv(
-            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"], *self.descriptors()
+            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"], self.descriptors()
         )
         shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
         self.assertEqual(list(argv), self.expected(*shown))
@@ -130,8 +136,18 @@ class ArgumentTests(BubblewrapTestCase):
                 *("--core=0", "--msgqueue=0", *more, "--", "/bin/sh", "-c", "./it --now"),
             ]
             self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
-            self.assertEqual(launch.environment, ENVIRONMENT)
+            self.assertEqual(launch.environment, {})
             self.assertEqual(launch.directory, "/")
+
+    def test_environment(self) -> None:
+        """The evaluator's environment is in a file for bwrap, to the letter."""
+        for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
+            self.cell.close()
+            self.cell.open()
+            launch = self.cell.launch("x", given, self.workspace.tree)
+            written = os.pread(Descriptors(*launch.descriptors).environment, 10**5, 0)
+            words = [part for pair in given.items() for part in ("--setenv", *pair)]
+            self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
 
     def test_groups(self) -> None:
         """All of bwrap goes into the groups first: inside they are not to be seen."""
@@ -154,7 +170,7 @@ class DescriptorTests(BubblewrapTestCase):
         other.open()
         self.addCleanup(other.close)
         for cell in (self.cell, other):
-            filter_, _ = self.descriptors(cell)
+            filter_ = self.descriptors(cell).filter
             self.assertEqual(os.read(filter_, 100), PROGRAM)
             with self.assertRaises(OSError):
                 os.write(filter_, b"x")
@@ -197,7 +213,7 @@ class ExitTests(BubblewrapTestCase):
 
     def note(self, text: bytes) -> None:
         """Write what bwrap writes."""
-        os.write(self.descriptors()[1], text)
+        os.write(self.descriptors().status, text)
 
     def test_status(self) -> None:
         """It exits with the status of its command."""
@@ -268,7 +284,7 @@ class SignalTests(BubblewrapTestCase):
     def test_end(self) -> None:
         """The kernel kills all that is left behind, which is over when the first one is gone."""
         self.cell.started(self.child)
-        os.write(self.descriptors()[1], CHILD)
+        os.write(self.descriptors().status, CHILD)
         self.successResultOf(Deferred.fromCoroutine(self.cell.end()))
         self.assertEqual(self.orphans.waited, [77])
         self.assertEqual((self.sent, self.child.group_signals), ([], []))

@@ -167,8 +167,10 @@ class TryTests(SandboxesTestCase):
         """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
         self.install(
             f'printf "%s\\n" "$@" >{self.root}/arguments; env >{self.root}/environment\n'
-            f"pwd >{self.root}/directory; cat <&$(echo \"$@\" | sed 's/.*--seccomp //; s/ .*//')"
-            f" >{self.root}/filter\n"
+            f"pwd >{self.root}/directory\n"
+            'number() { echo "$all" | sed "s/.*--$1 //; s/ .*//"; }; all="$*"\n'
+            f"cat /proc/self/fd/$(number seccomp) >{self.root}/filter\n"
+            f"cat /proc/self/fd/$(number args) >{self.root}/settings\n"
             'while [ "$1" != --bind ]; do shift; done; test -d "$2" && exit 7'
         )
         sandbox = self.open_bubblewrap()
@@ -178,7 +180,9 @@ class TryTests(SandboxesTestCase):
         self.assertEqual(arguments[-3:], ["/bin/sh", "-c", "exit 7"])
         self.assertEqual((self.root / "directory").read_text(), "/\n")
         environment = (self.root / "environment").read_text().split()
-        self.assertEqual({"PATH=/usr/bin:/bin", "PWD=/"} & {*environment}, {*environment} - {"_"})
+        self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
+        settings = (self.root / "settings").read_text().split("\0")
+        self.assertEqual(settings, ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin"])
         program = os.pread(sandbox.filter, 2**20, 0)
         self.assertEqual((self.root / "filter").read_bytes(), program)
         self.assertIn("evaluator:", (self.accounts / "passwd").read_text())
@@ -272,7 +276,7 @@ class UserTests(SandboxesTestCase):
         self.assertIsNone(try_out(self.open_bubblewrap(), Privileges(self.process, user)))
         (how,) = self.ran
         self.assertEqual((how["user"], how["group"], how["extra_groups"]), (1000, 1001, ()))
-        self.assertEqual((len(how["pass_fds"]), how["stdin"]), (2, subprocess.DEVNULL))
+        self.assertEqual((len(how["pass_fds"]), how["stdin"]), (3, subprocess.DEVNULL))
         self.assertEqual(
             self.during, [("write_accounts", 1000), ("run", 0), ("close", 1000), ("remove", 1000)]
         )

@@ -134,6 +134,15 @@ class EvaluatorTests(DaemonTestCase):
         """Whoever reads stdin reads nothing, and does not wait."""
         self.assertEqual(text(await self.run_command("wc -c; read x || echo end")), "0\nend\n")
 
+    async def test_a_secretive_evaluator_keeps_its_markers(self) -> None:
+        """No other process in the sandbox has them where a submission could read them."""
+        hide = "import ctypes, subprocess\nctypes.CDLL(None).prctl(4, 0)\n"
+        look = "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'"
+        program = f"{hide}print(subprocess.run({look!r}, shell=True, env={{}}, stdout=-1).stdout)"
+        printed = text(await self.run_command(python(program)))
+        self.assertIn("cat", printed)
+        self.assertNotIn("~tawebeval", printed)
+
     async def test_the_environment_is_the_contracts(self) -> None:
         """Just the variables that evaluators are promised, and nothing of the daemon's."""
         print_it = "tr '\\0' '\\n' < /proc/$$/environ"
