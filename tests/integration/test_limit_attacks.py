@@ -24,14 +24,17 @@ class ProcessAttacks(AttackCase):
 
     async def test_fork_bomb(self) -> None:
         """A bomb that forks in all of its processes is over as soon as it meets the limit."""
+        self.need_groups()
         self.stopped(await self.attack(bombs.FORK_BOMB), "processes", "processes", PROCESSES)
 
     async def test_forks(self) -> None:
         """Many children that do nothing are too many, too."""
+        self.need_groups()
         self.stopped(await self.attack(bombs.FORKS), "processes", "processes", PROCESSES)
 
     async def test_threads(self) -> None:
         """Threads count as processes do."""
+        self.need_groups()
         self.stopped(await self.attack(bombs.THREADS), "processes", "processes", PROCESSES)
 
     async def test_stubborn_ones_end_with_the_evaluator(self) -> None:
@@ -50,6 +53,7 @@ class MemoryAttacks(AttackCase):
 
     async def too_much(self, program: str) -> None:
         """Check that a program is stopped because of its memory, and what its status says."""
+        self.need_groups()
         attacked = await self.attack(program)
         self.stopped(attacked, "memory", "memory", MEMORY)
         self.assertLessEqual(attacked.status["usage"]["peak_memory_bytes"], MEMORY)
@@ -101,6 +105,7 @@ class TimeAttacks(AttackCase):
 
     async def test_several_processes(self) -> None:
         """The time of all processes together counts."""
+        self.need_groups()
         attacked = await self.attack(bombs.BURN_TOGETHER)
         self.stopped(attacked, "cpu", "cpu", CPU)
         self.assertLess(attacked.status["usage"]["cpu_seconds"], CPU + 2)
@@ -114,7 +119,9 @@ class OutputAttacks(AttackCase):
         before = self.daemon.memory
         identifier = await self.begin(command)
         reading = Deferred.fromCoroutine(self.client.follow(identifier))
+        self.assertEqual(joined(await self.run_command(python(HONEST))), [HONEST_OUTPUT])
         error = failure(await reading, reason)
+        self.assertEqual((await self.client.get("/health")).code, 200)
         self.assertEqual((error["limit"], error["value"]), (f"limits.{reason}", value))
         self.assertLess(self.daemon.memory - before, 48 * MIB)
 
