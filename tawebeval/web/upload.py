@@ -21,7 +21,7 @@ from multipart import (
 from tawebeval.config import Configuration
 from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
 from tawebeval.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
-from tawebeval.registry import Upload
+from tawebeval.records import Upload
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 
