@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from tawebeval.evaluation import Evaluation
 from tawebeval.events import Batch
 from tawebeval.retention import Reader, Retention
+from tawebeval.signals import Signal
 
 
 @attrs.define
@@ -35,22 +36,56 @@ class Readers:
         self.evaluation.acknowledged()
 
 
+@attrs.define
+class Followers:
+    """All who follow an evaluation just now."""
+
+    _present: dict[Following, None] = attrs.field(factory=dict)
+    _left: Signal[None] = attrs.field(factory=Signal)
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def enter(self, following: Following) -> None:
+        """Note one more."""
+        self._present[following] = None
+
+    def leave(self, following: Following) -> None:
+        """Note one less."""
+        del self._present[following]
+        self._left.fire(None)
+
+    async def all_left(self) -> None:
+        """Return when there is nobody any more."""
+        while self._present:
+            await self._left.wait()
+
+
 @attrs.define(eq=False)
 class Following:
     """One who follows an evaluation; `position` is the cursor after what it has read.
 
-    It reads from the ring that it began with, also when the evaluation is forgotten.
-    `left` is called when it leaves, which it must, whatever happens.
+    A context manager: within it nothing is discarded that it has yet to take, and it reads on
+    also when the evaluation is forgotten. `left()` is called after it.
     """
 
     position: int
     _readers: Readers
+    _followers: Followers
     _now: Callable[[], float]
-    _left: Callable[[Following], object]
-    _reader: Reader = attrs.field(init=False)
+    _left: Callable[[], object]
+    _reader: Reader | None = None
 
-    def __attrs_post_init__(self) -> None:
+    def __enter__(self) -> None:
         self._reader = self._readers.retention.enter(self.position)
+        self._followers.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._reader is not None
+        self._readers.retention.leave(self._reader)
+        self._readers.make_room(self._now())
+        self._followers.leave(self)
+        self._left()
 
     @property
     def ended(self) -> bool:
@@ -70,11 +105,6 @@ class Following:
 
     def took(self) -> None:
         """Note that all that was read has been taken: it may be discarded when need be."""
+        assert self._reader is not None
         self._reader.taken = self.position
         self._readers.make_room(self._now())
-
-    def leave(self) -> None:
-        """Follow no longer; what was taken stays for whoever comes back."""
-        self._readers.retention.leave(self._reader)
-        self._readers.make_room(self._now())
-        self._left(self)

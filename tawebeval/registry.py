@@ -22,12 +22,11 @@ from tawebeval.errors import (
     OverShare,
 )
 from tawebeval.evaluation import Evaluation, Surroundings
-from tawebeval.following import Following
+from tawebeval.following import Followers, Following
 from tawebeval.form import MAX_SEED
 from tawebeval.identity import Identities
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
 from tawebeval.records import Record, Records, Upload
-from tawebeval.signals import Signal
 from tawebeval.status import status, summary
 from tawebeval.workspace import Workspace, remove
 
@@ -70,8 +69,7 @@ class Registry:
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._closing = False
-        self._following: set[Following] = set()
-        self._left: Signal[None] = Signal()
+        self._followers = Followers()
 
     def check_admission(self, caller: str = "") -> None:
         """Raise Busy, or OverShare, where a new evaluation would not be accepted."""
@@ -173,7 +171,7 @@ class Registry:
     def follow(
         self, identifier: str, after: str | None, caller: str = "", skip: int = 0
     ) -> Following | None:
-        """Return one who follows an evaluation, from `skip` events after the cursor `after`.
+        """Return what follows an evaluation, from `skip` events after the cursor `after`.
 
         After the very end there is nobody: as with pages that shows that everything has
         arrived, and the evaluation is forgotten. Raises as `peek` does.
@@ -185,16 +183,13 @@ class Registry:
         cursor = parse_cursor(after)
         if skip:
             cursor = str(int(cursor or 0) + skip)
-        position = place(record.evaluation.ring, cursor)
-
-        def left(following: Following) -> None:
-            self._following.discard(following)
-            self._records.touch(record)
-            self._left.fire(None)
-
-        following = Following(position, record.readers, self._clock.seconds, left)
-        self._following.add(following)
-        return following
+        return Following(
+            place(record.evaluation.ring, cursor),
+            record.readers,
+            self._followers,
+            self._clock.seconds,
+            lambda: self._records.touch(record),
+        )
 
     def status(self, identifier: str, caller: str = "") -> dict[str, Any]:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone."""
@@ -247,14 +242,11 @@ class Registry:
         for evaluation in list(self._alive.values()):
             evaluation.stop(EvaluationError("shutdown", "the service was stopped"))
         await gatherResults(over)
-        followed = bool(self._following)
+        followed = bool(self._followers)
         with suppress(WaitedInVain):
-            await Deferred.fromCoroutine(self._all_left()).addTimeout(_FAREWELL, self._clock)
+            left = Deferred.fromCoroutine(self._followers.all_left())
+            await left.addTimeout(_FAREWELL, self._clock)
         return bool(over) or followed
-
-    async def _all_left(self) -> None:
-        while self._following:
-            await self._left.wait()
 
 
 def directory_of(identifier: str) -> str:

@@ -35,8 +35,8 @@ LAYERS = {
     "web": Layer("web", below="work core"),
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
-        "registry records following admission status evaluation run intake process pipes orphans signals"
-        " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
+        "registry records following admission status evaluation run intake process pipes orphans"
+        " signals sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
         " git gitbox gitversion bare quota remotes keyring repositories"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",

@@ -41,7 +41,8 @@ _OPEN = (b"/health",)  # paths for which nobody needs a token
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
-    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key, Prefer",
+    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key,"
+    b" Last-Event-ID, Prefer",
     b"Access-Control-Max-Age": b"86400",
 }
 
