@@ -58,7 +58,7 @@ class Ring:
         index, first = self._find(after)
         while index < len(self._batches):
             batch = self._batches[index]
-            start = _offset(batch, after + count - first)
+            start = _offset(batch, after - first) if after > first else 0
             lines = batch.lines[start:]
             if len(lines) > limit:
                 end = lines.rfind(b"\n", 0, limit) + 1
