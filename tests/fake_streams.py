@@ -64,7 +64,8 @@ class Follower:
     def take(self) -> None:
         """Take all that was sent; the transport has room again."""
         self.full = False
-        self.connection.channel.resumeProducing()
+        if not self.connection.closed:  # as real transports, of which we are no producer then
+            self.connection.channel.resumeProducing()
         self.turn()
 
     def step(self) -> None:
