@@ -262,11 +262,12 @@ class BackPressureTests(StreamTestCase):
             self.assertTrue(self.child.paused)
             waited = 0
             ring = self.service.registry._records[identifier].evaluation.ring
-            while self.child.paused:
+            while self.child.paused and waited < 1000:
                 self.assertLess(ring.size, CAPACITY * 10)  # with what a read of stdout became
                 follower.step()
                 waited += 1
             self.assertGreater(waited, 100)
+            self.assertFalse(self.child.paused)
             follower.take()
             self.finish()
             follower.take()
@@ -340,7 +341,7 @@ class BackPressureTests(StreamTestCase):
         identifier = self.evaluate()
         followers = [self.follow(LineFollower, identifier) for _ in range(3)]
         self.child.print(self.text[:20_000])
-        sizes = []
+        sizes = [[0, 0, 0], [len(follower.answer.body) for follower in followers]]
         for _ in range(60):
             self.service.reactor.advance(0)
             sizes.append([len(follower.answer.body) for follower in followers])

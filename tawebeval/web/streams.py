@@ -35,11 +35,10 @@ log = Logger()
 @implementer(IPushProducer)
 @attrs.define(eq=False)
 class Flow:
-    """Tells when a connection takes more. Once it has been stopped it never does."""
+    """Tells when a connection takes more, which after its end it never does."""
 
     clock: IReactorTime
     _paused: bool = False
-    _stopped: bool = False
     _resumed: Signal[None] = attrs.field(factory=Signal)
 
     def pauseProducing(self) -> None:
@@ -48,13 +47,12 @@ class Flow:
 
     def resumeProducing(self) -> None:
         """Go on: the connection has taken what it was given."""
-        self._paused = self._stopped
-        if not self._paused:
-            self._resumed.fire(None)
+        self._paused = False
+        self._resumed.fire(None)
 
     def stopProducing(self) -> None:
-        """Write no more: the connection is about to end."""
-        self._paused = self._stopped = True
+        """Wait for ever: the connection is about to end, and that is told in another way."""
+        self._paused = True
 
     async def ready(self) -> None:
         """Return in another turn of the reactor, when the connection takes more."""
