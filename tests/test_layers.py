@@ -35,8 +35,9 @@ LAYERS = {
     "web": Layer("web", below="work core"),
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
-        "registry records following admission status evaluation run intake process pipes orphans"
-        " signals sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
+        "registry admission status evaluation run intake process pipes orphans signals"
+        " records following"
+        " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
         " git gitbox gitversion bare quota remotes keyring repositories"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",
