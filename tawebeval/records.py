@@ -62,9 +62,6 @@ class Records:
         self._keys: dict[tuple[str, str], Record] = {}
         self._accepted = 0
 
-    def __contains__(self, identifier: str) -> bool:
-        return identifier in self._records
-
     def __getitem__(self, identifier: str) -> Record:
         return self._records[identifier]
 
