@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import socket
 import weakref
 from typing import Any
 from unittest import mock
 
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import ISystemHandle
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
 
 from tawebeval.config import Buffers, Configuration, Http, Limits, Streams
 from tawebeval.events import Batch
@@ -441,6 +446,26 @@ class ClientGoneTests(StreamTestCase):
             follower.lose()
             self.tearDown()
             self.setUp()
+
+
+class KernelTests(SynchronousTestCase):
+    """What the kernel keeps."""
+
+    def test_send_buffer(self) -> None:
+        """It is asked to keep less, where the transport has a socket."""
+        one, other = socket.socketpair()
+        self.addCleanup(one.close)
+        self.addCleanup(other.close)
+
+        @implementer(ISystemHandle)
+        class Transport:
+            def getHandle(self) -> socket.socket:
+                return one
+
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
+        streams.limit_send_buffer(Transport())
+        self.assertEqual(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), 2 * 128 * 1024)
+        streams.limit_send_buffer(StringTransport())
 
 
 class DefectTests(StreamTestCase):
