@@ -75,7 +75,9 @@ class PageTests(WebTestCase):
         self.agent.flush()
         self.assertNoResult(asked)
         self.service.reactor.advance(1)
-        self.assertEqual(self.answer(asked).json()["end"], "0")
+        answer = self.answer(asked)
+        self.assertEqual(answer.json()["end"], "0")
+        self.assertNotIn("preference-applied", answer.headers)  # it had none
         asked = self.older(identifier, "0")
         self.service.reactor.advance(19)
         self.child.print(b"a\n")

@@ -47,8 +47,7 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
         return b""
     media_type = negotiate(request.requestHeaders, [PAGE, *STREAMS])
     if media_type == PAGE:
-        wait = preferred_wait(request) or 0
-        page = await send_page(api, request, identifier, wait)
+        page = await send_page(api, request, identifier)
         if page.end is not None:
             target = f"/evaluation/{identifier}/events?{urlencode({'after': page.end})}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
@@ -57,18 +56,24 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
     return b""
 
 
-async def send_page(api: Api, request: ApiRequest, identifier: str, wait: int) -> Page:
-    """Return the page for a request, up to `wait` seconds later, and set headers about that."""
+async def send_page(api: Api, request: ApiRequest, identifier: str, usual_wait: int = 0) -> Page:
+    """Return the page for a request, and set the headers that tell when to ask again.
+
+    With nothing new it comes as many seconds later as the client would wait; `usual_wait` is
+    for those who do not say.
+    """
     after = argument(request, "after")
+    preferred = preferred_wait(request)
     if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
         wait = 0
         page = api.registry.peek(identifier, after, request.caller)
     else:
+        wait = usual_wait if preferred is None else preferred
         wait = min(wait, int(api.configuration.polls.wait))
         page = await api.registry.next_page(identifier, after, wait, request.caller)
-    if wait:
+    if wait and preferred:
         request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
-    elif not page.events.count and not page.final:
+    elif not (wait or page.events.count or page.final):
         request.setHeader(b"Retry-After", b"%d" % _POLL_AGAIN)
     return page
 

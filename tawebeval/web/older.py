@@ -14,7 +14,7 @@ from twisted.web.iweb import IRequest
 
 from tawebeval.errors import InvalidField
 from tawebeval.web.events import send_page
-from tawebeval.web.exchange import argument, preferred_wait, received, send
+from tawebeval.web.exchange import argument, received, send
 
 if TYPE_CHECKING:
     from tawebeval.web.api import Api
@@ -42,7 +42,5 @@ def add_routes(app: Klein, api: Api) -> None:
         identifier = argument(request, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is missing")
-        wait = preferred_wait(request)
-        if wait is None:
-            wait = api.configuration.polls.older
+        wait = api.configuration.polls.older
         return send(request, (await send_page(api, received(request), identifier, wait)).encode())
