@@ -153,6 +153,13 @@ class Polls(Section, frozen=True):
     """`[polls]`: how long a request may wait for events."""
 
     wait: Annotated[float, Meta(ge=0, le=3600)] = 30
+    older: Annotated[int, Meta(ge=0, le=3600)] = 20
+
+
+class Streams(Section, frozen=True):
+    """`[streams]`: connections on which events come as they are printed."""
+
+    heartbeat: Seconds = 15
 
 
 class Http(Section, frozen=True):
@@ -181,6 +188,7 @@ class Configuration(Section, frozen=True):
     limits: Limits = Limits()
     buffers: Buffers = Buffers()
     polls: Polls = Polls()
+    streams: Streams = Streams()
     http: Http = Http()
 
 

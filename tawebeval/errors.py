@@ -93,6 +93,10 @@ class KeyReused(RequestError):
     """An `Idempotency-Key` came back with another form."""
 
 
+class NotAcceptable(RequestError):
+    """Nothing that is offered is among what the request accepts."""
+
+
 class Unauthorized(RequestError):
     """The request does not show, by a token, who calls."""
 

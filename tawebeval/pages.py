@@ -67,18 +67,25 @@ def parse_cursor(after: str | None) -> str | None:
     return after
 
 
-def read_page(ring: Ring, after: str | None, limit: int) -> Page:
-    """Return the page that begins at the cursor `after`, discarding what lies before it.
+def place(ring: Ring, after: str | None) -> int:
+    """Return where in the ring a cursor lies.
 
-    `limit` bounds its events in bytes. Raises DiscardedCursor, and InvalidCursor for a
-    cursor beyond the newest event, in which case nothing is discarded.
+    Raises DiscardedCursor, and InvalidCursor for one beyond the newest event.
     """
     begin = 0 if after is None else ring.newest + 1 if after == DUMMY_END else int(after)
     if begin > ring.newest:
         raise InvalidCursor(f"after: {after!r} lies beyond the newest event, {ring.newest}")
     if begin < ring.oldest:
         raise DiscardedCursor(str(ring.oldest))
-    ring.acknowledge(begin)
+    return begin
+
+
+def read_page(ring: Ring, after: str | None, limit: int) -> Page:
+    """Return the page that begins at the cursor `after`; nothing is discarded.
+
+    `limit` bounds its events in bytes. Raises as `place` does.
+    """
+    begin = place(ring, after)
     events = ring.read(begin, limit)
     end = begin + events.count
     return Page(after, DUMMY_END if ring.closed and end == ring.newest else str(end), events)

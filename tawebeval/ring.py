@@ -2,11 +2,12 @@
 
 Events are numbered from 0. A *cursor* is a place between two events: n lies before event
 n. The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON
-Lines. It grows at one end as the evaluator prints and shrinks at the other as readers
-acknowledge; nothing else ever discards an event.
+Lines. It grows at one end as the evaluator prints and shrinks at the other as what was
+read is discarded (`retention`); nothing else ever discards an event.
 
-Places where a reader stopped become borders between batches, so the usual
-acknowledgement, of just what was read, drops whole batches and looks into none.
+Reading changes nothing that can be seen. It cuts a batch in two where a page or a piece
+ends within it, so that who goes on there does not look for the place. At the end of what
+there is it does not: otherwise readers who are quick would leave a batch for each event.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ class Ring:
     size: int = 0
     closed: bool = False
     _batches: deque[Batch] = attrs.field(factory=deque)
-    _border: bool = True  # the last batch ends where a reader stopped: leave it as it is
 
     def append(self, batch: Batch) -> None:
         """Take the next events. The ring must not be closed."""
@@ -38,11 +38,10 @@ class Ring:
             return
         self.newest += batch.count
         self.size += len(batch.lines)
-        if not self._border and len(self._batches[-1].lines) + len(batch.lines) <= _GATHER:
+        if self._batches and len(self._batches[-1].lines) + len(batch.lines) <= _GATHER:
             self._batches[-1] += batch
         else:
             self._batches.append(batch)
-            self._border = False
 
     def close(self) -> None:
         """No event will follow."""
@@ -54,52 +53,86 @@ class Ring:
         They take at most `limit` bytes, save that one event is always let through.
         """
         assert self.oldest <= after <= self.newest
-        taken: list[Batch] = []
-        index = self._border_at(after)
+        count = 0
+        taken: list[bytes] = []
+        index, first = self._find(after)
         while index < len(self._batches):
             batch = self._batches[index]
-            if len(batch.lines) > limit:
-                count = batch.lines.count(b"\n", 0, limit) or (0 if taken else 1)
-                if count:
-                    self._split(index, count)
-                    taken.append(self._batches[index])
+            start = _offset(batch, after - first) if after > first else 0
+            lines = batch.lines[start:]
+            if len(lines) > limit:
+                end = lines.rfind(b"\n", 0, limit) + 1
+                if not end and not taken:
+                    end = lines.index(b"\n") + 1
+                if end:
+                    taken.append(lines[:end])
+                    count += taken[-1].count(b"\n")
+                    self._split(index, start + end, after + count - first)
                 break
-            limit -= len(batch.lines)
-            taken.append(batch)
+            limit -= len(lines)
+            taken.append(lines)
+            first += batch.count
+            count = first - after
             index += 1
-        else:
-            self._border = True
-        return Batch(sum(batch.count for batch in taken), b"".join(batch.lines for batch in taken))
+        return Batch(count, b"".join(taken))
 
     def acknowledge(self, after: int) -> None:
         """Discard the events before the cursor `after`; one that is older changes nothing."""
         assert after <= self.newest
-        if after <= self.oldest:
-            return
-        for _ in range(self._border_at(after)):
-            self.size -= len(self._batches.popleft().lines)
-        self.oldest = after
-        self._border = self._border or not self._batches
+        self.shrink(0, after)
+        if self.oldest < after:
+            count = after - self.oldest
+            self._split(0, _offset(self._batches[0], count), count)
+            self._discard()
 
-    def _border_at(self, cursor: int) -> int:
-        """Return the index of the batch that begins at `cursor`, made so if need be."""
-        first = self.oldest
-        for index, batch in enumerate(self._batches):
-            if cursor == first:
-                return index
-            if cursor < first + batch.count:
-                self._split(index, cursor - first)
-                return index + 1
-            first += batch.count
-        return len(self._batches)
+    def shrink(self, size: int, before: int) -> None:
+        """Discard old events, in whole batches, while there are over `size` bytes.
 
-    def _split(self, index: int, count: int) -> None:
-        """Make two of a batch, the first of which has `count` events."""
+        Events that follow the cursor `before` stay, and some before it may.
+        """
+        while self.size > size and self.oldest + self._batches[0].count <= before:
+            self._discard()
+
+    def _discard(self) -> None:
+        batch = self._batches.popleft()
+        self.oldest += batch.count
+        self.size -= len(batch.lines)
+
+    def _find(self, cursor: int) -> tuple[int, int]:
+        """Return the index of the batch in which `cursor` lies, and the cursor it begins at.
+
+        Readers are mostly near one of the ends, so the search begins at the nearer one.
+        """
+        if cursor - self.oldest <= self.newest - cursor:
+            first = self.oldest
+            for index, batch in enumerate(self._batches):
+                if cursor < first + batch.count:
+                    return index, first
+                first += batch.count
+            return len(self._batches), first
+        index, first = len(self._batches), self.newest
+        while cursor < first:
+            index -= 1
+            first -= self._batches[index].count
+        return index, first
+
+    def _split(self, index: int, at: int, count: int) -> None:
+        """Make two of a batch, the first of which has `at` bytes and `count` events."""
         batch = self._batches[index]
-        if count == batch.count:
-            return
+        if count < batch.count:
+            self._batches[index] = Batch(count, batch.lines[:at])
+            self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
+
+
+def _offset(batch: Batch, count: int) -> int:
+    """Return how many bytes the first `count` events of a batch take."""
+    lines = batch.lines
+    if count <= batch.count // 2:
         at = 0
         for _ in range(count):
-            at = batch.lines.index(b"\n", at) + 1
-        self._batches[index] = Batch(count, batch.lines[:at])
-        self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
+            at = lines.index(b"\n", at) + 1
+    else:
+        at = len(lines)
+        for _ in range(batch.count - count):
+            at = lines.rindex(b"\n", 0, at - 1) + 1
+    return at

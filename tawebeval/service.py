@@ -243,7 +243,7 @@ def make_service(
         else Queue(running, configuration.evaluations.queued, callers.running, callers.queued),
         directories.evaluations,
     )
-    api = Api(registry, configuration, directories.uploads, os.urandom, access)
+    api = Api(registry, configuration, directories.uploads, os.urandom, access, reactor)
     site = ApiSite(make_app(api), api, reactor)
     ground = Ground(directories, cgroups, sandbox)
     daemon = Daemon(ground, EvaluationService(registry, repositories), privileges, reactor)

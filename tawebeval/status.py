@@ -60,6 +60,16 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
     return document
 
 
+def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the members of the status document that a list shows of each evaluation."""
+    return {
+        "evaluation_id": evaluation.identifier,
+        "state": evaluation.state.value,
+        "created": _time(evaluation, "created"),
+        "ended": _time(evaluation, "ended"),
+    }
+
+
 def _time(evaluation: Evaluation, name: str) -> str | None:
     moment = evaluation.times.get(name)
     if moment is None:

@@ -212,6 +212,7 @@ class Service:
             uploads,
             straw(2),
             self.access,
+            self.reactor,
         )
         self.site = ApiSite(make_app(self.api), self.api, self.reactor)
 

@@ -36,6 +36,7 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
+        " records following"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
         " git gitbox gitversion bare quota remotes keyring repositories"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
@@ -45,7 +46,7 @@ LAYERS = {
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees hierarchies credentials gitwords",
+        "config callers exposure hosts trees hierarchies credentials gitwords retention framing",
         below="",
     ),
 }

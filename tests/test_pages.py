@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 from tawebeval.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, read_page
+from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
 from tawebeval.ring import Ring
 
 PLENTY = 10**9
@@ -36,12 +36,18 @@ def ring_of(*payloads: bytes, closed: bool = False) -> Ring:
     return ring
 
 
+def ask(ring: Ring, after: str | None, limit: int) -> Page:
+    """Return a page as one who reads page by page gets it: asking acknowledges."""
+    ring.acknowledge(place(ring, after))
+    return read_page(ring, after, limit)
+
+
 class PageTests(SynchronousTestCase):
     """Pages, case by case."""
 
     def check(self, ring: Ring, after: str | None, end: str | None, data: list[object]) -> Page:
         """Hold the page after a cursor against what it must say, as JSON."""
-        page = read_page(ring, after, PLENTY)
+        page = ask(ring, after, PLENTY)
         self.assertEqual(
             json.loads(page.encode()),
             {"begin": after, "end": end, "data": [{"type": "data", "payload": p} for p in data]},
@@ -85,7 +91,7 @@ class PageTests(SynchronousTestCase):
     def test_finished_but_not_read(self) -> None:
         """A page that stops short of the end has no dummy end."""
         ring = ring_of(b"1", b"2", closed=True)
-        page = read_page(ring, None, 1)
+        page = ask(ring, None, 1)
         self.assertEqual((page.begin, page.end, page.final), (None, "1", False))
         self.assertEqual(page.events, encode_data(b"1"))
 
@@ -99,16 +105,16 @@ class PageTests(SynchronousTestCase):
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
         ring = ring_of(b"1")
-        self.assertRaises(InvalidCursor, read_page, ring, DUMMY_END, PLENTY)
+        self.assertRaises(InvalidCursor, ask, ring, DUMMY_END, PLENTY)
         self.assertEqual(ring.oldest, 0)
 
-    def test_acknowledges(self) -> None:
-        """Asking after a cursor discards what lies before it, and that alone."""
+    def test_reading(self) -> None:
+        """Reading alone discards nothing, wherever it begins."""
         ring = ring_of(b"1", b"2", b"3")
-        read_page(ring, None, PLENTY)
-        self.assertEqual(ring.oldest, 0)
-        read_page(ring, "2", PLENTY)
-        self.assertEqual(ring.oldest, 2)
+        for after in ("2", None, "3", "1"):
+            self.assertEqual(read_page(ring, after, PLENTY).begin, after)
+            self.assertEqual(ring.oldest, 0)
+        self.assertRaises(InvalidCursor, read_page, ring, "4", PLENTY)
 
     def test_repeatable(self) -> None:
         """The same `after` gives the same events, and more when there are more."""
@@ -121,9 +127,9 @@ class PageTests(SynchronousTestCase):
     def test_discarded(self) -> None:
         """A cursor before what was discarded is refused, with the oldest usable one."""
         ring = ring_of(b"1", b"2", b"3")
-        read_page(ring, "2", PLENTY)
+        ask(ring, "2", PLENTY)
         for after in (None, "0", "1"):
-            error = self.assertRaises(DiscardedCursor, read_page, ring, after, PLENTY)
+            error = self.assertRaises(DiscardedCursor, ask, ring, after, PLENTY)
             self.assertEqual(error.members, {"oldest": "2"})
         self.check(ring, "2", "3", [3])
 
@@ -131,7 +137,7 @@ class PageTests(SynchronousTestCase):
         """A cursor beyond the newest event is refused, and discards nothing."""
         ring = ring_of(b"1")
         for after in ("2", "3", "9" * 18):
-            self.assertRaises(InvalidCursor, read_page, ring, after, PLENTY)
+            self.assertRaises(InvalidCursor, ask, ring, after, PLENTY)
         self.assertEqual((ring.oldest, ring.size), (0, len(encode_data(b"1").lines)))
 
     def test_bounded(self) -> None:
@@ -139,9 +145,9 @@ class PageTests(SynchronousTestCase):
         ring = Ring()
         ring.append(encode_text(b"a\nb\nc"))
         line = len(encode_text(b"a").lines)
-        page = read_page(ring, None, 2 * line + 1)
+        page = ask(ring, None, 2 * line + 1)
         self.assertEqual((page.events.count, page.end), (2, "2"))
-        page = read_page(ring, "2", 0)
+        page = ask(ring, "2", 0)
         self.assertEqual((page.events.count, page.end), (1, "3"))
 
 
@@ -250,14 +256,14 @@ class PagesMachine(RuleBasedStateMachine):
         elif begin < self.acknowledged:
             self.refused(DiscardedCursor, after)
         else:
-            self.check(read_page(self.ring, after, limit), after, begin, limit)
+            self.check(ask(self.ring, after, limit), after, begin, limit)
 
     @rule(limit=st.sampled_from([0, 100, 5000, PLENTY]), received=st.booleans())
     def go_on(self, limit: int, received: bool) -> None:
         """Ask for the reader's next page, whether it is received or has to be asked for again."""
         if self.cursor == DUMMY_END or int(self.cursor or 0) < self.acknowledged:
             return
-        page = read_page(self.ring, self.cursor, limit)
+        page = ask(self.ring, self.cursor, limit)
         self.check(page, self.cursor, int(self.cursor or 0), limit)
         assert page.end is not None
         if received:
@@ -286,7 +292,7 @@ class PagesMachine(RuleBasedStateMachine):
     def refused(self, error: Callable[..., Exception], after: str | None) -> None:
         """Hold that a cursor is refused; the invariants see that nothing changed."""
         try:
-            read_page(self.ring, after, PLENTY)
+            ask(self.ring, after, PLENTY)
         except (InvalidCursor, DiscardedCursor) as refusal:
             assert type(refusal) is error
             if isinstance(refusal, DiscardedCursor):

@@ -103,7 +103,8 @@ class ReadTests(SynchronousTestCase):
         ring.append(numbers(2, 1))
         self.assertEqual(ring.read(0, LINE + 1), numbers(0, 1))
         self.assertEqual(ring.read(1, LINE + 1), large)
-        self.assertEqual(ring.read(2, LINE + 1), numbers(2, 1))
+        for limit in (0, LINE + 1):
+            self.assertEqual(ring.read(2, limit), numbers(2, 1))
 
     def test_out_of_range(self) -> None:
         """What is not there cannot be asked for."""
@@ -113,13 +114,21 @@ class ReadTests(SynchronousTestCase):
         self.assertRaises(AssertionError, ring.read, 5, PLENTY)
 
     def test_growing(self) -> None:
-        """Where a reader stopped, the next events begin a batch of their own."""
-        ring = filled(2)
-        ring.read(0, PLENTY)
-        ring.append(numbers(2, 1))
-        ring.append(numbers(3, 1))
-        self.assertEqual([batch.count for batch in ring._batches], [2, 2])
-        self.assertEqual(ring.read(2, PLENTY), numbers(2, 2))
+        """Who reads each event as it comes does not leave a batch for each of them."""
+        ring = Ring()
+        for number in range(1000):
+            ring.append(numbers(number, 1))
+            self.assertEqual(ring.read(number, PLENTY), numbers(number, 1))
+        self.assertLess(len(ring._batches), 10)
+        self.assertEqual(ring.read(0, PLENTY), numbers(0, 1000))
+
+    def test_cut(self) -> None:
+        """Where a page ends within a batch the next one begins with a batch."""
+        ring = filled(6)
+        self.assertEqual(ring.read(1, 2 * LINE), numbers(1, 2))
+        self.assertEqual([batch.count for batch in ring._batches], [3, 3])
+        self.assertEqual(ring.read(3, PLENTY), numbers(3, 3))
+        self.assertEqual(ring.read(0, PLENTY), numbers(0, 6))
 
 
 class AcknowledgeTests(SynchronousTestCase):
@@ -146,6 +155,24 @@ class AcknowledgeTests(SynchronousTestCase):
     def test_beyond(self) -> None:
         """Nobody acknowledges what was never there."""
         self.assertRaises(AssertionError, filled(2).acknowledge, 3)
+
+    def test_shrink(self) -> None:
+        """Old batches go until it is small enough, none with an event that is still needed."""
+        for size, before, oldest in (
+            (0, 6, 6),
+            (0, 5, 4),
+            (0, 1, 0),
+            (3 * LINE, 6, 4),
+            (4 * LINE, 6, 2),
+            (5 * LINE, 3, 2),
+            (6 * LINE, 6, 0),
+        ):
+            ring = Ring(newest=6, size=6 * LINE)
+            ring._batches.extend(numbers(first, 2) for first in (0, 2, 4))
+            ring.shrink(size, before)
+            self.assertEqual((ring.oldest, ring.newest), (oldest, 6))
+            self.assertEqual(ring.size, (6 - oldest) * LINE)
+            self.assertEqual(ring.read(oldest, PLENTY), numbers(oldest, 6 - oldest))
 
     def test_append_after_all_was_acknowledged(self) -> None:
         """A ring that has become empty goes on at the next number."""

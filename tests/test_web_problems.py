@@ -59,6 +59,7 @@ class TableTests(SynchronousTestCase):
                 "UnknownEvaluation": 404,
                 "EvaluationGone": 410,
                 "DiscardedCursor": 410,
+                "NotAcceptable": 406,
                 "TooLarge": 413,
                 "TooSlow": 408,
                 "UnsupportedMediaType": 415,
@@ -109,7 +110,7 @@ class RouteTests(WebTestCase):
 
     def test_not_found(self) -> None:
         """404."""
-        for path in ("/nowhere", "/evaluations", "/evaluation", "/evaluation/", "/evaluation/x/y"):
+        for path in ("/nowhere", "/evaluations/", "/evaluation", "/evaluation/", "/evaluation/x/y"):
             self.request("GET", path, 404)
 
     def test_other_spellings(self) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import attrs
+from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.access import Access
 from tawebeval.config import Configuration
-from tawebeval.errors import MalformedRequest
+from tawebeval.errors import MalformedRequest, Unauthorized
 from tawebeval.exposure import check_page
 from tawebeval.registry import Registry
 from tawebeval.web.upload import FormReceiver
@@ -27,6 +28,7 @@ class Api:
     uploads: Path
     random: Callable[[int], bytes]
     access: Access
+    clock: IReactorTime
 
     def admit(self, method: bytes, headers: Headers) -> str:
         """Return the name of the caller whose request has these headers, and count it.
@@ -38,6 +40,31 @@ class Api:
             origin, host = _header(headers, "Origin"), _header(headers, "Host")
             check_page(method, origin, host, callers.origins)
         return self.access.admit(headers.getRawHeaders(b"Authorization", []))
+
+    def check_websocket(self, headers: Headers) -> None:
+        """Raise ForeignPage for a page that may not read answers: browsers let all ask for this.
+
+        For other answers they heed CORS, and here the server has to.
+        """
+        origins = self.configuration.callers.origins
+        if "*" not in origins:
+            origin, host = _header(headers, "Origin"), _header(headers, "Host")
+            check_page(b"CONNECT", origin, host, origins)
+
+    def check_listing(self, headers: Headers) -> None:
+        """Raise Unauthorized or ForeignPage for those who may not see all identifiers there are.
+
+        Without tokens nobody has any of his own. Then they are for programs of this machine,
+        and for no page but ours. (A page that is asked for its own origin sends no `Origin`.)
+        """
+        callers = self.configuration.callers
+        if not self.access.open:
+            return
+        if callers.open:
+            raise Unauthorized("only callers with tokens have a list of their evaluations")
+        host = _header(headers, "Host")
+        origin = _header(headers, "Origin") or f"http://{host}".lower()
+        check_page(b"CONNECT", origin, host, callers.origins)
 
     def receive_form(self, headers: Headers, length: int | None, caller: str) -> FormReceiver:
         """Return what takes the form of a request with these headers. Raises RequestErrors.

@@ -7,9 +7,9 @@ take for one request what is two.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IHalfCloseableDescriptor
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol
 from twisted.python.failure import Failure
 
 from tawebeval import __version__
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 _RETRY_AFTER = 5  # seconds
 _TURNED_AWAY = 64  # connections over the limit that are told so at the same time
+_SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send, all frames together
+_TOO_BIG = 1009  # the close code for that
 _DIGITS = 18  # of a Content-Length; more are no length of anything
 
 HEADERS = {
     b"Server": b"tawebeval/" + __version__.encode(),
-    b"Access-Control-Expose-Headers": b"Location, Preference-Applied, Retry-After",
+    b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
     b"X-Content-Type-Options": b"nosniff",
 }
 
@@ -44,6 +46,8 @@ class ApiChannel(PacedChannel):
 
     _group: str | None = None  # None while the connection is not counted
     _turned_away = False
+    _socket: Any = None  # what takes the connection's bytes when it has become a WebSocket
+    _socket_received = 0  # bytes
     _head_size = 0  # bytes of the head that is arriving
 
     @property
@@ -97,6 +101,9 @@ class ApiChannel(PacedChannel):
             )
         if self.phase is Phase.CLOSED:
             return
+        if self._socket is not None:
+            self._socket_receives(data)
+            return
         super().dataReceived(data)
         if self._buffer:
             self.head_begins()
@@ -149,6 +156,37 @@ class ApiChannel(PacedChannel):
         """Take the end of a request."""
         if self.phase is not Phase.CLOSED:
             super().allContentReceived()
+
+    # WebSockets
+
+    def _protocolUpgradeForWebsockets(self, protocol: IProtocol) -> None:
+        """Let a WebSocket have what comes.
+
+        It writes and closes through this channel, so that all that holds of connections holds
+        of it. (Twisted would give it the bare transport, and take `connectionLost` from us.)
+        """
+        self._socket = protocol
+        protocol.makeConnection(self)
+
+    def _socket_receives(self, data: bytes) -> None:
+        """Take what a WebSocket's client sends, up to a limit: nobody asks it for anything.
+
+        Answers to pings count, too, and take a week to get there.
+        """
+        self._socket_received += len(data)
+        if self._socket_received > _SOCKET_BYTES:
+            self._socket.loseConnection(_TOO_BIG)
+        else:
+            self._socket.dataReceived(data)
+
+    def loseConnection(self) -> None:
+        """Close the connection when the client has taken all; that of a WebSocket with care."""
+        if self._socket is None:
+            super().loseConnection()
+        else:
+            self._socket = None
+            self.stopProducing()  # what writes events
+            self._close_after_answer(self._patience())
 
     # Refusals
 
@@ -210,13 +248,13 @@ class ApiChannel(PacedChannel):
         self.write(b"".join((head, *lines, b"\r\n", body)))
         self._close_after_answer()
 
-    def _close_after_answer(self) -> None:
+    def _close_after_answer(self, patience: float = LINGER) -> None:
         """End our side, and throw away what comes: unread data would reset the connection."""
         transport = self.transport
         if IHalfCloseableDescriptor.providedBy(transport):
             self.phase = Phase.CLOSED
             self.read_within(None)
-            self.write_within(LINGER)
+            self.write_within(patience)
             self.clearLineBuffer()
             self._networkProducer.unregisterProducer()
             self._networkProducer.resumeProducing()

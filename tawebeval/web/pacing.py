@@ -19,6 +19,7 @@ from twisted.web.http import HTTPChannel, Request
 from tawebeval.config import Http
 
 LINGER = 5.0  # seconds for which what a refused client still sends is read
+_TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
 
 
 class Phase(Enum):
@@ -118,13 +119,19 @@ class PacedChannel(HTTPChannel):
 
     def write(self, data: bytes) -> None:
         """Write a part of an answer."""
-        self._unsent += len(data)
+        self._count(len(data))
         super().write(data)
 
     def writeSequence(self, iovec: Any) -> None:
         """Write parts of an answer."""
-        self._unsent += sum(map(len, iovec))
+        self._count(sum(map(len, iovec)))
         super().writeSequence(iovec)
+
+    def _count(self, size: int) -> None:
+        if not self._waitingForTransport:
+            # A stream goes on for long, and it has hardly anything of all that was before.
+            self._unsent = min(self._unsent, _TRANSPORT_BUFFER)
+        self._unsent += size
 
     def pauseProducing(self) -> None:
         """Wait for the client to take what was written: the transport has enough."""

@@ -23,6 +23,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.UnknownEvaluation: HTTPStatus.NOT_FOUND,
     errors.EvaluationGone: HTTPStatus.GONE,
     errors.DiscardedCursor: HTTPStatus.GONE,
+    errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,

@@ -20,6 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import datetimeToString
 from twisted.web.server import Request, Site
+from werkzeug.exceptions import HTTPException
 
 from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
@@ -41,7 +42,8 @@ _OPEN = (b"/health",)  # paths for which nobody needs a token
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
-    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key, Prefer",
+    b"Access-Control-Allow-Headers": b"Authorization, Content-Type, Idempotency-Key,"
+    b" Last-Event-ID, Prefer",
     b"Access-Control-Max-Age": b"86400",
 }
 
@@ -159,8 +161,9 @@ class ApiRequest(Request):
         super().render(resource)
 
     def processingFailed(self, reason: Failure) -> Failure:
-        """Answer a defect of ours that no route has caught."""
-        log.failure("a request failed", reason)
+        """Answer what no route has caught: a host that is none, or a defect of ours."""
+        if not isinstance(reason.value, HTTPException):
+            log.failure("a request failed", reason)
         if not self.startedWriting:
             self._write_problem(reason.value)
         self.finish()

@@ -21,7 +21,8 @@ from multipart import (
 from tawebeval.config import Configuration
 from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
 from tawebeval.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
-from tawebeval.registry import Upload
+from tawebeval.records import Upload
+from tawebeval.web.older import FIELDS
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 
@@ -118,7 +119,8 @@ class FormReceiver:
             self._file = None
 
     def _begin(self, part: MultipartSegment) -> None:
-        name = self._name = part.name or ""
+        name = part.name or ""
+        name = self._name = FIELDS.get(name, name)
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
         file = submission_file(name, part.filename)
         if file is None and name not in TEXT_FIELDS:

@@ -1,0 +1,110 @@
+"""Following one evaluation to its end, as streams do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from twisted.internet.defer import Deferred
+
+from tawebeval.evaluation import Evaluation
+from tawebeval.events import Batch
+from tawebeval.retention import Reader, Retention
+from tawebeval.signals import Signal
+
+
+@attrs.define
+class Readers:
+    """Who reads one evaluation: live streams, and pages.
+
+    Pages count as being read until `paged`, a time of the clock, in seconds.
+    """
+
+    evaluation: Evaluation
+    retention: Retention
+    paged: float = float("-inf")
+
+    def acknowledge(self, after: int, now: float, until: float) -> None:
+        """Take that a page after that cursor is asked for, and the next may be `until` then."""
+        self.paged = max(self.paged, until)
+        self.retention.acknowledge(after)
+        self.make_room(now)
+
+    def make_room(self, now: float) -> None:
+        """Discard what nobody needs, and let the evaluator print into the room."""
+        self.retention.make_room(paged=now < self.paged)
+        self.evaluation.acknowledged()
+
+
+@attrs.define
+class Followers:
+    """All who follow an evaluation just now."""
+
+    _present: dict[Following, None] = attrs.field(factory=dict)
+    _left: Signal[None] = attrs.field(factory=Signal)
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def enter(self, following: Following) -> None:
+        """Note one more."""
+        self._present[following] = None
+
+    def leave(self, following: Following) -> None:
+        """Note one less."""
+        del self._present[following]
+        self._left.fire(None)
+
+    async def all_left(self) -> None:
+        """Return when there is nobody any more."""
+        while self._present:
+            await self._left.wait()
+
+
+@attrs.define(eq=False)
+class Following:
+    """One who follows an evaluation; `position` is the cursor after what it has read.
+
+    A context manager: within it nothing is discarded that it has yet to take, and it reads on
+    also when the evaluation is forgotten. `left()` is called after it.
+    """
+
+    position: int
+    _readers: Readers
+    _followers: Followers
+    _now: Callable[[], float]
+    _left: Callable[[], object]
+    _reader: Reader | None = None
+
+    def __enter__(self) -> None:
+        self._reader = self._readers.retention.enter(self.position)
+        self._followers.enter(self)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._reader is not None
+        self._readers.retention.leave(self._reader)
+        self._readers.make_room(self._now())
+        self._followers.leave(self)
+        self._left()
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was read, and no event will follow."""
+        ring = self._readers.evaluation.ring
+        return ring.closed and self.position == ring.newest
+
+    def read(self, limit: int) -> Batch:
+        """Return what follows, up to `limit` bytes or one event; it is empty for now, or ever."""
+        batch = self._readers.evaluation.ring.read(self.position, limit)
+        self.position += batch.count
+        return batch
+
+    def changed(self) -> Deferred[None]:
+        """Return a Deferred of the next events, or the end."""
+        return self._readers.evaluation.changed.wait()
+
+    def took(self) -> None:
+        """Note that all that was read has been taken: it may be discarded when need be."""
+        assert self._reader is not None
+        self._reader.taken = self.position
+        self._readers.make_room(self._now())

@@ -1,0 +1,73 @@
+"""What is kept of a ring, and for whom (contract, sections 3 and 7).
+
+Two kinds of readers take events away. One who reads by *pages* says what it has: asking
+after a cursor acknowledges what lies before it. A *stream* says nothing; what its connection
+has taken counts as read, though some of that may yet get lost on the way. So:
+
+- What pages have acknowledged is discarded at once, save what a live stream has yet to take.
+- What streams have taken stays for a resume until the ring is short of room. Then the oldest
+  of it goes, down to three quarters of the capacity, which leaves a quarter to print into.
+- Nothing goes that a live stream has yet to take; nor, while somebody reads by pages, what
+  these have not acknowledged.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from tawebeval.ring import Ring
+
+
+@attrs.define(eq=False)
+class Reader:
+    """A live stream; its connection has taken the events before the cursor `taken`."""
+
+    taken: int
+
+
+@attrs.define
+class Retention:
+    """Discards from a ring what nobody needs.
+
+    `capacity` is the size of the ring, in bytes, at which its evaluator has to wait.
+    """
+
+    _ring: Ring
+    _capacity: int
+    _acknowledged: int = 0  # by pages
+    _readers: dict[Reader, None] = attrs.field(factory=dict)
+
+    def __len__(self) -> int:
+        """Return the number of live streams."""
+        return len(self._readers)
+
+    def enter(self, taken: int) -> Reader:
+        """Return a new stream, which has everything before the cursor `taken`."""
+        reader = Reader(taken)
+        self._readers[reader] = None
+        return reader
+
+    def leave(self, reader: Reader) -> None:
+        """Let a stream end: it holds nothing back any more."""
+        del self._readers[reader]
+        self._discard_acknowledged()
+
+    def acknowledge(self, after: int) -> None:
+        """Take from pages that they have everything before the cursor `after`."""
+        self._acknowledged = max(self._acknowledged, after)
+        self._discard_acknowledged()
+
+    def make_room(self, *, paged: bool) -> None:
+        """Discard what streams have taken, if need be; `paged` is whether pages are read, too."""
+        self._discard_acknowledged()
+        if self._readers:
+            before = self._taken_by_all()
+            if paged:
+                before = min(before, self._acknowledged)
+            self._ring.shrink(self._capacity * 3 // 4, before)
+
+    def _discard_acknowledged(self) -> None:
+        self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))
+
+    def _taken_by_all(self) -> int:
+        return min((reader.taken for reader in self._readers), default=self._ring.newest)

@@ -1,0 +1,109 @@
+"""The events of an evaluation, in the ways in which a client may want them.
+
+A page is an answer of its own; a stream goes on to the end of the evaluation. Everything
+that is wrong with a request is answered before a stream begins.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from twisted.web.http import NO_CONTENT
+
+from tawebeval.errors import MalformedRequest
+from tawebeval.framing import EVENT_STREAM, LINES
+from tawebeval.pages import Page
+from tawebeval.web.exchange import argument, number, preferred_wait, send
+from tawebeval.web.negotiation import negotiate
+from tawebeval.web.streams import send_stream
+from tawebeval.web.websockets import check_handshake, send_messages, wants_websocket
+
+if TYPE_CHECKING:
+    from tawebeval.web.api import Api
+    from tawebeval.web.site import ApiRequest
+
+PAGE = "application/json"
+STREAMS = {
+    "text/event-stream": EVENT_STREAM,
+    "application/jsonl": LINES,
+    "application/x-ndjson": LINES,
+}
+
+_POLL_AGAIN = 1  # seconds after an empty page, for those who do not wait
+
+
+async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
+    """Answer `GET /evaluation/{id}/events` with what its headers ask for."""
+    request.responseHeaders.addRawHeader(b"Vary", b"Accept")
+    if wants_websocket(request):
+        api.check_websocket(request.requestHeaders)
+        check_handshake(request)
+        following = api.registry.follow(
+            identifier, argument(request, "after"), request.caller, number(request, "skip") or 0
+        )
+        heartbeat = api.configuration.streams.heartbeat
+        await send_messages(request, following, api.clock, heartbeat)
+        return b""
+    media_type = negotiate(request.requestHeaders, [PAGE, *STREAMS])
+    if media_type == PAGE:
+        page = await send_page(api, request, identifier)
+        if page.end is not None:
+            target = f"/evaluation/{identifier}/events?{urlencode({'after': page.end})}"
+            request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
+        return send(request, page.encode())
+    await _send_stream(api, request, identifier, media_type)
+    return b""
+
+
+async def send_page(api: Api, request: ApiRequest, identifier: str, usual_wait: int = 0) -> Page:
+    """Return the page for a request, and set the headers that tell when to ask again.
+
+    With nothing new it comes as many seconds later as the client would wait; `usual_wait` is
+    for those who do not say.
+    """
+    after = argument(request, "after")
+    preferred = preferred_wait(request)
+    if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
+        wait = 0
+        page = api.registry.peek(identifier, after, request.caller)
+    else:
+        wait = usual_wait if preferred is None else preferred
+        wait = min(wait, int(api.configuration.polls.wait))
+        page = await api.registry.next_page(identifier, after, wait, request.caller)
+    if wait and preferred:
+        request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
+    elif not (wait or page.events.count or page.final):
+        request.setHeader(b"Retry-After", b"%d" % _POLL_AGAIN)
+    return page
+
+
+async def _send_stream(api: Api, request: ApiRequest, identifier: str, media_type: str) -> None:
+    after = argument(request, "after")
+    skip = number(request, "skip") or 0
+    if media_type == "text/event-stream":
+        # A browser that comes back repeats the URL, in which the first cursor stands.
+        last = _last_event(request)
+        if last:
+            after, skip = last, 0
+    if request.method == b"HEAD":
+        api.registry.peek(identifier, after, request.caller)
+        following = None
+    else:
+        following = api.registry.follow(identifier, after, request.caller, skip)
+        if following is None and media_type == "text/event-stream":
+            request.setResponseCode(NO_CONTENT)  # which tells a browser not to come back
+            return
+    request.setHeader(b"Content-Type", media_type.encode())
+    request.setHeader(b"Cache-Control", b"no-store")
+    request.setHeader(b"X-Accel-Buffering", b"no")  # nginx would keep them back
+    if following is not None:
+        framing, heartbeat = STREAMS[media_type], api.configuration.streams.heartbeat
+        await send_stream(request, following, framing, api.clock, heartbeat)
+
+
+def _last_event(request: ApiRequest) -> str | None:
+    values = request.requestHeaders.getRawHeaders(b"Last-Event-ID", [])
+    if len(values) > 1:
+        raise MalformedRequest("Last-Event-ID: stands in the request more than once")
+    return values[0].decode("utf-8", "replace") if values else None

@@ -1,0 +1,116 @@
+"""WebSockets (RFC 6455): the events of one evaluation, each a message, in one direction.
+
+The protocol is Twisted's. What it leaves to others is here and in the channel: handshakes
+that fail are answered with problem documents, what a client may send is bounded, and the
+connection is closed in such a way that the last messages arrive.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+from h11 import LocalProtocolError as NotHTTP
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http_headers import Headers
+from twisted.web.server import Request
+from twisted.web.websocket import WebSocketResource, WebSocketTransport
+from wsproto import ConnectionType
+from wsproto.handshake import H11Handshake
+from wsproto.utilities import ProtocolError
+
+from tawebeval.errors import MalformedRequest
+from tawebeval.following import Following
+from tawebeval.framing import MESSAGES
+from tawebeval.web.streams import Flow, limit_send_buffer, stream
+
+if TYPE_CHECKING:
+    from tawebeval.web.site import ApiRequest
+
+COMPLETE = 1000
+"""The close code after the last event."""
+
+FAILED = 1011
+"""That of a defect of ours."""
+
+log = Logger()
+
+
+@attrs.define
+class EventSocket:
+    """One WebSocket, as Twisted drives it; whatever the client says is passed over."""
+
+    transport: WebSocketTransport = attrs.field(init=False)
+
+    def buildProtocol(self, request: Request) -> EventSocket:
+        """Return what drives the WebSocket of this request: this."""
+        return self
+
+    def negotiationStarted(self, transport: WebSocketTransport) -> None:
+        """Take the transport."""
+        self.transport = transport
+
+    def negotiationFinished(self) -> None:
+        """Do nothing: the coroutine that has begun it goes on."""
+
+    def pongReceived(self, payload: bytes) -> None:
+        """Pass over the answer to a ping, which was to keep the connection open."""
+
+    def textMessageReceived(self, message: str) -> None:
+        """Pass over what a client says."""
+
+    def bytesMessageReceived(self, data: bytes | bytearray) -> None:
+        """Pass over what a client says."""
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Do nothing: the request is told, too."""
+
+
+def wants_websocket(request: Request) -> bool:
+    """Tell whether the client asks for a WebSocket instead of an answer."""
+    upgrades = request.requestHeaders.getRawHeaders(b"Upgrade", [])
+    return (
+        request.method == b"GET"
+        and request.clientproto == b"HTTP/1.1"
+        and any(upgrade.strip().lower() == b"websocket" for upgrade in upgrades)
+    )
+
+
+def check_handshake(request: Request) -> None:
+    """Raise MalformedRequest for a handshake that will fail."""
+    headers: Headers = request.requestHeaders
+    pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
+    try:
+        H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
+    except (ProtocolError, NotHTTP, UnicodeError) as error:
+        request.setHeader(b"Sec-WebSocket-Version", b"13")
+        raise MalformedRequest(f"this is no handshake of a WebSocket: {error}") from None
+
+
+async def send_messages(
+    request: ApiRequest, following: Following | None, clock: IReactorTime, heartbeat: float
+) -> None:
+    """Make a WebSocket of the connection, and send the events; only its end ends this.
+
+    Without anybody who follows there are none. The handshake must have been checked.
+    """
+    channel, events = request.channel, EventSocket()
+    limit_send_buffer(channel.transport)
+    WebSocketResource(events).render_GET(request)
+    code = COMPLETE
+    if following is not None:
+        flow = Flow(clock)
+        request.registerProducer(flow, True)
+        try:
+            ping = events.transport.ping
+            await stream(following, flow, MESSAGES, channel.write, ping, heartbeat)
+        except CancelledError:  # the client has gone
+            raise
+        except Exception:  # noqa: BLE001  (a client learns of every end)
+            log.failure("a stream failed")
+            code = FAILED
+    events.transport.loseConnection(code)
+    await Deferred()

@@ -1,0 +1,91 @@
+"""`tawebeval.web.negotiation`: which media type a client is given."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http_headers import Headers
+
+from tawebeval.errors import NotAcceptable
+from tawebeval.web.events import PAGE, STREAMS
+from tawebeval.web.negotiation import negotiate
+
+OFFERED = [PAGE, *STREAMS]
+JSON, EVENTS, LINES, ND = OFFERED
+
+
+def accept(*values: str) -> Headers:
+    """Return headers in which these are accepted."""
+    return Headers({b"Accept": [value.encode("latin-1") for value in values]} if values else {})
+
+
+class NegotiationTests(SynchronousTestCase):
+    """RFC 9110, section 12.5.1."""
+
+    def check(self, expected: str, *values: str) -> None:
+        """Hold what is chosen."""
+        self.assertEqual(negotiate(accept(*values), OFFERED), expected, values)
+
+    def test_whoever_does_not_care(self) -> None:
+        """Without the header, or with all in it, it is the first."""
+        self.check(JSON)
+        self.check(JSON, "")
+        self.check(JSON, "*/*")
+        self.check(JSON, "application/*")
+        self.check(JSON, "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8")
+        self.check(JSON, "application/json, text/plain, */*")
+
+    def test_named(self) -> None:
+        """What is named is given, in any case, with any parameters, in one header or several."""
+        for offered in OFFERED:
+            self.check(offered, offered)
+            self.check(offered, offered.upper())
+            self.check(offered, f"text/html, {offered}")
+            self.check(offered, "text/html", offered)
+            self.check(offered, f"{offered}; charset=utf-8")
+            self.check(offered, f"{offered};charset=utf-8;q=0.1")
+
+    def test_quality(self) -> None:
+        """The better liked wins, in whatever order."""
+        self.check(EVENTS, f"{JSON};q=0.5, {EVENTS};q=0.6")
+        self.check(EVENTS, f"{EVENTS};q=0.6, {JSON};q=0.5")
+        self.check(JSON, f"{EVENTS};q=0.999, {JSON}")
+        self.check(LINES, f"*/*;q=0.1, {LINES};q=0.2")
+
+    def test_specific(self) -> None:
+        """For each type the most specific range counts, not the one that likes it best."""
+        self.check(JSON, f"{EVENTS};q=0.1, */*;q=0.5")
+        self.check(EVENTS, "application/*;q=0.1, */*;q=0.5")
+        self.check(EVENTS, f"{JSON};q=0, */*")
+        self.check(LINES, f"{JSON};q=0, {EVENTS};q=0, */*")
+
+    def test_named_before_included(self) -> None:
+        """Of those that are liked equally the one that is named wins, then the earlier."""
+        self.check(EVENTS, f"*/*, {EVENTS}")
+        self.check(EVENTS, f"application/*, {EVENTS}")
+        self.check(JSON, f"{EVENTS}, {JSON}")
+        self.check(LINES, f"{ND}, {LINES}")
+
+    def test_nothing(self) -> None:
+        """Where nothing fits the refusal names what there is."""
+        for value in ("text/html", "text/*;q=0", "*/*;q=0", f"{JSON};q=0", "image/*, audio/ogg"):
+            error = self.assertRaises(NotAcceptable, negotiate, accept(value), OFFERED)
+            self.assertEqual(error.members["offered"], ", ".join(OFFERED))
+            for offered in OFFERED:
+                self.assertIn(offered, str(error))
+
+    def test_nonsense(self) -> None:
+        """What cannot be understood does not count, the rest does."""
+        self.check(EVENTS, f"{EVENTS};q=0.1, {JSON};q=2, {LINES};q=x, {ND};q=-1")
+        self.check(EVENTS, f"nonsense, */json, ;;;, {EVENTS}, \xff")
+
+    @given(st.lists(st.text(st.characters(max_codepoint=255), max_size=40), max_size=3))
+    def test_any(self, values: list[str]) -> None:
+        """Whatever comes is answered by an offer or a refusal."""
+        values = [value.replace("\r", "").replace("\n", "") for value in values]
+        try:
+            found = negotiate(accept(*values), OFFERED)
+        except NotAcceptable:
+            return
+        assert found in OFFERED

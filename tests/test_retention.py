@@ -1,0 +1,253 @@
+"""`tawebeval.retention`: what of a ring is kept, for pages and streams, in any order."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import ring
+from tawebeval.events import NOTHING, Batch, encode_data
+from tawebeval.retention import Reader, Retention
+from tawebeval.ring import Ring
+
+LINE = len(encode_data(b"0000").lines)
+CAPACITY = 40 * LINE
+KEPT = 30  # events, three quarters
+PRINTED = 8  # events at most at once
+
+
+def numbers(first: int, count: int) -> Batch:
+    """Return `count` events the payload of which is their number."""
+    return sum((encode_data(b"%04d" % number) for number in range(first, first + count)), NOTHING)
+
+
+class RetentionTestCase(SynchronousTestCase):
+    """A ring of which each event is a batch, so that all can be cut off to the event."""
+
+    def setUp(self) -> None:
+        self.patch(ring, "_GATHER", 0)
+        self.ring = Ring()
+        self.retention = Retention(self.ring, CAPACITY)
+
+    def print(self, count: int) -> None:
+        """Append events."""
+        for _ in range(count):
+            self.ring.append(numbers(self.ring.newest, 1))
+
+
+class PageTests(RetentionTestCase):
+    """Readers of pages."""
+
+    def test_alone(self) -> None:
+        """What pages acknowledge is discarded at once, and nothing else is, ever."""
+        self.print(100)
+        self.retention.make_room(paged=False)
+        self.assertEqual(self.ring.oldest, 0)
+        self.retention.acknowledge(7)
+        self.assertEqual(self.ring.oldest, 7)
+        self.retention.acknowledge(3)
+        self.assertEqual(self.ring.oldest, 7)
+
+    def test_not_before_streams(self) -> None:
+        """What a live stream has yet to take stays, and goes when it has, or has gone."""
+        self.print(20)
+        slow, fast = self.retention.enter(2), self.retention.enter(9)
+        self.retention.acknowledge(15)
+        self.assertEqual(self.ring.oldest, 2)
+        slow.taken = 5
+        self.retention.make_room(paged=True)
+        self.assertEqual(self.ring.oldest, 5)
+        self.retention.leave(slow)
+        self.assertEqual(self.ring.oldest, 9)
+        self.retention.leave(fast)
+        self.assertEqual(self.ring.oldest, 15)
+
+
+class StreamTests(RetentionTestCase):
+    """Streams."""
+
+    def test_while_there_is_room(self) -> None:
+        """What was taken stays for a resume."""
+        reader = self.retention.enter(0)
+        self.print(KEPT)
+        reader.taken = KEPT
+        self.retention.make_room(paged=False)
+        self.assertEqual(self.ring.oldest, 0)
+        self.retention.leave(reader)
+        self.assertEqual(self.ring.oldest, 0)
+
+    def test_short_of_room(self) -> None:
+        """The oldest of it goes, and three quarters of the capacity stay."""
+        reader = self.retention.enter(0)
+        self.print(KEPT + 8)
+        reader.taken = KEPT + 8
+        self.retention.make_room(paged=False)
+        self.assertEqual((self.ring.oldest, self.ring.size), (8, CAPACITY * 3 // 4))
+
+    def test_not_taken(self) -> None:
+        """What the slowest stream has yet to take stays, although the ring is full."""
+        slow, fast = self.retention.enter(0), self.retention.enter(0)
+        self.print(50)
+        fast.taken, slow.taken = 50, 3
+        self.retention.make_room(paged=False)
+        self.assertEqual(self.ring.oldest, 3)
+        self.retention.leave(slow)
+        self.retention.make_room(paged=False)
+        self.assertEqual(self.ring.oldest, 20)
+
+    def test_gone(self) -> None:
+        """When no stream is left nothing more is discarded: its client may come back."""
+        reader = self.retention.enter(0)
+        self.print(20)
+        reader.taken = 20
+        self.retention.leave(reader)
+        self.print(30)
+        self.retention.make_room(paged=False)
+        self.assertEqual((self.ring.oldest, len(self.retention)), (0, 0))
+
+    def test_beside_pages(self) -> None:
+        """While pages are read, what they have not acknowledged stays."""
+        reader = self.retention.enter(0)
+        self.print(50)
+        reader.taken = 50
+        self.retention.make_room(paged=True)
+        self.assertEqual(self.ring.oldest, 0)
+        self.retention.acknowledge(4)
+        self.retention.make_room(paged=True)
+        self.assertEqual(self.ring.oldest, 4)
+        self.retention.make_room(paged=False)
+        self.assertEqual(self.ring.oldest, 20)
+
+
+class Machine(RuleBasedStateMachine):
+    """Streams and pages over one ring: each sees every event exactly once, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring = Ring()
+        self.retention = Retention(self.ring, CAPACITY)
+        self.printed: list[bytes] = []
+        self.acknowledged = 0
+        # Live streams: where each stands, and all that its client has ever been given.
+        self.streams: dict[Reader, list[bytes]] = {}
+        self.positions: dict[Reader, int] = {}
+        self.gone: list[list[bytes]] = []  # what those have who have left
+        self.page: list[bytes] = []  # what the reader of pages has
+        self.paged = False
+
+    def lines(self, batch: Batch) -> list[bytes]:
+        lines = batch.lines.splitlines(keepends=True)
+        assert len(lines) == batch.count
+        return lines
+
+    @precondition(lambda self: self.ring.size < CAPACITY)
+    @rule(count=st.integers(1, PRINTED))
+    def print(self, count: int) -> None:
+        """Print some; whoever prints waits while the ring is full."""
+        batch = numbers(len(self.printed), count)
+        self.printed += self.lines(batch)
+        self.ring.append(batch)
+
+    @precondition(lambda self: len(self.streams) < 4)
+    @rule(back=st.integers(0, 10))
+    def begin(self, back: int) -> None:
+        """Let a new stream begin at the oldest event, or one that has left go on."""
+        read = self.gone.pop(back) if back < len(self.gone) else None
+        if read is None or len(read) < self.ring.oldest:
+            read = self.printed[: self.ring.oldest]
+        reader = self.retention.enter(len(read))
+        self.streams[reader] = read
+        self.positions[reader] = len(read)
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 9), limit=st.integers(0, 20 * LINE))
+    def read(self, number: int, limit: int) -> None:
+        """Let a stream read a piece; the one before has been taken."""
+        reader = self.pick(number)
+        self.took(reader)
+        batch = self.ring.read(self.positions[reader], limit)
+        self.positions[reader] += batch.count
+        self.streams[reader] += self.lines(batch)
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 9), lost=st.integers(0, 20))
+    def leave(self, number: int, lost: int) -> None:
+        """Let a stream break off; its client has not got the last of what was written."""
+        reader = self.pick(number)
+        self.retention.leave(reader)
+        self.retention.make_room(paged=self.paged)
+        read = self.streams.pop(reader)
+        self.gone.append(read[: max(0, len(read) - lost)])
+
+    @rule(limit=st.integers(0, 20 * LINE), received=st.booleans())
+    def ask(self, limit: int, received: bool) -> None:
+        """Let the reader of pages ask for the next, if streams have left it."""
+        if len(self.page) < self.ring.oldest:
+            self.page = self.printed[: self.ring.oldest]  # it was refused, and begins there
+        self.paged = True
+        self.acknowledged = max(self.acknowledged, len(self.page))
+        self.retention.acknowledge(len(self.page))
+        self.retention.make_room(paged=True)
+        batch = self.ring.read(len(self.page), limit)
+        if received:
+            self.page += self.lines(batch)
+
+    @rule()
+    def stop_asking(self) -> None:
+        """Let it be long ago that a page was asked for."""
+        self.paged = False
+
+    def pick(self, number: int) -> Reader:
+        return list(self.streams)[number % len(self.streams)]
+
+    def took(self, reader: Reader) -> None:
+        before = self.ring.oldest
+        reader.taken = self.positions[reader]
+        self.retention.make_room(paged=self.paged)
+        if self.ring.oldest > max(before, self.acknowledged):
+            # It was discarded for room, so nearly three quarters are left to come back to.
+            assert self.ring.size > (KEPT - PRINTED) * LINE
+
+    @invariant()
+    def nobody_misses_anything(self) -> None:
+        """Every reader has exactly what was printed, up to where it stands."""
+        for read in (*self.streams.values(), *self.gone, self.page):
+            assert read == self.printed[: len(read)]
+
+    @invariant()
+    def what_is_needed_is_there(self) -> None:
+        """No live stream, and no reader of pages who asks, is behind the oldest event."""
+        for reader in self.streams:
+            assert self.ring.oldest <= reader.taken <= self.positions[reader]
+        if self.paged:
+            assert self.ring.oldest <= max(self.acknowledged, len(self.page))
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        """Hold that the ring has its capacity at most, and what was printed in one go."""
+        assert self.ring.size < CAPACITY + PRINTED * LINE
+
+    @invariant()
+    def acknowledged_is_discarded(self) -> None:
+        """Hold that what pages have acknowledged is kept for live streams only."""
+        needed = min((reader.taken for reader in self.streams), default=self.acknowledged)
+        assert self.ring.oldest >= min(self.acknowledged, needed)
+
+
+class InterleavingTests(SynchronousTestCase):
+    """Readers of all kinds at once."""
+
+    def test_readers(self) -> None:
+        """Each sees every event once and in order, and memory stays bounded."""
+        self.patch(ring, "_GATHER", 4 * LINE)
+        run_state_machine_as_test(
+            Machine, settings=settings(max_examples=150, stateful_step_count=40)
+        )

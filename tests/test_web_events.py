@@ -1,0 +1,226 @@
+"""`tawebeval.web.events`: what the headers of a request for events ask for."""
+
+from __future__ import annotations
+
+from tawebeval.config import Callers, Configuration
+from tests.fake_clients import Answer
+from tests.fake_streams import (
+    LineFollower,
+    SocketFollower,
+    SourceFollower,
+)
+from tests.test_web import END
+from tests.test_web_streams import StreamTestCase
+
+
+class ChoiceTests(StreamTestCase):
+    """Which kind of answer."""
+
+    def test_media_types(self) -> None:
+        """The answer is of the type that was asked for, and must not be kept by anybody."""
+        identifier = self.evaluate()
+        for accept in ("text/event-stream", "application/jsonl", "application/x-ndjson"):
+            answer = self.follow(LineFollower, identifier, Accept=accept).answer
+            self.assertEqual(answer.status, 200)
+            self.assertEqual(answer.headers["content-type"], accept)
+            self.assertEqual(answer.headers["cache-control"], "no-store")
+            self.assertEqual(answer.headers["x-accel-buffering"], "no")
+            self.assertEqual(answer.headers["vary"], "Accept")
+            self.assertEqual(answer.headers["access-control-allow-origin"], "*")
+        page = self.request("GET", f"/evaluation/{identifier}/events")
+        self.assertEqual(page.headers["vary"], "Accept")
+        self.assertNotIn("x-accel-buffering", page.headers)
+
+    def test_not_acceptable(self) -> None:
+        """406 names what there is, and acknowledges nothing."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        path = f"/evaluation/{identifier}/events?after=2"
+        answer = self.request("GET", path, 406, headers={"Accept": "text/html"})
+        self.assertIn("application/jsonl", answer.json()["offered"])
+        self.assertEqual(answer.headers["vary"], "Accept")
+        self.page(identifier)
+
+    def test_head(self) -> None:
+        """HEAD tells the type, and begins no stream; of the wrong it tells the status."""
+        identifier = self.evaluate()
+        for accept in ("text/event-stream", "application/jsonl"):
+            connection = self.connect()
+            connection.request(f"HEAD /evaluation/{identifier}/events", Accept=accept)
+            answer = connection.answer("HEAD")
+            self.assertEqual((answer.status, answer.body), (200, b""))
+            self.assertEqual(answer.headers["Content-Type"], accept)
+            connection.request("HEAD /evaluation/unknown/events", Accept=accept)
+            self.assertEqual(connection.answer("HEAD").status, 404)
+        self.check_nothing_left(identifier)
+
+    def test_head_acknowledges_nothing(self) -> None:
+        """HEAD of any kind discards nothing and forgets nothing."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        self.finish()
+        for accept in ("text/event-stream", "application/jsonl", "application/json"):
+            for query in ("?after=2", f"?after={END}", "?after=1&wait=20"):
+                connection = self.connect()
+                connection.request(f"HEAD /evaluation/{identifier}/events{query}", Accept=accept)
+                self.assertEqual(connection.answer("HEAD").status, 200)
+        self.assertEqual(len(self.page(identifier)["data"]), 4)
+
+
+class NamedOriginTests(StreamTestCase):
+    """Where origins are named."""
+
+    configuration = Configuration(callers=Callers(origins=("https://judge.example.org",)))
+
+    def check(self, answer: Answer) -> None:
+        """Hold nothing: what is promised of every answer is not so here."""
+
+    def test_vary(self) -> None:
+        """Answers depend on the origin and on what is accepted; both are named."""
+        follower = self.follow(LineFollower, self.evaluate())
+        self.assertEqual(follower.answer.headers["vary"], "Origin, Accept")
+
+
+class PageTests(StreamTestCase):
+    """What pages have besides."""
+
+    def test_link(self) -> None:
+        """`Link` leads to the next page, until there is none."""
+        identifier = self.evaluate()
+        self.print(b"a\n" * 100)
+        self.finish()
+        path = f"/evaluation/{identifier}/events"
+        seen, found = [], 0
+        while path:
+            answer = self.request("GET", path)
+            found += len(answer.json()["data"])
+            seen.append(path)
+            link = answer.headers.get("link", "")
+            path = link.partition("<")[2].partition(">")[0]
+            self.assertEqual(link, f'<{path}>; rel="next"' if path else "")
+        self.assertEqual(found, 200)
+        self.assertEqual(seen[-1], f"/evaluation/{identifier}/events?after={END}")
+        self.assertGreater(len(seen), 2)
+
+    def test_retry_after(self) -> None:
+        """Who has polled in vain is told to take a little time; nobody else is."""
+        identifier = self.evaluate()
+        path = f"/evaluation/{identifier}/events"
+        answer = self.request("GET", path)
+        self.assertEqual(answer.headers["retry-after"], "1")
+        waiting = self.ask("GET", path + "?wait=5")
+        self.service.reactor.advance(5)
+        self.assertNotIn("retry-after", self.answer(waiting).headers)
+        self.print(b"a\n")
+        self.assertNotIn("retry-after", self.request("GET", path).headers)
+        self.finish()
+        for after in ("2", END):
+            self.assertNotIn("retry-after", self.request("GET", f"{path}?after={after}").headers)
+
+    def test_for_browsers(self) -> None:
+        """Pages of other origins may send `Last-Event-ID`, and read what is told."""
+        answer = self.request("OPTIONS", "/evaluation/x/events", 204)
+        self.assertIn("Last-Event-ID", answer.headers["access-control-allow-headers"])
+        for name in ("Link", "Retry-After", "Preference-Applied", "Location"):
+            self.assertIn(name, answer.headers["access-control-expose-headers"].split(", "))
+
+
+class ServerSentTests(StreamTestCase):
+    """What browsers do with server-sent events."""
+
+    def test_beginning(self) -> None:
+        """The stream begins at once, with how long to wait before coming back."""
+        follower = self.follow(SourceFollower, self.evaluate())
+        self.assertEqual(follower.answer.body, b"retry: 2000\n\n")
+        self.assertEqual(follower.source.retry, 2000)
+
+    def test_cursors(self) -> None:
+        """The last event's identifier is the cursor from which a page would go on."""
+        identifier = self.evaluate()
+        follower = self.follow(SourceFollower, identifier)
+        self.print(b"a\nb\n")
+        self.assertEqual(follower.source.last_event_id, self.page(identifier)["end"])
+        self.finish()
+        self.assertEqual(follower.source.last_event_id, END)
+
+    def test_last_event_id(self) -> None:
+        """It wins over `after`, which stays in the URL when a browser comes back."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        for query in ("", "?after=0", "?after=1", "?after=1&skip=1", "?after=x"):
+            follower = self.follow(SourceFollower, identifier, query, Last_Event_ID="2")
+            self.assertEqual(follower.payloads, ["b"])
+        for query, payloads in (("", ["a", "\n", "b"]), ("?after=1", ["\n", "b"])):
+            follower = self.follow(SourceFollower, identifier, query, Last_Event_ID="")
+            self.assertEqual(follower.payloads, payloads)
+            follower = self.follow(LineFollower, identifier, query, Last_Event_ID="2")
+            self.assertEqual(follower.payloads, payloads)
+
+    def test_broken_last_event_id(self) -> None:
+        """One that is no cursor is refused."""
+        identifier = self.evaluate()
+        for value in ("x", "9", "-1", "\xff", "e" * 100):
+            follower = self.follow(SourceFollower, identifier, Last_Event_ID=value)
+            self.assertEqual(follower.answer.status, 400, value)
+            self.check_problem(follower.answer)
+        connection = self.connect()
+        connection.send(
+            f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: localhost\r\n"
+            "Accept: text/event-stream\r\nLast-Event-ID: 0\r\nLast-Event-ID: 0\r\n\r\n".encode()
+        )
+        self.assertEqual(connection.answer().status, 400)
+
+    def test_lost_at_the_end(self) -> None:
+        """Who has lost the end gets it again, and who has it is sent home for ever."""
+        identifier = self.evaluate()
+        self.print(b"a\n")
+        first = self.follow(SourceFollower, identifier)
+        self.finish()
+        self.assertTrue(first.complete)
+        again = self.follow(SourceFollower, identifier, Last_Event_ID="2")
+        self.assertEqual((again.events, again.complete), ([], True))
+        for _ in range(3):
+            follower = self.follow(SourceFollower, identifier, Last_Event_ID=END)
+            self.assertEqual((follower.answer.status, follower.answer.body), (204, b""))
+        follower = self.follow(SourceFollower, identifier, Last_Event_ID="2")
+        self.assertEqual(follower.answer.status, 410)
+
+    def test_heartbeat(self) -> None:
+        """After some time without an event a comment is sent, again and again."""
+        follower = self.follow(SourceFollower, self.evaluate())
+        begin = follower.answer.body
+        self.service.reactor.advance(14)
+        self.assertEqual(follower.answer.body, begin)
+        for count in range(1, 4):
+            self.service.reactor.advance(1)
+            self.turn()
+            self.assertEqual(follower.answer.body, begin + b":\n\n" * count)
+            self.service.reactor.advance(14)
+        self.print(b"a\n")
+        self.service.reactor.advance(14)
+        self.turn()
+        self.assertEqual(follower.answer.body.count(b":\n\n"), 3)
+        self.service.reactor.advance(1)
+        self.turn()
+        self.assertEqual(follower.answer.body.count(b":\n\n"), 4)
+        self.assertEqual(follower.payloads, ["a"])
+
+    def test_no_heartbeat(self) -> None:
+        """JSON Lines have nothing that could be one."""
+        follower = self.follow(LineFollower, self.evaluate())
+        for _ in range(9):
+            self.service.reactor.advance(15)
+            self.turn()
+        self.assertEqual(follower.answer.body, b"")
+
+    def test_carriage_return(self) -> None:
+        """A data line with a carriage return in it arrives as an event, and whole."""
+        identifier = self.evaluate()
+        begin = self.child.environment["EVALUATION_DATA_BEGIN"].encode()
+        end = self.child.environment["EVALUATION_DATA_END"].encode()
+        followers = [
+            self.follow(kind, identifier) for kind in (SourceFollower, LineFollower, SocketFollower)
+        ]
+        self.print(b"%s\n[1,\r2]\r\n%s\n" % (begin, end))
+        for follower in followers:
+            self.assertEqual(follower.payloads, [[1, 2]])

@@ -1,0 +1,269 @@
+"""`tawebeval.web.websockets`: handshakes, what clients send, and the ends of connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.interfaces import IHalfCloseableDescriptor
+from zope.interface import alsoProvides
+
+from tawebeval.config import Callers, Configuration
+from tests.fake_clients import Answer
+from tests.fake_streams import UPGRADE, SocketFollower
+from tests.test_web_streams import StreamTestCase
+
+PING, PONG, CLOSE, TEXT, BINARY, MORE = 9, 10, 8, 1, 2, 0
+
+
+class SocketTestCase(StreamTestCase):
+    """A WebSocket that is open."""
+
+    def open(self, printed: bytes = b"", **headers: str) -> SocketFollower:
+        """Begin an evaluation, and follow it."""
+        self.identifier = self.evaluate()
+        if printed:
+            self.print(printed)
+        follower: SocketFollower = self.follow(SocketFollower, self.identifier, **headers)
+        return follower
+
+
+class HandshakeTests(SocketTestCase):
+    """Becoming a WebSocket."""
+
+    def test_answer(self) -> None:
+        """The answer is that of RFC 6455, section 1.3."""
+        follower = self.open()
+        start = follower.connection.received.partition(b"\r\n\r\n")[0].split(b"\r\n")
+        self.assertEqual(start[0], b"HTTP/1.1 101 Switching Protocols")
+        self.assertIn(b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", start)
+
+    def test_whatever_it_accepts(self) -> None:
+        """`Accept` says nothing about a WebSocket."""
+        follower = self.open(b"a\n", Accept="text/html")
+        self.assertEqual(follower.payloads, ["a"])
+
+    def test_firefox(self) -> None:
+        """`Connection` may have more than one word, and case does not matter."""
+        follower = self.open(b"a\n", Connection="keep-alive, Upgrade", Upgrade="WebSocket")
+        self.assertEqual(follower.payloads, ["a"])
+
+    def test_broken(self) -> None:
+        """A handshake that is broken is refused as a problem, and tells the version."""
+        identifier = self.evaluate()
+        for change in (
+            {"Sec-WebSocket-Version": "12"},
+            {"Sec-WebSocket-Version": ""},
+            {"Connection": "keep-alive"},
+        ):
+            follower = self.follow(SocketFollower, identifier, **change)
+            self.assertEqual(follower.answer.status, 400, change)
+            self.check_problem(follower.answer)
+            self.assertEqual(follower.answer.headers["sec-websocket-version"], "13")
+        self.check_nothing_left(identifier)
+
+    def test_names_of_hosts(self) -> None:
+        """So is one that names no host, or one that cannot be."""
+        connection = self.connect()
+        for host in ("", "Host: xn--99999999999a\r\n"):
+            lines = "".join(f"{name}: {value}\r\n" for name, value in UPGRADE.items())
+            start = f"GET /evaluation/x/events HTTP/1.1\r\n{host}{lines}\r\n"
+            connection.send(start.encode())
+            answer = connection.answer()
+            self.assertEqual(answer.status, 400)
+            self.assertEqual(answer.headers["Sec-WebSocket-Version"], "13")
+
+    def test_without_a_key(self) -> None:
+        """So is one without a key."""
+        identifier = self.evaluate()
+        kind = type("Keyless", (SocketFollower,), {"hello": lambda self: _without_key()})
+        follower = self.follow(kind, identifier)
+        self.assertEqual(follower.answer.status, 400)
+
+    def test_another_upgrade(self) -> None:
+        """To another protocol nothing is upgraded: the request is answered as any."""
+        identifier = self.evaluate()
+        follower = self.follow(SocketFollower, identifier, Upgrade="h2c")
+        self.assertEqual(follower.answer.status, 200)
+        self.assertEqual(follower.answer.headers["content-type"], "application/json")
+
+    def test_head(self) -> None:
+        """HEAD does not become a WebSocket."""
+        connection = self.connect()
+        path = f"/evaluation/{self.evaluate()}/events"
+        connection.request(f"HEAD {path}", **{k.replace("-", "_"): v for k, v in UPGRADE.items()})
+        self.assertEqual(connection.answer("HEAD").status, 200)
+
+
+def _without_key() -> dict[str, str]:
+    return {name: value for name, value in UPGRADE.items() if not name.endswith("Key")}
+
+
+class OriginTests(SocketTestCase):
+    """Whose pages may open one."""
+
+    def test_any(self) -> None:
+        """Where every page may read answers, every page may."""
+        for origin in ("https://elsewhere.example", "null"):
+            self.assertEqual(self.open(b"a\n", Origin=origin).payloads, ["a"])
+            self.finish()
+
+
+class NamedOriginTests(SocketTestCase):
+    """Where origins are named."""
+
+    configuration = Configuration(callers=Callers(origins=("https://judge.example.org",)))
+
+    def check(self, answer: Answer) -> None:
+        """Hold nothing: what is promised of every answer is not so here."""
+
+    def test_origins(self) -> None:
+        """The pages that are named may, our own, and programs; others learn no event."""
+        for headers, allowed in (
+            ({}, True),
+            ({"Origin": "https://judge.example.org"}, True),
+            ({"Origin": "http://localhost"}, True),
+            ({"Origin": "https://elsewhere.example"}, False),
+            ({"Origin": "https://judge.example.org.elsewhere.example"}, False),
+            ({"Origin": "null"}, False),
+        ):
+            follower = self.open(b"a\n", **headers)
+            if allowed:
+                self.assertEqual(follower.payloads, ["a"])
+            else:
+                self.assertEqual(follower.answer.status, 403, headers)
+                self.assertEqual(
+                    follower.answer.headers["content-type"], "application/problem+json"
+                )
+            self.finish()
+
+
+class ClientTests(SocketTestCase):
+    """What clients send."""
+
+    def test_messages_are_passed_over(self) -> None:
+        """What a client says makes no difference."""
+        follower = self.open()
+        follower.send(TEXT, b"hello")
+        follower.send(TEXT, b"hel", final=False)
+        follower.send(MORE, b"lo")
+        follower.send(BINARY, b"\xff" * 1000)
+        follower.send(PONG, b"unasked")
+        self.print(b"a\n")
+        self.assertEqual([opcode for opcode, _ in follower.frames], [TEXT])
+
+    def test_ping(self) -> None:
+        """Its pings are answered."""
+        follower = self.open()
+        follower.send(PING, b"x")
+        self.assertEqual(follower.frames, [(PONG, b"x")])
+
+    def test_pinged(self) -> None:
+        """It is pinged when there was nothing to send for some time."""
+        follower = self.open()
+        for count in range(1, 4):
+            self.service.reactor.advance(14.9)
+            self.turn()
+            self.assertEqual(len(follower.frames), count - 1)
+            self.service.reactor.advance(0.1)
+            self.turn()
+            self.assertEqual(follower.frames[-1], (PING, b""))
+            follower.send(PONG)
+
+    def test_too_much(self) -> None:
+        """More than 64 KiB in all close it: as one message, in pieces, or by control frames."""
+        for opcode, size, final in ((TEXT, 60_000, True), (TEXT, 1000, False), (PONG, 100, True)):
+            follower = self.open()
+            sent = 0
+            while follower.code is None and sent < 99_999:
+                follower.send(opcode if final or not sent else MORE, b"x" * size, final)
+                sent += size
+            self.assertGreater(sent, 60_000)
+            self.assertLess(sent, 65_536 + size)
+            self.assertEqual(follower.code, 1009)
+            self.assertTrue(follower.connection.closed)
+            follower.lose()
+            self.check_nothing_left(self.identifier)
+            self.finish()
+
+    def test_nonsense(self) -> None:
+        """What is no frame, and text that is not UTF-8, close it with the code for that."""
+        for opcode, content, code in (
+            (TEXT, b"\xff", 1007),
+            (3, b"", 1002),
+            (PING, b"x" * 126, 1002),
+        ):
+            follower = self.open()
+            follower.send(opcode, content)
+            self.assertEqual(follower.code, code)
+            self.assertTrue(follower.connection.closed)
+            self.print(b"a\n")
+            self.assertEqual(follower.events, [])
+            follower.lose()
+            self.finish()
+
+    def test_close(self) -> None:
+        """A client's close is answered with its code, and nothing is sent after it."""
+        follower = self.open(b"a\n")
+        follower.send(CLOSE, (1001).to_bytes(2, "big"))
+        self.assertEqual(follower.code, 1001)
+        self.assertTrue(follower.connection.closed)
+        self.print(b"b\n")
+        self.service.reactor.advance(15)
+        self.turn()
+        self.assertEqual([opcode for opcode, _ in follower.frames], [TEXT, CLOSE])
+        follower.lose()
+        self.check_nothing_left(self.identifier)
+
+    def test_close_in_quiet(self) -> None:
+        """Nor is it pinged after that."""
+        follower = self.open()
+        follower.send(CLOSE)
+        self.service.reactor.advance(15)
+        self.turn()
+        self.assertEqual([opcode for opcode, _ in follower.frames], [CLOSE])
+        follower.lose()
+        self.check_nothing_left(self.identifier)
+
+    def test_close_of_a_slow_one(self) -> None:
+        """Also in the midst of what it has yet to take, and what is sent then is thrown away."""
+        follower = self.open()
+        follower.full = True
+        self.print(b"a\n" * 5000)
+        count = len(follower.events)
+        follower.send(CLOSE)
+        follower.send(TEXT, b"more")
+        follower.take()
+        self.assertEqual(len(follower.events), count)
+        self.assertTrue(follower.connection.closed)
+        self.service.reactor.advance(100)
+        self.assertTrue(follower.connection.aborted)
+        follower.lose()
+        self.check_nothing_left(self.identifier)
+
+
+class EndTests(SocketTestCase):
+    """The ends of connections."""
+
+    def test_half_closed(self) -> None:
+        """After the last message our half is closed, and the client's close is waited for."""
+        follower = self.open(b"a\n")
+        transport: Any = follower.connection.transport
+        alsoProvides(transport, IHalfCloseableDescriptor)
+        ended = []
+        transport.loseWriteConnection = lambda: ended.append(True)
+        self.finish()
+        self.assertEqual((follower.code, ended), (1000, [True]))
+        self.assertFalse(follower.connection.closed)
+        follower.send(CLOSE, (1000).to_bytes(2, "big"))
+        self.assertEqual([opcode for opcode, _ in follower.frames], [TEXT, TEXT, CLOSE])
+        self.service.reactor.advance(60)
+        self.assertTrue(follower.connection.aborted)
+
+    def test_counted(self) -> None:
+        """It is a connection like any other, until it is gone."""
+        connections = self.service.site.connections
+        before = connections._total
+        follower = self.open()
+        self.assertEqual(connections._total, before + 1)
+        follower.lose()
+        self.assertEqual(connections._total, before)
