@@ -39,6 +39,11 @@ Origin = Annotated[
 ]
 
 
+# What an evaluator is always told by tawebeval, whatever is configured.
+_OWN_NAMES = frozenset({"HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED"})
+_OWN_PREFIXES = ("SUBMISSION_FILE_", "EVALUATION_DATA_", "EVALUATION_FILE_")
+
+
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the file; what it does not know is an error."""
 
@@ -47,6 +52,7 @@ class Service(Section, frozen=True):
     """`[service]`: the daemon's own process."""
 
     user: Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]*\$?)?\Z")] = ""
+    drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
 
 
 class Callers(Section, frozen=True):
@@ -111,7 +117,16 @@ class Evaluations(Section, frozen=True):
     queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
     grace: Seconds = 2
     abandon_after: Seconds = 900
+    retain: Seconds = 900
+    kept: Count = 10_000
     environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], str] = {}
+
+    def __post_init__(self) -> None:
+        for name, value in self.environment.items():
+            if name in _OWN_NAMES or name.startswith(_OWN_PREFIXES):
+                raise ValueError(f".environment.{name}: tawebeval sets this variable by itself")
+            if "\0" in value:
+                raise ValueError(f".environment.{name}: no variable can contain NUL")
 
 
 class Sandbox(Section, frozen=True):
@@ -126,6 +141,7 @@ class Limits(Section, frozen=True):
     """`[limits]`: what one request, and one evaluation, may take."""
 
     request_body: Bytes = 64 * MIB
+    uploads: Bytes = 16 * GIB
     fields: Count = 64
     field: Bytes = 64 * KIB
     wall_clock: Seconds = 300
@@ -145,6 +161,7 @@ class Limits(Section, frozen=True):
 class Buffers(Section, frozen=True):
     """`[buffers]`: what is kept in memory for readers."""
 
+    total: Bytes = 256 * MIB
     evaluation: Bytes = 4 * MIB
     page: Bytes = 256 * KIB
 
@@ -152,7 +169,7 @@ class Buffers(Section, frozen=True):
 class Polls(Section, frozen=True):
     """`[polls]`: how long a request may wait for events."""
 
-    wait: Annotated[float, Meta(ge=0, le=3600)] = 30
+    wait: Annotated[int, Meta(ge=0, le=3600)] = 30
     older: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
@@ -208,9 +225,15 @@ def parse_configuration(text: str) -> Configuration:
 
 
 def _with_path(message: str) -> str:
-    """Put the key's path, which msgspec gives last and as `$.section`, in front."""
+    """Put the key's path, which msgspec gives last and as `$.section`, in front.
+
+    A section that refuses one of its keys begins its message with that key, after a dot.
+    """
     placed = re.fullmatch(r"(.*) - at (?:`key` in )?`\$\.?([^`]*)`", message)
     message, path = placed.groups() if placed else (message, "")
+    if message.startswith("."):
+        key, _, message = message.partition(": ")
+        path += key
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
     if unknown:
         path = f"{path}.{unknown[1]}" if path else unknown[1]

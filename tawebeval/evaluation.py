@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.bare import Commit
+from tawebeval.budget import Budget, Share
 from tawebeval.callers import ANYBODY
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
@@ -21,6 +21,7 @@ from tawebeval.events import encode_error
 from tawebeval.fileblock import WantedFile
 from tawebeval.form import EvaluationRequest
 from tawebeval.intake import Intake
+from tawebeval.life import State, step
 from tawebeval.markers import Markers
 from tawebeval.process import Spawner
 from tawebeval.repositories import Repositories
@@ -35,22 +36,6 @@ from tawebeval.workspace import View, Workspace, remove
 log = Logger()
 
 
-class State(Enum):
-    """Where an evaluation is in its life (contract, section 7)."""
-
-    QUEUED = "queued"
-    FETCHING = "fetching"
-    RUNNING = "running"
-    FINISHED = "finished"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def ended(self) -> bool:
-        """Whether no event will follow."""
-        return self in (State.FINISHED, State.FAILED, State.CANCELLED)
-
-
 @attrs.frozen
 class Surroundings:
     """What evaluations need from the world, handed in."""
@@ -63,6 +48,7 @@ class Surroundings:
     repositories: Repositories
     sandbox: Sandbox
     watch: Watch
+    budget: Budget
     time: Callable[[], float] = time.time
 
 
@@ -83,6 +69,7 @@ class Evaluation:
     _surroundings: Surroundings
     caller: str = ANYBODY
     ring: Ring = attrs.field(factory=Ring)
+    share: Share = attrs.field(init=False)
     state: State = State.QUEUED
     failure: EvaluationError | None = None
     commit: Commit | None = None
@@ -94,6 +81,9 @@ class Evaluation:
     _cell: Cell | None = None
     _stopped: EvaluationError | None = None
     _life: Deferred[None] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.share = self._surroundings.budget.enter()
 
     def begin(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
         """Come to life. `over` is set when nothing is left of it but its events."""
@@ -111,8 +101,13 @@ class Evaluation:
 
     def acknowledged(self) -> None:
         """Events were discarded from the ring: more may be read from stdout."""
-        if self._intake is not None:
-            self._intake.acknowledged()
+        self.share.resize(self.ring.size)
+
+    def forget(self, fate: State) -> None:
+        """Let nothing be left of one that is over but its fate, DRAINED or EXPIRED."""
+        self._enter(fate)
+        self.ring.acknowledge(self.ring.newest)
+        self.share.leave()
 
     async def _live(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
         try:
@@ -165,7 +160,7 @@ class Evaluation:
             surroundings.clock,
             Parser(markers, max_value=limits.data_value, max_file=limits.file),
             self.ring,
-            configuration.buffers.evaluation,
+            self.share,
             changed=lambda: self.changed.fire(None),
             held=lambda held: run.hold(held),
             read_file=read_file,
@@ -223,7 +218,7 @@ class Evaluation:
         }
 
     def _enter(self, state: State) -> None:
-        self.state = state
+        self.state = step(self.state, state)
         self.times[state.value] = self._surroundings.time()
         log.info("{id}: {state}", id=self.identifier, state=state.value)
 
@@ -244,6 +239,7 @@ class Evaluation:
             )
         self.times["ended"] = self._surroundings.time()
         self.ring.close()
+        self.share.unbind()
         self.changed.fire(None)
 
     async def _clean_up(self) -> None:

@@ -10,7 +10,6 @@ from twisted.internet.defer import Deferred
 from tawebeval.evaluation import Evaluation
 from tawebeval.events import Batch
 from tawebeval.retention import Reader, Retention
-from tawebeval.signals import Signal
 
 
 @attrs.define
@@ -32,7 +31,7 @@ class Readers:
 
     def make_room(self, now: float) -> None:
         """Discard what nobody needs, and let the evaluator print into the room."""
-        self.retention.make_room(paged=now < self.paged)
+        self.retention.make_room(self.evaluation.share.limit, paged=now < self.paged)
         self.evaluation.acknowledged()
 
 
@@ -41,7 +40,6 @@ class Followers:
     """All who follow an evaluation just now."""
 
     _present: dict[Following, None] = attrs.field(factory=dict)
-    _left: Signal[None] = attrs.field(factory=Signal)
 
     def __len__(self) -> int:
         return len(self._present)
@@ -53,12 +51,6 @@ class Followers:
     def leave(self, following: Following) -> None:
         """Note one less."""
         del self._present[following]
-        self._left.fire(None)
-
-    async def all_left(self) -> None:
-        """Return when there is nobody any more."""
-        while self._present:
-            await self._left.wait()
 
 
 @attrs.define(eq=False)

@@ -13,6 +13,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
+from tawebeval.budget import Share
 from tawebeval.events import Batch
 from tawebeval.fileblock import WantedFile
 from tawebeval.ring import Ring
@@ -39,9 +40,9 @@ class Producer(Protocol):
 class Intake:
     """Feeds one ring from one stdout.
 
-    `capacity` is the size of the ring, in bytes, from which the producer is paused.
-    `changed()` is called when there are new events, `held(bool)` when the ring becomes
-    full, and when there is room again. `read_file` gives a wanted file's content or raises
+    While the ring's `share` of the buffers is full the producer is paused. `changed()` is
+    called when there are new events, `held(bool)` when the ring becomes full, and when there is
+    room again. `read_file` gives a wanted file's content or raises
     FileRefused. `done` is set when all has been put into the ring.
     """
 
@@ -50,7 +51,7 @@ class Intake:
         clock: IReactorTime,
         parser: Parser,
         ring: Ring,
-        capacity: float,
+        share: Share,
         *,
         changed: Callable[[], object],
         held: Callable[[bool], object],
@@ -60,7 +61,7 @@ class Intake:
         self._clock = clock
         self._parser = parser
         self._ring = ring
-        self._capacity = capacity
+        self._share = share
         self._changed = changed
         self._held = held
         self._read_file = read_file
@@ -74,6 +75,7 @@ class Intake:
     def start(self, producer: Producer) -> None:
         """Take what `producer` reads, and pause it when that is too much."""
         self._producer = producer
+        self._share.room = self._balance
 
     def received(self, chunk: bytes) -> None:
         """Take a chunk of stdout."""
@@ -86,15 +88,15 @@ class Intake:
 
     def acknowledged(self) -> None:
         """Events were discarded: there may be room again."""
-        self._balance()
+        self._share.resize(self._ring.size)
 
     def release(self) -> None:
         """Take what still comes, however full the ring is: the process has ended."""
-        self._capacity = float("inf")
-        self._balance()
+        self._share.unbind()
 
     def _take(self, batch: Batch) -> None:
         self._ring.append(batch)
+        self._share.resize(self._ring.size)
         if self._parser.wanted is not None and not self._reading:
             self._reading = True
             Deferred.fromCoroutine(self._supply(self._parser.wanted))
@@ -134,7 +136,7 @@ class Intake:
             self.done.set(None)
 
     def _balance(self) -> None:
-        full = self._ring.size >= self._capacity
+        full = self._share.full
         if full is not self._full:
             self._full = full
             self._held(full)

@@ -14,6 +14,7 @@ from tawebeval.evaluation import Evaluation
 from tawebeval.following import Readers
 from tawebeval.form import EvaluationRequest
 from tawebeval.identity import Identities
+from tawebeval.life import State
 from tawebeval.retention import Retention
 
 
@@ -21,13 +22,15 @@ from tawebeval.retention import Retention
 class Upload:
     """A form that has arrived: its files lie below `directory`.
 
-    `key` is the `Idempotency-Key`, if one was given, and `digest` tells forms apart.
+    `key` is the `Idempotency-Key`, if one was given, and `digest` tells forms apart. `size` is
+    what it counts for among the uploads on the disk, in bytes.
     """
 
     request: EvaluationRequest
     directory: Path
     key: str | None = None
     digest: bytes = b""
+    size: int = 0
 
 
 @attrs.define(eq=False)
@@ -35,7 +38,7 @@ class Record:
     """What is noted about an evaluation.
 
     `number` tells in which order they were accepted, `asked` when a client last asked, in
-    seconds of the clock.
+    seconds of the clock. `fate` is DRAINED or EXPIRED when it is forgotten.
     """
 
     evaluation: Evaluation
@@ -44,11 +47,21 @@ class Record:
     number: int
     asked: float
     readers: Readers
+    fate: State | None = None
 
     @property
     def awaited(self) -> bool:
         """Whether somebody waits for it, or follows it, just now."""
         return bool(len(self.evaluation.changed) or len(self.readers.retention))
+
+    def settle(self) -> None:
+        """Let the evaluation be gone if it is forgotten, nothing of it lives, and nobody reads."""
+        if (
+            self.fate is not None
+            and self.evaluation.over.is_set
+            and not len(self.readers.retention)
+        ):
+            self.evaluation.forget(self.fate)
 
 
 class Records:
@@ -57,27 +70,47 @@ class Records:
     def __init__(self, identities: Identities, clock: IReactorTime) -> None:
         self._identities = identities
         self._clock = clock
-        # In the order in which clients last asked for them.
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: dict[str, Record] = {}
+        # Of those that are over and the others, in the order in which clients last asked for
+        # them; the end of an evaluation counts as that, too.
+        self._living: OrderedDict[str, Record] = OrderedDict()
+        self._kept: OrderedDict[str, Record] = OrderedDict()
         self._keys: dict[tuple[str, str], Record] = {}
         self._accepted = 0
+
+    def __contains__(self, identifier: str) -> bool:
+        return identifier in self._records
+
+    @property
+    def kept(self) -> int:
+        """How many are over, and not forgotten."""
+        return len(self._kept)
 
     def __getitem__(self, identifier: str) -> Record:
         return self._records[identifier]
 
-    def add(self, evaluation: Evaluation, upload: Upload, caller: str, capacity: int) -> None:
-        """Note a new evaluation, of whose events `capacity` bytes may be kept."""
+    def add(self, evaluation: Evaluation, upload: Upload, caller: str) -> None:
+        """Note a new evaluation."""
         self._accepted += 1
-        record = self._records[evaluation.identifier] = Record(
+        identifier = evaluation.identifier
+        record = self._records[identifier] = self._living[identifier] = Record(
             evaluation,
             upload,
             caller,
             self._accepted,
             self._clock.seconds(),
-            Readers(evaluation, Retention(evaluation.ring, capacity)),
+            Readers(evaluation, Retention(evaluation.ring)),
         )
         if upload.key is not None:
             self._keys[caller, upload.key] = record
+        evaluation.over.wait().addCallback(lambda _: self._end(record))
+
+    def _end(self, record: Record) -> None:
+        identifier = record.evaluation.identifier
+        if self._living.pop(identifier, None) is not None:
+            self._kept[identifier] = record
+            self.touch(record)
+        record.settle()
 
     def keyed(self, key: str | None, caller: str) -> Record | None:
         """Return the record of an `Idempotency-Key`, if there is one."""
@@ -94,21 +127,35 @@ class Records:
 
     def touch(self, record: Record) -> None:
         """Note that a client asks for it, unless it is forgotten."""
-        if record.evaluation.identifier in self._records:
+        identifier = record.evaluation.identifier
+        if identifier in self._records:
             record.asked = self._clock.seconds()
-            self._records.move_to_end(record.evaluation.identifier)
+            (self._living if identifier in self._living else self._kept).move_to_end(identifier)
 
-    def forget(self, identifier: str) -> None:
+    def forget(self, identifier: str, fate: State) -> None:
         """Drop a record; one that is not there is forgotten already."""
         record = self._records.pop(identifier, None)
-        if record is not None and record.upload.key is not None:
+        if record is None:
+            return
+        for some in (self._living, self._kept):
+            some.pop(identifier, None)
+        if record.upload.key is not None:
             del self._keys[record.caller, record.upload.key]
+        record.fate = fate
+        record.settle()
 
     def abandoned(self, patience: float) -> list[Record]:
-        """Return those for which nobody has asked in `patience` seconds, nor waits now."""
+        """Return those not over for which nobody has asked in so many seconds, nor waits now."""
+        return self._unasked(self._living, patience)
+
+    def unread(self, patience: float) -> list[Record]:
+        """Return those over for so many seconds for which nobody has asked since, nor waits."""
+        return self._unasked(self._kept, patience)
+
+    def _unasked(self, records: OrderedDict[str, Record], patience: float) -> list[Record]:
         latest = self._clock.seconds() - patience
         found = []
-        for record in self._records.values():
+        for record in records.values():
             if record.asked > latest:
                 break
             if not record.awaited:

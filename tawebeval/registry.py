@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
 
 from tawebeval.admission import Queue
+from tawebeval.closing import Closing
 from tawebeval.errors import (
     Busy,
     EvaluationError,
@@ -25,13 +26,15 @@ from tawebeval.evaluation import Evaluation, Surroundings
 from tawebeval.following import Followers, Following
 from tawebeval.form import MAX_SEED
 from tawebeval.identity import Identities
+from tawebeval.life import State
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
 from tawebeval.records import Record, Records, Upload
+from tawebeval.spool import Spool
 from tawebeval.status import status, summary
 from tawebeval.workspace import Workspace, remove
 
-_RETRY_AFTER = 5  # seconds
-_FAREWELL = 5.0  # seconds in which streams can still take what they have not, at the end
+_RETRY_AFTER = 5  # seconds, where a place in the queue is missing
+_RETRY_LATER = 30  # seconds, where readers are behind
 _LISTED = 100  # evaluations in one answer
 _NEXT_PAGE = 30.0  # seconds after a page for which its reader is expected to ask again
 
@@ -68,13 +71,23 @@ class Registry:
         self._records = Records(identities, surroundings.clock)
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Evaluation] = {}
-        self._closing = False
         self._followers = Followers()
+        self._closing = Closing(self._alive, self._records, self._followers, self._clock)
+        self.spool = Spool(self._configuration.limits.uploads)
+
+    def check_open(self) -> None:
+        """Raise Busy where the daemon is about to stop."""
+        if self._closing.begun:
+            raise Busy("the service is about to stop", _RETRY_AFTER)
 
     def check_admission(self, caller: str = "") -> None:
         """Raise Busy, or OverShare, where a new evaluation would not be accepted."""
-        if self._closing:
-            raise Busy("the service is about to stop", _RETRY_AFTER)
+        self.check_open()
+        if (
+            self._records.kept >= self._configuration.evaluations.kept
+            or self._surroundings.budget.spent
+        ):
+            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
         if self._queue.share_used(caller):
             raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
         if self._queue.full(caller):
@@ -90,7 +103,7 @@ class Registry:
         if known is not None:
             if known.upload.digest != upload.digest:
                 raise KeyReused("this Idempotency-Key was used before, with another form")
-            self.discard(upload.directory)
+            self.discard(upload.directory, upload.size)
             return known.evaluation.identifier
         self.check_admission(caller)
         identifier = self._identities.issue(caller)
@@ -106,19 +119,24 @@ class Registry:
             surroundings=self._surroundings,
             caller=caller,
         )
-        self._records.add(evaluation, upload, caller, self._configuration.buffers.evaluation)
+        self._records.add(evaluation, upload, caller)
         self._alive[identifier] = evaluation
         evaluation.begin(
             lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
-        evaluation.over.wait().addCallback(lambda _: self._alive.pop(identifier))
+        evaluation.over.wait().addCallback(lambda _: self._over(identifier, upload.size))
         return identifier
 
-    def discard(self, upload: Path) -> None:
-        """Remove the directory of a form that no evaluation takes over."""
-        Deferred.fromCoroutine(self._surroundings.threads.run(remove, upload)).addErrback(
-            lambda failure: log.failure("an upload could not be removed", failure)
-        )
+    def _over(self, identifier: str, size: int) -> None:
+        del self._alive[identifier]
+        self.spool.give_back(size)
+        self._closing.progress()
+
+    def discard(self, upload: Path, size: int) -> None:
+        """Remove the directory of a form that no evaluation takes over, and of that size."""
+        removed = Deferred.fromCoroutine(self._surroundings.threads.run(remove, upload))
+        removed.addErrback(lambda failure: log.failure("an upload could not be removed", failure))
+        removed.addCallback(lambda _: self.spool.give_back(size))
 
     def _at(self, identifier: str, after: str | None, caller: str) -> Record | None:
         """Return the record in which to read after that cursor; None after the very end."""
@@ -138,6 +156,7 @@ class Registry:
         record = self._at(identifier, after, caller)
         if record is None:
             return after_the_end()
+        self._closing.note_reader(identifier)
         limit = self._configuration.buffers.page
         return read_page(record.evaluation.ring, parse_cursor(after), limit)
 
@@ -148,7 +167,7 @@ class Registry:
         """
         page = self.peek(identifier, after, caller)
         if page.end is None:
-            self._records.forget(identifier)
+            self._drained(identifier)
             return page
         record = self._records[identifier]
         now = self._clock.seconds()
@@ -178,7 +197,7 @@ class Registry:
         """
         record = self._at(identifier, after, caller)
         if record is None:
-            self._records.forget(identifier)
+            self._drained(identifier)
             return None
         cursor = parse_cursor(after)
         if skip:
@@ -188,8 +207,19 @@ class Registry:
             record.readers,
             self._followers,
             self._clock.seconds,
-            lambda: self._records.touch(record),
+            lambda: self._left(record),
         )
+
+    def _left(self, record: Record) -> None:
+        """Take that a stream has left."""
+        self._records.touch(record)
+        record.settle()
+        self._closing.progress()
+
+    def _drained(self, identifier: str) -> None:
+        """Forget what was read to its end."""
+        self._records.forget(identifier, State.DRAINED)
+        self._closing.progress()
 
     def status(self, identifier: str, caller: str = "") -> dict[str, Any]:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone."""
@@ -225,28 +255,26 @@ class Registry:
             await evaluation.over.wait()
 
     def expire(self) -> None:
-        """Kill and forget the evaluations for which nobody has asked for too long."""
-        for record in self._records.abandoned(self._configuration.evaluations.abandon_after):
-            identifier = record.evaluation.identifier
-            log.info("{id}: nobody asks for it any more", id=identifier)
+        """Kill those for which nobody has asked for too long; forget them, and what is unread."""
+        settings = self._configuration.evaluations
+        for record in self._records.abandoned(settings.abandon_after):
+            log.info("{id}: nobody asks for it any more", id=record.evaluation.identifier)
             record.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
-            self._records.forget(identifier)
+            self._records.forget(record.evaluation.identifier, State.EXPIRED)
+        for record in self._records.unread(settings.retain):
+            self._records.forget(record.evaluation.identifier, State.EXPIRED)
 
-    async def close(self) -> bool:
+    def hurry(self) -> None:
+        """Let nothing run any longer, now that everything is to end."""
+        self._closing.hurry()
+
+    async def close(self, drain: float = 0) -> bool:
         """Accept nothing more, end everything, and return when nothing is left.
 
-        Streams have some seconds to take the end. Tell whether there was anything to end.
+        What runs has `drain` seconds to end by itself, and readers have some to take the ends.
+        Tell whether there was anything to end, or anybody.
         """
-        self._closing = True
-        over = [evaluation.over.wait() for evaluation in self._alive.values()]
-        for evaluation in list(self._alive.values()):
-            evaluation.stop(EvaluationError("shutdown", "the service was stopped"))
-        await gatherResults(over)
-        followed = bool(self._followers)
-        with suppress(WaitedInVain):
-            left = Deferred.fromCoroutine(self._followers.all_left())
-            await left.addTimeout(_FAREWELL, self._clock)
-        return bool(over) or followed
+        return await self._closing.close(drain)
 
 
 def directory_of(identifier: str) -> str:

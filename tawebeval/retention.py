@@ -27,13 +27,9 @@ class Reader:
 
 @attrs.define
 class Retention:
-    """Discards from a ring what nobody needs.
-
-    `capacity` is the size of the ring, in bytes, at which its evaluator has to wait.
-    """
+    """Discards from a ring what nobody needs."""
 
     _ring: Ring
-    _capacity: int
     _acknowledged: int = 0  # by pages
     _readers: dict[Reader, None] = attrs.field(factory=dict)
 
@@ -57,14 +53,17 @@ class Retention:
         self._acknowledged = max(self._acknowledged, after)
         self._discard_acknowledged()
 
-    def make_room(self, *, paged: bool) -> None:
-        """Discard what streams have taken, if need be; `paged` is whether pages are read, too."""
+    def make_room(self, capacity: int, *, paged: bool) -> None:
+        """Discard what streams have taken, if need be; `paged` is whether pages are read, too.
+
+        `capacity` is the size of the ring, in bytes, at which its evaluator has to wait now.
+        """
         self._discard_acknowledged()
         if self._readers:
             before = self._taken_by_all()
             if paged:
                 before = min(before, self._acknowledged)
-            self._ring.shrink(self._capacity * 3 // 4, before)
+            self._ring.shrink(capacity * 3 // 4, before)
 
     def _discard_acknowledged(self) -> None:
         self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))

@@ -16,6 +16,7 @@ from twisted.logger import Logger
 
 from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
+from tawebeval.budget import Budget
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
@@ -26,6 +27,7 @@ from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
+from tawebeval.interrupts import interrupts
 from tawebeval.keyring import Keyring
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.preload import unreadable
@@ -54,9 +56,10 @@ class EvaluationService(Service):
 
     name = "evaluations"
 
-    def __init__(self, registry: Registry, repositories: Repositories) -> None:
+    def __init__(self, registry: Registry, repositories: Repositories, drain: float = 0) -> None:
         self._registry = registry
         self._repositories = repositories
+        self._drain = drain
 
     def startService(self) -> None:
         """Take over the cache, and the responsibility for all descendants."""
@@ -65,9 +68,13 @@ class EvaluationService(Service):
         super().startService()
 
     def stopService(self) -> Deferred[bool]:
-        """End all evaluations, and wait for that; tell whether there were any."""
+        """Let evaluations end, for so many seconds by themselves; tell whether there were any."""
         super().stopService()
-        return Deferred.fromCoroutine(self._registry.close())
+        return Deferred.fromCoroutine(self._registry.close(self._drain))
+
+    def hurry(self) -> None:
+        """Let none of them run any longer."""
+        self._registry.hurry()
 
 
 class Reloading(Service):
@@ -152,9 +159,11 @@ class Daemon(MultiService):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
-        if await self._evaluations.stopService():
-            await deferLater(self._reactor, _FAREWELL)
-        await maybeDeferred(super().stopService)
+        stop = super().stopService
+        with interrupts(self._evaluations.hurry, self._reactor):
+            if await self._evaluations.stopService():
+                await deferLater(self._reactor, _FAREWELL)
+            await maybeDeferred(stop)
 
 
 def open_access(configuration: Configuration, clock: Any) -> Access:
@@ -233,6 +242,11 @@ def make_service(
         repositories=repositories,
         sandbox=sandbox,
         watch=Watch(reactor, threads),
+        budget=Budget(
+            configuration.buffers.total,
+            configuration.buffers.evaluation,
+            lambda call: reactor.callLater(0, call),
+        ),
     )
     running = configuration.evaluations.running or len(os.sched_getaffinity(0))
     registry = Registry(
@@ -246,7 +260,8 @@ def make_service(
     api = Api(registry, configuration, directories.uploads, os.urandom, access, reactor)
     site = ApiSite(make_app(api), api, reactor)
     ground = Ground(directories, cgroups, sandbox)
-    daemon = Daemon(ground, EvaluationService(registry, repositories), privileges, reactor)
+    evaluations = EvaluationService(registry, repositories, configuration.service.drain)
+    daemon = Daemon(ground, evaluations, privileges, reactor)
     Reloading(access, keyring, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:

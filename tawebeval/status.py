@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tawebeval.evaluation import Evaluation, State
+from tawebeval.evaluation import Evaluation
+from tawebeval.life import State
 
 
 def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import attrs
 from twisted.internet.task import Clock
 
+from tawebeval.budget import Budget
 from tawebeval.config import Configuration
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
@@ -182,6 +183,13 @@ class World:
         default=attrs.Factory(lambda self: FakeSandbox(self.configuration.limits), takes_self=True)
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
+    budget: Budget = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        buffers = self.configuration.buffers
+        self.budget = Budget(
+            buffers.total, buffers.evaluation, lambda call: self.clock.callLater(0, call)
+        )
 
     def surroundings(self) -> Surroundings:
         """Return the world as evaluations see it."""
@@ -194,6 +202,7 @@ class World:
             repositories=self.repositories,
             sandbox=self.sandbox,
             watch=Watch(self.clock, self.threads),
+            budget=self.budget,
             time=lambda: EPOCH + self.clock.seconds(),
         )
 

@@ -44,6 +44,9 @@ CORE = (
     "hierarchies",
     "credentials",
     "gitwords",
+    "budget",
+    "life",
+    "spool",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

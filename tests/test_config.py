@@ -92,6 +92,7 @@ class ParseTests(SynchronousTestCase):
             "service = { user = '_tawebeval-1$' }",
             "polls = { wait = 0 }",
             "polls = { wait = 3600 }",
+            "service = { drain = 0 }",
         ):
             parse_configuration(text)
 
@@ -218,14 +219,43 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nstderr = 1", "limits.stderr: "),
             ("[buffers]\npage = 1", "buffers.page: "),
             ("[buffers]\nevaluation = 1", "buffers.evaluation: "),
-            ("[polls]\nwait = -1", "polls.wait: Expected `float` >= 0"),
-            ("[polls]\nwait = 3601", "polls.wait: Expected `float` <= 3600"),
+            ("[polls]\nwait = -1", "polls.wait: Expected `int` >= 0"),
+            ("[polls]\nwait = 3601", "polls.wait: Expected `int` <= 3600"),
+            ("[polls]\nwait = 0.5", "polls.wait: Expected `int`, got `float`"),
+            ("[service]\ndrain = -1", "service.drain: Expected `float` >= 0"),
+            ("[evaluations]\nretain = 0", "evaluations.retain: "),
+            ("[evaluations]\nkept = 0", "evaluations.kept: "),
+            ("[limits]\nuploads = 1", "limits.uploads: "),
+            ("[buffers]\ntotal = 1", "buffers.total: "),
         ):
             self.check(text, start)
 
     def test_environment_name_with_a_line_end(self) -> None:
         """A name of a variable is one whole word, without a line's end after it."""
         self.check('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: ")
+
+    def test_environment_of_ours(self) -> None:
+        """A variable that evaluators get from the daemon anyway cannot be set, and is named."""
+        for name in (
+            "HOME",
+            "TEMPORARY_DIRECTORY",
+            "TURINGARENA_SEED",
+            "SUBMISSION_FILE_SOURCE",
+            "EVALUATION_DATA_BEGIN",
+            "EVALUATION_FILE_END",
+        ):
+            self.check(
+                f'[evaluations.environment]\nTZ = "UTC"\n{name} = "x"',
+                f"evaluations.environment.{name}: tawebeval sets this",
+            )
+        parse_configuration('[evaluations.environment]\nHOME_2 = "x"\nPATH = "/bin"')
+
+    def test_environment_with_nul(self) -> None:
+        """A value that no program could be given stops the start, not the evaluations."""
+        self.check(
+            '[evaluations.environment]\nTZ = "UTC"\nA = "x\\u0000y"',
+            "evaluations.environment.A: no variable can contain NUL",
+        )
 
     def test_no_toml(self) -> None:
         """What is no TOML says where."""

@@ -11,8 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationError, over_limit
-from tawebeval.evaluation import Evaluation, State
+from tawebeval.evaluation import Evaluation
 from tawebeval.form import SubmissionFile
+from tawebeval.life import State
 from tawebeval.repositories import Commit
 from tawebeval.workspace import Workspace
 from tests.fake_cells import FakeCell
@@ -26,7 +27,7 @@ class EvaluationTestCase(SynchronousTestCase):
     """One evaluation with directories of its own; `slot` is its place to run."""
 
     configuration = Configuration(
-        evaluations=Evaluations(environment={"TZ": "UTC", "HOME": "/root", "LANG": "it"}),
+        evaluations=Evaluations(environment={"TZ": "UTC", "LANG": "it"}),
         limits=Limits(wall_clock=10),
         buffers=Buffers(evaluation=1024),
     )

@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationError
-from tawebeval.evaluation import State
+from tawebeval.life import State
 from tawebeval.workspace import Workspace
 from tests.fakes import SlowThreads
 from tests.test_evaluation import CANCELLED, EvaluationTestCase

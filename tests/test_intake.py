@@ -6,6 +6,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.budget import Budget
 from tawebeval.fileblock import WantedFile
 from tawebeval.intake import PARTIAL_LINE, Intake
 from tawebeval.ring import Ring
@@ -34,11 +35,13 @@ class FakeProducer:
 class IntakeTestCase(SynchronousTestCase):
     """An intake of which the test supplies wanted files: `files` are those asked for."""
 
-    capacity = float("inf")
+    capacity = 2**40
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.ring = Ring()
+        self.budget = Budget(2**41, self.capacity, lambda call: self.clock.callLater(0, call))
+        self.share = self.budget.enter()
         self.changes = 0
         self.held: list[bool] = []
         self.files: list[tuple[WantedFile, Deferred[bytes]]] = []
@@ -47,7 +50,7 @@ class IntakeTestCase(SynchronousTestCase):
             self.clock,
             Parser(MARKERS, max_file=1000),
             self.ring,
-            self.capacity,
+            self.share,
             changed=self.change,
             held=self.held.append,
             read_file=self.read_file,

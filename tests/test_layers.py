@@ -28,7 +28,7 @@ class Layer:
 LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
-        "twisted.plugins tap cli doctor findings premises service ground preload",
+        "twisted.plugins tap cli doctor findings premises service interrupts ground preload",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.
@@ -36,7 +36,7 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
-        " records following"
+        " records following closing"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
         " git gitbox gitversion bare quota remotes keyring repositories"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
@@ -46,13 +46,14 @@ LAYERS = {
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees hierarchies credentials gitwords retention framing",
+        "config callers exposure hosts trees hierarchies credentials gitwords retention framing"
+        " budget life spool",
         below="",
     ),
 }
 
 STANDARD_LIBRARY = (
-    "__future__ abc base64 binascii codecs collections collections.abc dataclasses email.parser"
+    "__future__ abc base64 binascii bisect codecs collections collections.abc dataclasses email.parser"
     " enum functools hashlib hmac ipaddress itertools json math operator re shlex string struct"
     " tomllib types typing urllib.parse"
 )

@@ -35,7 +35,7 @@ class RetentionTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(ring, "_GATHER", 0)
         self.ring = Ring()
-        self.retention = Retention(self.ring, CAPACITY)
+        self.retention = Retention(self.ring)
 
     def print(self, count: int) -> None:
         """Append events."""
@@ -49,7 +49,7 @@ class PageTests(RetentionTestCase):
     def test_alone(self) -> None:
         """What pages acknowledge is discarded at once, and nothing else is, ever."""
         self.print(100)
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.acknowledge(7)
         self.assertEqual(self.ring.oldest, 7)
@@ -63,7 +63,7 @@ class PageTests(RetentionTestCase):
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 2)
         slow.taken = 5
-        self.retention.make_room(paged=True)
+        self.retention.make_room(CAPACITY, paged=True)
         self.assertEqual(self.ring.oldest, 5)
         self.retention.leave(slow)
         self.assertEqual(self.ring.oldest, 9)
@@ -79,7 +79,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.enter(0)
         self.print(KEPT)
         reader.taken = KEPT
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.leave(reader)
         self.assertEqual(self.ring.oldest, 0)
@@ -89,7 +89,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.enter(0)
         self.print(KEPT + 8)
         reader.taken = KEPT + 8
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual((self.ring.oldest, self.ring.size), (8, CAPACITY * 3 // 4))
 
     def test_not_taken(self) -> None:
@@ -97,10 +97,10 @@ class StreamTests(RetentionTestCase):
         slow, fast = self.retention.enter(0), self.retention.enter(0)
         self.print(50)
         fast.taken, slow.taken = 50, 3
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual(self.ring.oldest, 3)
         self.retention.leave(slow)
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
     def test_gone(self) -> None:
@@ -110,7 +110,7 @@ class StreamTests(RetentionTestCase):
         reader.taken = 20
         self.retention.leave(reader)
         self.print(30)
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual((self.ring.oldest, len(self.retention)), (0, 0))
 
     def test_beside_pages(self) -> None:
@@ -118,12 +118,12 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.enter(0)
         self.print(50)
         reader.taken = 50
-        self.retention.make_room(paged=True)
+        self.retention.make_room(CAPACITY, paged=True)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.acknowledge(4)
-        self.retention.make_room(paged=True)
+        self.retention.make_room(CAPACITY, paged=True)
         self.assertEqual(self.ring.oldest, 4)
-        self.retention.make_room(paged=False)
+        self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
 
@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ring = Ring()
-        self.retention = Retention(self.ring, CAPACITY)
+        self.retention = Retention(self.ring)
         self.printed: list[bytes] = []
         self.acknowledged = 0
         # Live streams: where each stands, and all that its client has ever been given.
@@ -183,7 +183,7 @@ class Machine(RuleBasedStateMachine):
         """Let a stream break off; its client has not got the last of what was written."""
         reader = self.pick(number)
         self.retention.leave(reader)
-        self.retention.make_room(paged=self.paged)
+        self.retention.make_room(CAPACITY, paged=self.paged)
         read = self.streams.pop(reader)
         self.gone.append(read[: max(0, len(read) - lost)])
 
@@ -195,7 +195,7 @@ class Machine(RuleBasedStateMachine):
         self.paged = True
         self.acknowledged = max(self.acknowledged, len(self.page))
         self.retention.acknowledge(len(self.page))
-        self.retention.make_room(paged=True)
+        self.retention.make_room(CAPACITY, paged=True)
         batch = self.ring.read(len(self.page), limit)
         if received:
             self.page += self.lines(batch)
@@ -211,7 +211,7 @@ class Machine(RuleBasedStateMachine):
     def took(self, reader: Reader) -> None:
         before = self.ring.oldest
         reader.taken = self.positions[reader]
-        self.retention.make_room(paged=self.paged)
+        self.retention.make_room(CAPACITY, paged=self.paged)
         if self.ring.oldest > max(before, self.acknowledged):
             # It was discarded for room, so nearly three quarters are left to come back to.
             assert self.ring.size > (KEPT - PRINTED) * LINE

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.budget import Budget
 from tawebeval.cgroups import Usage
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
@@ -33,7 +34,7 @@ CANCELLED = EvaluationError("cancelled", "enough")
 class RunTestCase(SynchronousTestCase):
     """A run, its child and its ring; `capacity` is when the ring is full."""
 
-    capacity = float("inf")
+    capacity = 2**40
     limits = Limits(wall_clock=10, output=100_000)
 
     def setUp(self) -> None:
@@ -46,7 +47,7 @@ class RunTestCase(SynchronousTestCase):
             self.clock,
             Parser(MARKERS),
             self.ring,
-            self.capacity,
+            Budget(2**41, self.capacity, lambda call: self.clock.callLater(0, call)).enter(),
             changed=lambda: None,
             held=self.hold,
             read_file=lambda wanted: self.file,

@@ -133,7 +133,7 @@ class ServiceTests(SynchronousTestCase):
         assert isinstance(evaluations, EvaluationService)
         closing: Deferred[None] = Deferred()
 
-        async def close() -> None:
+        async def close(drain: float) -> None:
             await closing
 
         self.patch(evaluations._registry, "close", close)

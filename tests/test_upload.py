@@ -15,6 +15,7 @@ from tawebeval.errors import (
 )
 from tawebeval.form import SubmissionFile
 from tawebeval.registry import Upload
+from tawebeval.spool import Spool
 from tawebeval.web.upload import FormReceiver
 from tests.fake_clients import BOUNDARY, MULTIPART, Part, form, parts
 from tests.fakes import OID
@@ -42,6 +43,7 @@ class UploadTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.uploads = Path(self.mktemp())
         self.count = 0
+        self.spool = Spool(2**40)
 
     def receiver(
         self,
@@ -53,7 +55,7 @@ class UploadTestCase(SynchronousTestCase):
         """Return what takes one form."""
         self.count += 1
         directory = self.uploads / str(self.count)
-        return FormReceiver(content_type, length, directory, key, configuration)
+        return FormReceiver(content_type, length, directory, key, configuration, self.spool)
 
     def receive(self, body: bytes, **settings: Any) -> Upload:
         """Receive a form in all ways, which must make no difference; return it."""

@@ -10,6 +10,7 @@ from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.bare import Commit
+from tawebeval.budget import Budget
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Limits
 from tawebeval.fileblock import WantedFile
@@ -60,7 +61,7 @@ def main() -> None:
         reactor,
         Parser(Markers.fresh(os.urandom)),
         ring,
-        _CAPACITY,
+        Budget(2**40, _CAPACITY, lambda call: reactor.callLater(0, call)).enter(),
         changed=acknowledge,
         held=lambda held: run.hold(held),
         read_file=no_file,

@@ -80,6 +80,7 @@ class Api:
             self.uploads / self.random(16).hex(),
             key,
             self.configuration,
+            self.registry.spool,
         )
         if key is None:
             # Before the body is sent, for nothing. (A key may be for one that is accepted.)

@@ -69,7 +69,7 @@ async def send_page(api: Api, request: ApiRequest, identifier: str, usual_wait: 
         page = api.registry.peek(identifier, after, request.caller)
     else:
         wait = usual_wait if preferred is None else preferred
-        wait = min(wait, int(api.configuration.polls.wait))
+        wait = min(wait, api.configuration.polls.wait)
         page = await api.registry.next_page(identifier, after, wait, request.caller)
     if wait and preferred:
         request.setHeader(b"Preference-Applied", b"wait=%d" % wait)

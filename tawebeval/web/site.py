@@ -103,6 +103,7 @@ class ApiRequest(Request):
             if self._refused:
                 return
             if self.form is not None:
+                self.channel.site.api.registry.check_open()
                 self.form.feed(data)
             else:
                 self._discarded += len(data)
@@ -186,7 +187,7 @@ class ApiRequest(Request):
         form, self.form = self.form, None
         if form is not None:
             form.abandon()
-            self.channel.site.api.registry.discard(form.directory)
+            self.channel.site.api.registry.discard(form.directory, form.received)
 
 
 def _origin_form(target: bytes) -> bytes:

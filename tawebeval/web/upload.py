@@ -22,6 +22,7 @@ from tawebeval.config import Configuration
 from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
 from tawebeval.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
 from tawebeval.records import Upload
+from tawebeval.spool import Spool
 from tawebeval.web.older import FIELDS
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
@@ -30,8 +31,9 @@ _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 class FormReceiver:
     """Takes one form and puts its files below `directory`, in a subdirectory `submission`.
 
-    `key` is the request's `Idempotency-Key`. All methods raise RequestErrors, or OSError
-    when the disk does not take it.
+    `key` is the request's `Idempotency-Key`. `received` is how many bytes have come; the spool
+    counts them until who removes the directory gives them back. All methods raise
+    RequestErrors, or OSError when the disk does not take it.
     """
 
     def __init__(
@@ -41,13 +43,15 @@ class FormReceiver:
         directory: Path,
         key: str | None,
         configuration: Configuration,
+        spool: Spool,
     ) -> None:
         """Look at the headers; nothing is made on disk before the first byte arrives."""
         self.directory = directory
         self._key = key
         self._protocols = configuration.repositories.protocols
         self._limits = configuration.limits
-        self._received = 0
+        self.received = 0
+        self._spool = spool
         self._fields: dict[str, str] = {}
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
@@ -75,6 +79,7 @@ class FormReceiver:
             )
         except MultipartError as error:
             raise MalformedRequest(f"the form cannot be read: {error}") from None
+        spool.check(length or 0)
 
     def _check_length(self, length: int) -> None:
         if length > self._limits.request_body:
@@ -85,8 +90,9 @@ class FormReceiver:
 
     def feed(self, chunk: bytes) -> None:
         """Take a part of the body."""
-        self._received += len(chunk)
-        self._check_length(self._received)
+        self._check_length(self.received + len(chunk))
+        self._spool.take(len(chunk))
+        self.received += len(chunk)
         try:
             for event in self._parser.parse(chunk):
                 if isinstance(event, MultipartSegment):
@@ -110,7 +116,7 @@ class FormReceiver:
             raise MalformedRequest(f"the form cannot be read: {error}") from None
         request = parse_form(self._fields, self._submission, self._protocols)
         digest = hashlib.sha256(repr(sorted(self._digests.items())).encode()).digest()
-        return Upload(request, self.directory, self._key, digest)
+        return Upload(request, self.directory, self._key, digest, self.received)
 
     def abandon(self) -> None:
         """Close what is open; the directory is for the caller to remove."""

@@ -1,0 +1,150 @@
+"""One bound for the events of all evaluations together, and a fair part of it for each.
+
+A ring is full when it holds as many bytes as are still free, or as `each` may have at most:
+dynamic thresholds, as switches use them for queues in one memory (Choudhury and Hahne, 1998).
+So n rings that want all they can get have a part of 1 / (n + 1) each, and another such part is
+free for whoever comes next. Shares are neither asked for nor given back, and what one frees is
+there for all.
+
+An empty ring is never full. Hence whoever reads all of its events always gets more of them,
+whatever the others hold, and the sum is over `total` by one read for each ring at most. (What
+ended processes leave in their pipes comes on top of that, and is counted like the rest.)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+
+import attrs
+
+_READ = 64 * 1024  # bytes that one read of stdout brings, more or less
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@attrs.define(eq=False)
+class Share:
+    """The part of one ring: `size` is what it holds, in bytes; no other has its `number`.
+
+    `full` tells that it is to take no more for now; `room()` is called when it may again.
+    """
+
+    _budget: Budget
+    number: int
+    size: int = 0
+    full: bool = False
+    room: Callable[[], object] = _nothing
+    _bound: bool = True
+    _left: bool = False
+
+    @property
+    def limit(self) -> int:
+        """The size from which it is full, as things stand, in bytes."""
+        return self._budget.limit
+
+    def resize(self, size: int) -> None:
+        """Note what the ring holds now; there may be room for others, or itself."""
+        if self._left:
+            return
+        was_full = self.full
+        self._budget.change(size - self.size)
+        if was_full:
+            self._budget.wait_no_more(self)
+        shrunk, self.size = size < self.size, size
+        self.full = self._bound and size >= self.limit
+        if self.full:
+            self._budget.wait(self)
+        if shrunk:
+            self._budget.freed()
+        if was_full and not self.full:
+            self.room()
+
+    def unbind(self) -> None:
+        """Let it never be full again: little will come, and has to go somewhere."""
+        self._bound = False
+        self.resize(self.size)
+
+    def leave(self) -> None:
+        """Give it back: there is no such ring any more."""
+        self.room = _nothing
+        self._bound = False
+        self.resize(0)
+        self._left = True
+
+    def admit(self) -> None:
+        """Let it not be full any more, since others have made room."""
+        self.full = False
+        self.room()
+
+
+class Budget:
+    """At most about `total` bytes in all rings, and `each` in one of them.
+
+    `later(call)` makes a call in another turn of the reactor. `used` is what all hold.
+    """
+
+    def __init__(
+        self, total: int, each: int, later: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self.used = 0
+        self._total = total
+        self._each = each
+        self._later = later
+        self._numbers = 0
+        self._waiting: list[Share] = []  # who holds least is first
+        self._due = False
+
+    @property
+    def limit(self) -> int:
+        """The size from which a ring is full, in bytes."""
+        return max(1, min(self._each, self._total - self.used))
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing is free."""
+        return self.used >= self._total
+
+    def enter(self) -> Share:
+        """Return the share of one more ring."""
+        self._numbers += 1
+        return Share(self, self._numbers)
+
+    def change(self, size: int) -> None:
+        """Note that so many bytes more are used."""
+        self.used += size
+
+    def wait(self, share: Share) -> None:
+        """Let a share that is full wait for room."""
+        insort(self._waiting, share, key=_order)
+
+    def wait_no_more(self, share: Share) -> None:
+        """Let it not wait any more; its size is still that with which it began to."""
+        del self._waiting[bisect_left(self._waiting, _order(share), key=_order)]
+
+    def freed(self) -> None:
+        """See to it that those are told who have room now."""
+        if not self._due and self._have_room():
+            self._due = True
+            self._later(self._admit)
+
+    def _have_room(self) -> bool:
+        return bool(self._waiting) and self._waiting[0].size < self.limit
+
+    def _admit(self) -> None:
+        """Let some go on: as many as can read into what is free, the others after these have.
+
+        All at once would take more than there is, and as many turns to stop as there are.
+        """
+        self._due = False
+        for _ in range(1 + max(0, self._total - self.used) // _READ):
+            if not self._have_room():
+                return
+            self._waiting.pop(0).admit()
+        self.freed()
+
+
+def _order(share: Share) -> tuple[int, int]:
+    return share.size, share.number
