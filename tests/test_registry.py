@@ -46,6 +46,7 @@ class RegistryTestCase(SynchronousTestCase):
         """End what still runs."""
         closed = Deferred.fromCoroutine(self.registry.close())
         self.world.end()
+        self.world.clock.advance(5)  # for those who might read on
         self.successResultOf(closed)
 
     def make(self, seed: int = 1) -> Registry:

@@ -1,15 +1,15 @@
-"""`tawebeval.registry`: what nobody asks for, and the end of the daemon."""
+"""`tawebeval.registry`: what nobody asks for any more."""
 
 from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, Evaluations, Limits
-from tawebeval.errors import Busy, EvaluationGone, InvalidCursor
+from tawebeval.errors import EvaluationGone, InvalidCursor
 from tests.test_registry import END, RegistryTestCase
 
 PATIENT = Configuration(
-    evaluations=Evaluations(abandon_after=900), limits=Limits(wall_clock=100_000)
+    evaluations=Evaluations(abandon_after=900, retain=600), limits=Limits(wall_clock=100_000)
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
 
@@ -36,11 +36,15 @@ class ExpireTests(RegistryTestCase):
         self.assertEqual(self.page(identifier, END)["end"], None)
 
     def test_finished(self) -> None:
-        """One that has ended is forgotten as well."""
-        identifier, child = self.start()
+        """One that has ended is forgotten after a time of its own, counted from its end."""
+        identifier, child = self.start(b"a\n")
+        self.world.clock.advance(899)
         self.finish(child)
-        self.expire(900)
+        self.expire(599.999)
+        self.assertEqual(self.registry.evaluations(None).data[0]["state"], "finished")
+        self.expire(0.001)
         self.assert_refused(EvaluationGone, identifier)
+        self.assertEqual(self.page(identifier, END)["end"], None)
 
     def test_queued(self) -> None:
         """So is one that waits for its turn."""
@@ -56,6 +60,12 @@ class ExpireTests(RegistryTestCase):
     def test_each_request_counts(self) -> None:
         """Whoever asks for its events or its status keeps it."""
         identifier, child = self.start(b"a\n")
+        for ask in (
+            lambda: self.page(identifier),
+            lambda: self.registry.status(identifier),
+        ):
+            self.expire(899)
+            ask()
         self.finish(child)
         for ask in (
             lambda: self.page(identifier),
@@ -63,18 +73,18 @@ class ExpireTests(RegistryTestCase):
             lambda: self.page(identifier, "2"),
             lambda: self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier))),
         ):
-            self.expire(899)
+            self.expire(599)
             ask()
-        self.expire(899)
+        self.expire(599)
         self.page(identifier, "2")
 
     def test_refused_cursor_counts(self) -> None:
         """So does one whose cursor is refused: it is a client all the same."""
         identifier, child = self.start()
         self.finish(child)
-        self.expire(899)
+        self.expire(599)
         self.assert_refused(InvalidCursor, identifier, "99")
-        self.expire(899)
+        self.expire(599)
         self.page(identifier)
 
     def test_who_waits(self) -> None:
@@ -118,59 +128,3 @@ class ExpireTests(RegistryTestCase):
         self.assertEqual(self.registry.status(others[1])["state"], "queued")
         self.finish(child)
         self.assertEqual(self.registry.status(others[1])["state"], "running")
-
-
-class CloseTests(RegistryTestCase):
-    """The end of the daemon."""
-
-    configuration = PATIENT
-
-    def close(self) -> Deferred[None]:
-        """Close the registry."""
-        return Deferred.fromCoroutine(self.registry.close())
-
-    def test_close(self) -> None:
-        """All end with `shutdown`; it is closed when the last of their processes is gone."""
-        identifiers = [self.accept() for _ in range(4)]
-        closed = self.close()
-        self.assertEqual([child.signals for child in self.world.spawn.children], [[15], [15]])
-        for child in self.world.spawn.children:
-            self.assertNoResult(closed)
-            self.finish(child)
-        self.assertTrue(self.successResultOf(closed))
-        for identifier in identifiers:
-            self.assertEqual(self.consume(identifier), ["shutdown"])
-        self.assertEqual(len(self.world.spawn.children), 2)
-
-    def test_idle(self) -> None:
-        """With nothing to end it is closed at once."""
-        identifier, child = self.start()
-        self.finish(child)
-        self.assertFalse(self.successResultOf(self.close()))
-        self.assertEqual(self.consume(identifier), [])
-
-    def test_nothing_new(self) -> None:
-        """From then on nothing is accepted."""
-        self.successResultOf(self.close())
-        with self.assertRaises(Busy):
-            self.registry.check_admission()
-        with self.assertRaises(Busy):
-            self.accept()
-
-    def test_forgotten_ones(self) -> None:
-        """It waits also for those that are forgotten, but not gone yet."""
-        _, child = self.start()
-        self.world.clock.advance(900)
-        self.registry.expire()
-        closed = self.close()
-        self.assertNoResult(closed)
-        self.finish(child)
-        self.successResultOf(closed)
-
-    def test_wakes_readers(self) -> None:
-        """Those who wait for events get the final one."""
-        identifier, child = self.start()
-        asked = self.ask(identifier, None, 20)
-        self.close()
-        self.finish(child)
-        self.assertEqual(self.decode(self.successResultOf(asked))["data"], ["shutdown"])

@@ -1,0 +1,287 @@
+"""`tawebeval.budget`: one bound for all rings, and a fair part of it for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import budget as module
+from tawebeval.budget import Budget, Share
+
+TOTAL, EACH, READ = 1000, 300, 10
+
+
+class Turns:
+    """Calls that are to be made later."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make a call in the next turn."""
+        self.calls.append(call)
+
+    def turn(self) -> int:
+        """Make those that wait now; return how many they were."""
+        calls, self.calls = self.calls, []
+        for call in calls:
+            call()
+        return len(calls)
+
+    def settle(self) -> None:
+        """Make all, also those that follow from them."""
+        while self.turn():
+            pass
+
+
+class BudgetTestCase(SynchronousTestCase):
+    """A budget, of which `told` are the shares that were told of room, in order."""
+
+    def setUp(self) -> None:
+        self.patch(module, "_READ", READ)
+        self.turns = Turns()
+        self.budget = Budget(TOTAL, EACH, self.turns.later)
+        self.told: list[Share] = []
+
+    def enter(self, size: int = 0) -> Share:
+        """Return a new share that holds so much."""
+        share = self.budget.enter()
+        share.room = lambda: self.told.append(share)
+        share.resize(size)
+        return share
+
+
+class LimitTests(BudgetTestCase):
+    """When a ring is full."""
+
+    def test_each(self) -> None:
+        """While there is enough a ring may hold so much, and not one byte more."""
+        share = self.enter(EACH - 1)
+        self.assertFalse(share.full)
+        share.resize(EACH)
+        self.assertTrue(share.full)
+        self.assertEqual(self.budget.used, EACH)
+
+    def test_as_much_as_is_free(self) -> None:
+        """Where less is free than that, a ring may hold as much as is free."""
+        first, second, third = self.enter(EACH), self.enter(EACH), self.enter(199)
+        self.assertEqual(third.limit, TOTAL - 2 * EACH - 199)
+        self.assertFalse(third.full)
+        third.resize(200)
+        self.assertTrue(third.full)
+        self.assertEqual(self.budget.used, 800)
+        self.assertFalse(self.enter(99).full)
+        self.assertEqual([first.full, second.full], [True, True])
+
+    def test_fair(self) -> None:
+        """Rings that want all they can get have equal parts, and as much is left for one more."""
+        shares = [self.enter() for _ in range(9)]
+        while not all(share.full for share in shares):
+            for share in shares:
+                if not share.full:
+                    share.resize(share.size + 1)
+        sizes = {share.size for share in shares} | {TOTAL - self.budget.used}
+        self.assertLessEqual(max(sizes) - min(sizes), len(shares))
+
+    def test_empty(self) -> None:
+        """An empty ring is never full, and one with a byte is, when everything is used."""
+        self.enter(TOTAL + 50)
+        self.assertTrue(self.budget.spent)
+        share = self.enter()
+        self.assertFalse(share.full)
+        share.resize(1)
+        self.assertTrue(share.full)
+
+    def test_spent(self) -> None:
+        """Everything is used at the total and not one byte before."""
+        share = self.enter(TOTAL - 1)
+        self.assertFalse(self.budget.spent)
+        share.resize(TOTAL)
+        self.assertTrue(self.budget.spent)
+
+    def test_unbound(self) -> None:
+        """One that is not bound any more is never full, but counts."""
+        share = self.enter(EACH)
+        share.unbind()
+        self.assertEqual((share.full, self.told), (False, [share]))
+        share.resize(TOTAL)
+        self.assertEqual((share.full, self.budget.used), (False, TOTAL))
+        self.turns.settle()
+        self.assertEqual(self.told, [share])
+
+    def test_left(self) -> None:
+        """One that has left holds nothing, is told nothing, and cannot come back."""
+        share, other = self.enter(TOTAL), self.enter(1)
+        share.leave()
+        self.assertEqual((self.budget.used, share.full), (1, False))
+        share.resize(50)
+        share.leave()
+        self.assertEqual(self.budget.used, 1)
+        self.turns.settle()
+        self.assertEqual(self.told, [other])
+
+
+class RoomTests(BudgetTestCase):
+    """Who is told that there is room."""
+
+    def test_own(self) -> None:
+        """A ring that makes room itself is told at once; with too little it is not."""
+        share = self.enter(EACH + 50)
+        share.resize(EACH)
+        self.assertEqual(self.told, [])
+        share.resize(EACH - 1)
+        self.assertEqual((self.told, share.full), ([share], False))
+        share.resize(EACH - 2)
+        self.turns.settle()
+        self.assertEqual(self.told, [share])
+
+    def test_others(self) -> None:
+        """When others make room it is told in another turn, if that is enough for it."""
+        large, small = self.enter(800), self.enter(150)
+        self.assertTrue(small.full)
+        large.resize(701)
+        self.assertEqual(self.turns.calls, [])
+        large.resize(699)
+        self.assertEqual(self.told, [])
+        self.turns.settle()
+        self.assertEqual((self.told, small.full), ([small], False))
+        self.assertTrue(large.full)
+
+    def test_smallest_first(self) -> None:
+        """Who holds least is told first, and those for whom there is not enough are not."""
+        large = self.enter(900)
+        shares = [self.enter(size) for size in (70, 40, 60, 50)]
+        self.assertTrue(all(share.full for share in shares))
+        large.resize(900 - 120 - 61)
+        self.turns.settle()
+        self.assertEqual([share.size for share in self.told], [40, 50, 60])
+        self.assertTrue(shares[0].full)
+
+    def test_taken_again(self) -> None:
+        """Where the room is taken before its turn comes nobody is told."""
+        large, small = self.enter(900), self.enter(50)
+        self.assertTrue(small.full)
+        large.resize(500)
+        large.resize(900)
+        self.turns.settle()
+        self.assertEqual((self.told, small.full), ([], True))
+
+    def test_a_few_at_a_time(self) -> None:
+        """No more are told in a turn than can read into what is free, in the end all."""
+        large = self.enter(TOTAL - 1)
+        shares = [self.enter(1) for _ in range(20)]
+        self.assertTrue(all(share.full for share in shares))
+        large.resize(TOTAL - 20 - 45)
+        large.resize(TOTAL - 20 - 46)
+        counts = []
+        while self.turns.turn():
+            counts.append(len(self.told))
+        self.assertEqual(counts, [5, 10, 15, 20])
+        self.assertEqual(set(self.told), set(shares))
+
+    def test_they_read(self) -> None:
+        """Those who are told and read leave less for those after them, who then wait on."""
+        large = self.enter(TOTAL - 1)
+        shares = [self.enter(1) for _ in range(20)]
+        for share in shares:
+            share.room = lambda share=share: (self.told.append(share), share.resize(READ))
+        large.resize(TOTAL - 20 - 45)
+        self.turns.settle()
+        self.assertEqual(len(self.told), 5)
+        self.assertLessEqual(self.budget.used, TOTAL)
+
+
+class Machine(RuleBasedStateMachine):
+    """Rings of all sizes, of which some read, some are read, some come and some go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = Turns()
+        self.budget = Budget(TOTAL, EACH, self.turns.later)
+        self.shares: list[Share] = []
+        self.reading: set[Share] = set()  # as who drives them knows from `full` and `room`
+
+    @rule()
+    def enter(self) -> None:
+        share = self.budget.enter()
+        share.room = lambda: self.reading.add(share)
+        self.shares.append(share)
+        self.reading.add(share)
+
+    def note(self, share: Share) -> None:
+        """Do as an intake does after each change of its own."""
+        if share.full:
+            self.reading.discard(share)
+
+    @precondition(lambda self: self.reading)
+    @rule(number=st.integers(0, 99), size=st.integers(1, READ))
+    def read(self, number: int, size: int) -> None:
+        shares = [share for share in self.shares if share in self.reading]
+        share = shares[number % len(shares)]
+        share.resize(share.size + size)
+        self.note(share)
+
+    @precondition(lambda self: self.shares)
+    @rule(number=st.integers(0, 99), part=st.floats(0, 1))
+    def be_read(self, number: int, part: float) -> None:
+        share = self.shares[number % len(self.shares)]
+        share.resize(int(share.size * part))
+        self.note(share)
+
+    @precondition(lambda self: self.shares)
+    @rule(number=st.integers(0, 99), size=st.integers(0, 4 * READ))
+    def end(self, number: int, size: int) -> None:
+        """Let its process end, which leaves something in its pipe, and let it be forgotten."""
+        share = self.shares.pop(number % len(self.shares))
+        share.unbind()
+        share.resize(share.size + size)
+        assert not share.full
+        assert share in self.reading
+        share.leave()
+        self.reading.discard(share)
+
+    @rule()
+    def turn(self) -> None:
+        self.turns.turn()
+
+    @invariant()
+    def bounded(self) -> None:
+        """Count what there is, which is over the total by one read for each at most."""
+        assert self.budget.used == sum(share.size for share in self.shares)
+        assert self.budget.used <= TOTAL + READ * len(self.shares)
+        assert all(share.size < EACH + READ for share in self.shares)
+
+    @invariant()
+    def nobody_is_passed_over(self) -> None:
+        """Let only those not read who have no room, or are about to be told; the empty do."""
+        for share in self.shares:
+            assert share.full == (share not in self.reading)
+            assert share.size or share in self.reading
+            if share.full and not self.turns.calls:
+                assert share.size >= self.budget.limit
+
+    def teardown(self) -> None:
+        """When all is read everybody reads."""
+        for share in self.shares:
+            share.resize(0)
+        self.turns.settle()
+        assert self.reading == set(self.shares)
+        assert self.budget.used == 0
+
+
+class InterleavingTests(BudgetTestCase):
+    """What holds in any order."""
+
+    def test_any_order(self) -> None:
+        """The bound holds, and whoever has room is told of it."""
+        run_state_machine_as_test(Machine, settings=settings(stateful_step_count=60))

@@ -1,0 +1,268 @@
+"""`tawebeval.registry`: what there may be of everything, and what is left in the end: nothing."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.errors import Busy
+from tawebeval.registry import Upload
+from tests.fakes import make_request
+from tests.test_registry import END, RegistryTestCase
+
+
+class KeptTests(RegistryTestCase):
+    """Evaluations that have ended and are not read to their end."""
+
+    configuration = Configuration(evaluations=Evaluations(kept=2, retain=600))
+
+    def fill(self) -> list[str]:
+        """Let as many end as may be kept."""
+        identifiers = []
+        for _ in range(2):
+            identifier, child = self.start(b"a\n")
+            self.registry.check_admission()
+            self.finish(child)
+            identifiers.append(identifier)
+        return identifiers
+
+    def refuse(self) -> None:
+        """Hold that no other is accepted, and that it is told when to come again."""
+        error = self.assertRaises(Busy, self.accept)
+        self.assertGreater(error.retry_after, 0)
+
+    def test_read(self) -> None:
+        """When as many are kept as may be no new one is accepted, until one is read."""
+        first, second = self.fill()
+        self.refuse()
+        self.page(first)
+        self.refuse()
+        self.page(first, END)
+        self.accept()
+        self.assertEqual(self.page(second)["data"], ["a", "\n"])
+
+    def test_expired(self) -> None:
+        """Or until one expires; none is thrown away before."""
+        self.fill()
+        self.world.clock.advance(599)
+        self.registry.expire()
+        self.refuse()
+        self.world.clock.advance(1)
+        self.registry.expire()
+        self.accept()
+
+    def test_running_ones(self) -> None:
+        """Those that wait or run do not count."""
+        for _ in range(4):
+            self.accept()
+
+    def test_forgotten_while_it_ends(self) -> None:
+        """One that is abandoned is never kept."""
+        for _ in range(3):
+            _, child = self.start()
+            self.world.clock.advance(900)
+            self.registry.expire()
+            self.finish(child)
+        self.accept()
+
+
+class TotalTests(RegistryTestCase):
+    """The events of all evaluations together."""
+
+    configuration = Configuration(
+        buffers=Buffers(total=8192, evaluation=6000, page=4096), limits=Limits(wall_clock=10**6)
+    )
+
+    def flood(self) -> tuple[str, Any]:
+        """Let an evaluator print until it has to wait."""
+        identifier, child = self.start()
+        while not child.paused:
+            child.print(b"x" * 50 + b"\n")
+        return identifier, child
+
+    def used(self) -> int:
+        """Return how much is counted, which must be what there is."""
+        used = self.world.budget.used
+        known = [item["evaluation_id"] for item in self.registry.evaluations(None).data]
+        self.assertEqual(
+            used, sum(self.registry.status(identifier)["buffered_bytes"] for identifier in known)
+        )
+        return used
+
+    def test_shared(self) -> None:
+        """The first may have half of it, the second half of the rest, and they say so."""
+        first, _ = self.flood()
+        self.assertLess(abs(self.used() - 4096), 200)
+        self.flood()
+        self.assertLess(abs(self.used() - 4096 - 2048), 300)
+        self.assertTrue(self.registry.status(first)["state"], "running")
+
+    def test_others_make_room(self) -> None:
+        """What one reader takes lets another's evaluator go on, in the next turn."""
+        first, _ = self.flood()
+        _, second = self.flood()
+        self.page(first, self.page(first)["end"])
+        self.assertTrue(second.paused)
+        self.world.turn()
+        self.assertFalse(second.paused)
+
+    def test_ended_ones_count(self) -> None:
+        """What has ended holds its part, until it is read or forgotten; then it is free."""
+        first, child = self.flood()
+        self.finish(child)
+        _, second = self.flood()
+        self.assertTrue(second.paused)
+        self.consume(first)
+        self.world.turn()
+        self.assertFalse(second.paused)
+        self.assertLess(self.used(), 2500)
+
+    def test_abandoned_ones_count(self) -> None:
+        """What is forgotten while it runs counts until its process is gone."""
+        _, child = self.flood()
+        self.world.clock.advance(900)
+        self.registry.expire()
+        self.assertGreater(self.world.budget.used, 4000)
+        self.finish(child)
+        self.assertEqual(self.world.budget.used, 0)
+
+    def test_read_by_streams(self) -> None:
+        """What a stream takes makes room also where little is free."""
+        self.flood()
+        identifier, child = self.flood()
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            for _ in range(20):
+                following.read(10**6)
+                following.took()
+                self.assertFalse(child.paused)
+                while not child.paused:
+                    child.print(b"x" * 50 + b"\n")
+
+    def test_forgotten_while_it_is_followed(self) -> None:
+        """What a stream still reads counts, although it is forgotten."""
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            self.page(identifier, END)
+            self.assertGreater(self.world.budget.used, 0)
+            self.assertEqual(following.read(1000).count, 2)
+        self.assertEqual(self.world.budget.used, 0)
+
+    def test_spent(self) -> None:
+        """When nothing is free no new one is accepted, since it could only add to that."""
+        first, child = self.start(b"x" * 20_000)
+        self.world.clock.advance(1)
+        error = self.assertRaises(Busy, self.accept)
+        self.assertGreater(error.retry_after, 0)
+        self.finish(child)
+        self.assertRaises(Busy, self.accept)
+        self.consume(first)
+        self.accept()
+
+    def test_empty_ones_go_on(self) -> None:
+        """Whoever was accepted is read from when all that it printed is read."""
+        identifier, child = self.start()
+        self.start(b"x" * 20_000)
+        self.world.clock.advance(1)
+        cursor = "0"
+        for _ in range(5):
+            child.print(b"some\n")
+            self.assertTrue(child.paused)
+            page = self.page(identifier, cursor)
+            self.assertTrue(page["data"])
+            cursor = page["end"]
+            self.page(identifier, cursor)
+            self.assertFalse(child.paused)
+
+
+class SpoolTests(RegistryTestCase):
+    """The uploads on the disk."""
+
+    def send(self, size: int, **settings: Any) -> str:
+        """Begin an evaluation with an upload of that size."""
+        self.registry.spool.take(size)
+        return self.registry.accept(
+            Upload(make_request(), Path("/uploads/some"), size=size, **settings)
+        )
+
+    def test_until_it_is_over(self) -> None:
+        """An upload counts until its evaluation is over and its directories are removed."""
+        identifiers = [self.send(100) for _ in range(3)]
+        self.assertEqual(self.registry.spool.held, 300)
+        self.finish(self.world.spawn.children[0])
+        self.assertEqual(self.registry.spool.held, 200)
+        Deferred.fromCoroutine(self.registry.cancel(identifiers[1]))
+        self.assertEqual(self.registry.spool.held, 200)
+        self.finish(self.world.spawn.children[1])
+        self.assertEqual(self.registry.spool.held, 100)
+
+    def test_repeated(self) -> None:
+        """A form that begins nothing is removed, and does not count any more."""
+        self.send(100, key="k", digest=b"1")
+        self.send(100, key="k", digest=b"1")
+        self.assertEqual(self.registry.spool.held, 100)
+
+
+class NothingLeftTests(RegistryTestCase):
+    """What is left in memory of one that is forgotten."""
+
+    def watch(self, identifier: str) -> list[weakref.ref[Any]]:
+        """Return references that keep nothing."""
+        record = self.registry._records[identifier]
+        return [weakref.ref(one) for one in (record, record.evaluation, record.evaluation.share)]
+
+    def assert_nothing_left(self, references: list[weakref.ref[Any]]) -> None:
+        """Hold that nothing is left."""
+        self.world.spawn.children.clear()
+        self.world.sandbox.cells.clear()
+        gc.collect()
+        self.assertEqual([reference() for reference in references], [None] * len(references))
+        self.assertEqual((self.world.budget.used, self.registry.spool.held), (0, 0))
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_drained(self) -> None:
+        """One that was read to its end leaves nothing, also when others waited and followed."""
+        identifier, child = self.start(b"a line\n" * 100)
+        references = self.watch(identifier)
+        self.ask(identifier, "0", 20)
+        following = self.registry.follow(identifier, "0")
+        assert following is not None
+        with following:
+            following.read(100)
+        self.finish(child)
+        del child, following
+        self.consume(identifier)
+        self.assert_nothing_left(references)
+
+    def test_expired(self) -> None:
+        """Nor does one that was abandoned."""
+        identifier, child = self.start(b"a line\n" * 100)
+        references = self.watch(identifier)
+        self.world.clock.advance(200)
+        self.page(identifier)
+        self.world.clock.advance(90)
+        self.finish(child)
+        del child
+        self.world.clock.advance(900)
+        self.registry.expire()
+        self.assert_nothing_left(references)
+
+    def test_full(self) -> None:
+        """Nor one that waited for room when it was abandoned."""
+        identifier, child = self.start(b"a line\n" * 1000)
+        references = self.watch(identifier)
+        self.assertTrue(child.paused)
+        self.world.clock.advance(900)
+        self.registry.expire()
+        self.finish(child)
+        del child
+        self.assert_nothing_left(references)

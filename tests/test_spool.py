@@ -1,0 +1,46 @@
+"""`tawebeval.spool`: how many bytes of uploads there may be on the disk."""
+
+from __future__ import annotations
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import Busy
+from tawebeval.spool import Spool
+
+
+class SpoolTests(SynchronousTestCase):
+    """Bytes that come and go."""
+
+    def test_limit(self) -> None:
+        """As many fit as are allowed and not one more, and that is told with a time."""
+        spool = Spool(100)
+        spool.take(60)
+        spool.take(40)
+        error = self.assertRaises(Busy, spool.take, 1)
+        self.assertGreater(error.retry_after, 0)
+        self.assertEqual(spool.held, 100)
+        spool.give_back(10)
+        spool.take(10)
+
+    def test_check(self) -> None:
+        """What is only announced is looked at, and sets nothing aside."""
+        spool = Spool(100)
+        for _ in range(3):
+            spool.check(100)
+        self.assertEqual(spool.held, 0)
+        spool.take(1)
+        self.assertRaises(Busy, spool.check, 100)
+        spool.check(99)
+
+    def test_refused(self) -> None:
+        """What does not fit is not counted."""
+        spool = Spool(100)
+        self.assertRaises(Busy, spool.take, 101)
+        spool.take(100)
+
+    def test_too_much_back(self) -> None:
+        """Nobody gives back what was not taken."""
+        spool = Spool(100)
+        spool.take(10)
+        self.assertRaises(AssertionError, spool.give_back, 11)
+        self.assertRaises(AssertionError, spool.give_back, -1)
