@@ -240,6 +240,7 @@ class Evaluation:
         self.times["ended"] = self._surroundings.time()
         self.ring.close()
         self.share.unbind()
+        self.share.resize(self.ring.size)
         self.changed.fire(None)
 
     async def _clean_up(self) -> None:

@@ -1,7 +1,7 @@
 """A model of the registry: what must be known of each evaluation at any time.
 
-The model knows of each evaluation the events that it must have by now, and the oldest
-that a reader may still ask for.
+The model knows of each evaluation the events that it must have by now, and what readers may
+still ask for. Readers of pages, polls that wait and streams read the same evaluations.
 """
 
 from __future__ import annotations
@@ -12,18 +12,25 @@ from signal import SIGTERM
 
 import attrs
 from hypothesis.stateful import RuleBasedStateMachine
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
 from tawebeval.admission import Queue
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.evaluation import Evaluation
+from tawebeval.following import Following
+from tawebeval.framing import EVENT_STREAM, LINES, MESSAGES, Framing
 from tawebeval.identity import Identities
 from tawebeval.pages import DUMMY_END, Page
 from tawebeval.registry import Registry, directory_of
+from tawebeval.web.streams import Flow, stream
+from tests.event_source import EventSource
 from tests.fake_children import FakeChild
 from tests.fakes import IdleThreads, World, straw
 
-RUNNING, QUEUED, ABANDON, CAPACITY, PAGE = 2, 2, 100, 1500, 1024
+RUNNING, QUEUED, KEPT, ABANDON, RETAIN = 2, 2, 4, 100, 70
+TOTAL, CAPACITY, PAGE = 1800, 700, 512
+READ = 1000  # bytes in the ring of what is printed at once, and of a final error, at most
 
 
 def line(event: str) -> bytes:
@@ -33,13 +40,25 @@ def line(event: str) -> bytes:
     return json.dumps({"type": "text", "payload": event}, separators=(",", ":")).encode() + b"\n"
 
 
+def payload(event: dict[str, object]) -> str:
+    """Return an event as the model has it."""
+    value = event["payload"]
+    return value if isinstance(value, str) else "!" + value["reason"]  # type: ignore[index]
+
+
 @attrs.define
 class Model:
-    """What is known of one evaluation; `events` are payloads, `!reason` for an error."""
+    """What is known of one evaluation; `events` are payloads, `!reason` for an error.
+
+    What may be discarded lies before `oldest`: pages have acknowledged it, or streams may have
+    taken it.
+    """
 
     asked: float
+    real: Evaluation
     events: list[str] = attrs.field(factory=list)
     oldest: int = 0
+    acknowledged: int = 0  # by pages
     printed: int = 0
     running: bool = False
     closed: bool = False
@@ -52,11 +71,6 @@ class Model:
     def newest(self) -> int:
         """The cursor after the last event."""
         return len(self.events)
-
-    @property
-    def size(self) -> int:
-        """What the buffered events take, in bytes."""
-        return sum(len(line(event)) for event in self.events[self.oldest :])
 
     def print(self, count: int) -> bytes:
         """Print some lines; the terminator of the last one is held back."""
@@ -83,18 +97,78 @@ class Poll:
     answer: Deferred[Page]
 
 
+@attrs.define(eq=False)
+class Stream:
+    """One who follows by a stream from the event `first` on, and has `received` some bytes.
+
+    While it is `slow` its connection takes nothing.
+    """
+
+    identifier: str
+    first: int
+    framing: Framing
+    following: Following
+    flow: Flow
+    received: bytearray = attrs.field(factory=bytearray)
+    slow: bool = False
+    over: Deferred[None] = attrs.field(init=False)
+
+    def begin(self) -> None:
+        """Come to life."""
+        self.over = Deferred.fromCoroutine(
+            stream(self.following, self.flow, self.framing, self.write, lambda: None, 1e6)
+        )
+        self.over.addErrback(lambda failure: failure.trap(CancelledError))
+
+    def write(self, data: bytes) -> None:
+        """Take some; as transports do, one that is slow says that it has enough."""
+        self.received += data
+        if self.slow:
+            self.flow.pauseProducing()
+
+    def resume(self) -> None:
+        """Take what there is."""
+        self.slow = False
+        self.flow.resumeProducing()
+
+    @property
+    def events(self) -> list[str]:
+        """The events that have come."""
+        data = bytes(self.received)
+        if self.framing is LINES:
+            lines = data.splitlines()
+        elif self.framing is EVENT_STREAM:
+            source = EventSource()
+            source.feed(data)
+            found = [event for event in source.events if event.type == "message"]
+            for number, event in enumerate(found, self.first + 1):
+                assert event.last_event_id == str(number)
+            lines = [event.data.encode() for event in found]
+        else:
+            lines = []
+            while data:
+                at, length = 2, data[1]
+                if length == 126:
+                    at, length = 4, int.from_bytes(data[2:4], "big")
+                assert data[0] == 0x81
+                lines.append(data[at : at + length])
+                data = data[at + length :]
+        return [payload(json.loads(line)) for line in lines]
+
+
 class Comparison(RuleBasedStateMachine):
     """A registry and its model side by side."""
 
     def __init__(self) -> None:
         super().__init__()
         configuration = Configuration(
-            evaluations=Evaluations(abandon_after=ABANDON),
+            evaluations=Evaluations(abandon_after=ABANDON, retain=RETAIN, kept=KEPT),
             limits=Limits(wall_clock=10**6),
-            buffers=Buffers(evaluation=CAPACITY, page=PAGE),
+            buffers=Buffers(total=TOTAL, evaluation=CAPACITY, page=PAGE),
         )
         self.world = World(configuration=configuration, threads=IdleThreads())
         self.world.spawn.obeys = (SIGTERM,)
+        self.budget = self.world.budget
         self.identities = Identities(b"k" * 32, straw(1))
         queue = Queue(RUNNING, QUEUED)
         surroundings = self.world.surroundings()
@@ -103,6 +177,8 @@ class Comparison(RuleBasedStateMachine):
         self.waiting: list[str] = []
         self.keys: dict[str, tuple[str, bytes]] = {}
         self.polls: list[Poll] = []
+        self.streams: list[Stream] = []
+        self.gone: list[Stream] = []  # those that have ended, or been left by their clients
 
     # The world
 
@@ -123,10 +199,24 @@ class Comparison(RuleBasedStateMachine):
         )
         return child
 
+    @property
+    def kept(self) -> int:
+        """How many have ended and are not forgotten."""
+        return sum(model.closed and not model.forgotten for model in self.models.values())
+
+    def paged(self, model: Model) -> float:
+        """Return until when somebody is expected to read pages."""
+        return self.registry._records[model.real.identifier].readers.paged
+
+    def awaited(self, identifier: str) -> bool:
+        """Whether somebody waits for an evaluation, or follows it."""
+        return any(one.identifier == identifier for one in (*self.polls, *self.streams))
+
     def end(self, model: Model, reason: str | None) -> None:
         """Let an evaluation of the model end, and the next one begin."""
         was_running = model.running
         model.close(reason)
+        model.asked = self.now
         if was_running and self.waiting:
             self.models[self.waiting.pop(0)].running = True
 
@@ -145,7 +235,8 @@ class Comparison(RuleBasedStateMachine):
 
     def settle(self) -> None:
         """Let all happen that can."""
-        self.world.turn()
+        for _ in range(4):
+            self.world.turn()
         for poll in list(self.polls):
             model = self.models[poll.identifier]
             due = model.closed or model.newest > poll.after or self.now >= poll.until
@@ -158,12 +249,47 @@ class Comparison(RuleBasedStateMachine):
                 self.compare(page, model, poll.after, str(poll.after), early=True)
                 if model.newest > poll.after:
                     assert page.events.count, "woken for nothing"
+        for one in list(self.streams):
+            model = self.models[one.identifier]
+            events = one.events
+            end = one.first + len(events)
+            assert events == model.events[one.first : end], "a stream repeats, loses or moves"
+            if not one.slow:
+                assert end == model.newest, "a stream is behind"
+                assert one.over.called == model.closed
+            if one.over.called:
+                self.leave(one)
+
+    def leave(self, one: Stream) -> None:
+        """Note that a stream has ended."""
+        self.streams.remove(one)
+        self.gone.append(one)
+        if not self.models[one.identifier].forgotten:
+            self.models[one.identifier].asked = self.now
+
+    def look(self, model: Model) -> None:
+        """Take over what the registry has discarded, which it must have been allowed to.
+
+        Events before where live streams stand, and which no reader of pages misses, may go when
+        the ring is short of room. How many is for the ring's batches to say.
+        """
+        live = [one for one in self.streams if self.models[one.identifier] is model]
+        oldest = model.real.ring.oldest
+        assert oldest >= model.oldest, "what was discarded is there again"
+        for one in live:
+            assert oldest <= one.first + len(one.events), "a live stream misses something"
+        if not live:
+            assert oldest >= model.acknowledged, "what was acknowledged is kept"
+        model.oldest = oldest
+        if model.read is not None and oldest > len(model.read) and not model.forgotten:
+            model.read = None  # streams have used up what this reader has not read
 
     # The registry against the model
 
     def request(self, identifier: str, after: str | None) -> Page | errors.RequestError:
         """Ask for a page, and hold that the answer is the one that the contract gives."""
         model = self.models[identifier]
+        oldest = model.real.ring.oldest
         try:
             answer: Page | errors.RequestError = self.registry.page(identifier, after)
         except errors.RequestError as error:
@@ -183,12 +309,12 @@ class Comparison(RuleBasedStateMachine):
             assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
         elif number > model.newest:
             assert type(answer) is errors.InvalidCursor
-        elif number < model.oldest:
+        elif number < oldest:
             assert isinstance(answer, errors.DiscardedCursor)
-            assert answer.members == {"oldest": str(model.oldest)}
+            assert answer.members == {"oldest": str(oldest)}
         else:
             assert isinstance(answer, Page), answer
-            model.oldest = number
+            model.acknowledged = max(model.acknowledged, number)
             self.compare(answer, model, number, after)
         return answer
 
@@ -200,10 +326,7 @@ class Comparison(RuleBasedStateMachine):
         An `early` one may have been answered with the last text, before the end was reached.
         """
         value = json.loads(page.encode())
-        events = [
-            event["payload"] if event["type"] == "text" else "!" + event["payload"]["reason"]
-            for event in value["data"]
-        ]
+        events = [payload(event) for event in value["data"]]
         end = number + len(events)
         assert events == model.events[number:end]
         assert value["begin"] == after
@@ -212,3 +335,6 @@ class Comparison(RuleBasedStateMachine):
             assert value["end"] == (DUMMY_END if at_the_end else str(end))
         assert events or number == model.newest
         assert len(page.events.lines) <= PAGE or len(events) == 1
+
+
+FRAMINGS = (LINES, EVENT_STREAM, MESSAGES)

@@ -125,6 +125,7 @@ class LimitTests(BudgetTestCase):
         share.leave()
         self.assertEqual((self.budget.used, share.full), (1, False))
         share.resize(50)
+        self.assertEqual(self.budget.used, 1)
         share.leave()
         self.assertEqual(self.budget.used, 1)
         self.turns.settle()

@@ -15,10 +15,26 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
+from tawebeval.framing import Framing
 from tawebeval.pages import DUMMY_END, Page
 from tawebeval.registry import Upload
+from tawebeval.web.streams import Flow
 from tests.fakes import make_request
-from tests.registry_model import ABANDON, CAPACITY, QUEUED, RUNNING, Comparison, Model, Poll
+from tests.registry_model import (
+    ABANDON,
+    CAPACITY,
+    FRAMINGS,
+    KEPT,
+    QUEUED,
+    READ,
+    RETAIN,
+    RUNNING,
+    TOTAL,
+    Comparison,
+    Model,
+    Poll,
+    Stream,
+)
 
 
 class Machine(Comparison):
@@ -30,6 +46,7 @@ class Machine(Comparison):
         upload = Upload(make_request(), Path("/uploads/some"), key, digest)
         known = self.keys.get(key or "")
         running = sum(model.running for model in self.models.values())
+        behind = self.budget.spent or self.kept >= KEPT
         try:
             identifier = self.registry.accept(upload)
         except errors.KeyReused:
@@ -37,13 +54,15 @@ class Machine(Comparison):
             assert known[1] != digest
         except errors.Busy:
             assert known is None
-            assert (running, len(self.waiting)) == (RUNNING, QUEUED)
+            assert behind or (running, len(self.waiting)) == (RUNNING, QUEUED)
         else:
             if known is not None:
                 assert known == (identifier, digest)
                 return
             assert identifier not in self.models
-            self.models[identifier] = Model(self.now, running=running < RUNNING)
+            assert not behind
+            real = self.registry._records[identifier].evaluation
+            self.models[identifier] = Model(self.now, real, running=running < RUNNING)
             if running == RUNNING:
                 self.waiting.append(identifier)
             if key is not None:
@@ -109,13 +128,15 @@ class Machine(Comparison):
         """Let somebody wait for what comes next."""
         identifier, model = self.pick(number)
         after = model.newest
+        if after < model.real.ring.oldest:
+            return
         answer = Deferred.fromCoroutine(self.registry.next_page(identifier, str(after), seconds))
         if model.forgotten:
             assert isinstance(answer.result, Failure)
             answer.addErrback(lambda failure: failure.trap(errors.EvaluationGone))
             return
         model.asked = self.now
-        model.oldest = after
+        model.acknowledged = max(model.acknowledged, after)
         self.polls.append(Poll(identifier, after, self.now + seconds, answer))
         self.settle()
 
@@ -128,18 +149,67 @@ class Machine(Comparison):
         poll.answer.cancel()
         self.settle()
 
+    @precondition(lambda self: self.models)
+    @rule(
+        number=st.integers(0, 20),
+        back=st.integers(0, 30),
+        framing=st.sampled_from(FRAMINGS),
+        slow=st.booleans(),
+    )
+    def stream(self, number: int, back: int, framing: Framing, slow: bool) -> None:
+        """Let somebody follow an evaluation by a stream, from some events back on."""
+        identifier, model = self.pick(number)
+        first = max(model.newest - back, 0)
+        oldest = model.real.ring.oldest
+        try:
+            following = self.registry.follow(identifier, str(first))
+        except errors.EvaluationGone:
+            assert model.forgotten
+            return
+        except errors.DiscardedCursor:
+            assert first < oldest
+            model.asked = self.now
+            return
+        assert following is not None
+        assert not model.forgotten
+        assert first >= oldest
+        model.asked = self.now
+        one = Stream(identifier, first, framing, following, Flow(self.world.clock), slow=slow)
+        self.streams.append(one)
+        one.begin()
+        self.settle()
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 20), slow=st.booleans())
+    def take(self, number: int, slow: bool) -> None:
+        """Let the client of a stream take what has come, and go on to take it or not."""
+        one = self.streams[number % len(self.streams)]
+        one.resume()
+        one.slow = slow
+        self.settle()
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 20))
+    def break_off(self, number: int) -> None:
+        """Let the client of a stream go away."""
+        one = self.streams[number % len(self.streams)]
+        one.flow.stopProducing()
+        one.over.cancel()
+        self.leave(one)
+        self.settle()
+
     @rule(seconds=st.integers(1, 120))
     def pass_time(self, seconds: int) -> None:
         """Let time pass; what is abandoned is forgotten."""
         self.world.clock.advance(seconds)
         self.settle()
         self.registry.expire()
-        awaited = {poll.identifier for poll in self.polls}
         for identifier, model in self.models.items():
+            patience = RETAIN if model.closed else ABANDON
             if (
                 not model.forgotten
-                and model.asked <= self.now - ABANDON
-                and identifier not in awaited
+                and model.asked <= self.now - patience
+                and not self.awaited(identifier)
             ):
                 self.forget(identifier)
         for identifier, model in self.models.items():
@@ -175,24 +245,52 @@ class Machine(Comparison):
             if model.running:
                 child = self.child(identifier)
                 assert child.running
-                assert child.paused == (model.size >= CAPACITY)
+                share = model.real.share
+                # Nobody waits who has room, and nobody reads much who has none.
+                assert child.paused == share.full
+                assert not child.paused or share.size >= max(1, share.limit)
+                assert share.size < CAPACITY + READ
+                live = [one for one in self.streams if one.identifier == identifier]
+                if live and not any(one.slow for one in live) and self.now >= self.paged(model):
+                    assert not child.paused, "whoever takes everything is kept waiting"
         running = sum(child.running for child in self.world.spawn.children)
         assert running == sum(model.running for model in self.models.values())
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        """Count what there is, which is over the total by a read for each at most."""
+        held = {id(one): one.size for one in (model.real.ring for model in self.models.values())}
+        assert self.budget.used == sum(held.values())
+        assert self.budget.used <= TOTAL + 2 * READ * len(self.models)
+        assert self.kept <= KEPT + RUNNING + QUEUED
+
+    @invariant()
+    def discarded_rightly(self) -> None:
+        """Only what nobody is to have any more is discarded."""
+        for model in self.models.values():
+            if not model.forgotten:
+                self.look(model)
 
     def teardown(self) -> None:
         """In the end every reader that was not disturbed gets every event, and nothing is left."""
         closed = Deferred.fromCoroutine(self.registry.close())
         for identifier in [*self.waiting, *self.models]:
             self.stop(identifier, "shutdown")
+        for one in self.streams:
+            one.resume()
         self.settle()
-        assert closed.called
+        assert not self.streams
+        self.discarded_rightly()
         for number, (identifier, model) in enumerate(self.models.items()):
             while model.read is not None and model.cursor != DUMMY_END and not model.forgotten:
                 self.follow(number)
             if not model.forgotten:
                 self.request(identifier, DUMMY_END)
         self.readers_have_read()
+        self.world.clock.advance(5)  # for the readers who might go on
+        assert closed.called
         assert not self.polls
+        assert self.budget.used == 0
         assert not self.world.clock.getDelayedCalls()
 
 
