@@ -24,6 +24,7 @@ from tawebeval.config import (
     CredentialSettings,
     Evaluations,
     Repositories,
+    Service,
 )
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError
@@ -141,6 +142,37 @@ class ServiceTests(SynchronousTestCase):
         self.assertNoResult(stopped)
         closing.callback(None)
         self.successResultOf(stopped)
+
+    def test_drain(self) -> None:
+        """What runs has as long as is configured, and a signal meanwhile ends it at once."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        daemon = self.start(service=Service(drain=7))
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        registry = evaluations._registry
+        told: list[float] = []
+        closing: Deferred[None] = Deferred()
+
+        async def close(drain: float) -> bool:
+            told.append(drain)
+            await closing
+            return False
+
+        self.patch(registry, "close", close)
+        self.patch(registry, "hurry", lambda: told.append(0))
+        stopped = daemon.stopService()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        self.assertEqual(told, [7])
+        for call in calls:
+            call()
+        self.assertEqual(told, [7, 0, 0])
+        closing.callback(None)
+        self.successResultOf(stopped)
+        after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        self.assertEqual(after, before)
 
     def test_stopped(self) -> None:
         """A daemon that was stopped accepts nothing more."""

@@ -39,6 +39,7 @@ class WebTestCase(SynchronousTestCase):
         """End what still runs."""
         closed = Deferred.fromCoroutine(self.service.registry.close())
         self.service.world.end()
+        self.service.reactor.advance(5)  # for those who might read on
         self.successResultOf(closed)
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from twisted.internet.defer import Deferred
+
 from tawebeval import registry
 from tawebeval.registry import directory_of
 from tests.fake_clients import MULTIPART, Connection, Part, form, head, parts
@@ -90,6 +92,51 @@ class EarlyRefusalTests(RawTestCase):
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
         connection.lose()
+
+    def test_disk(self) -> None:
+        """503 before the body, where it would not fit beside the uploads that there are."""
+        spool = self.service.registry.spool
+        self.service.registry.spool.take(spool.limit - 1000)
+        connection = self.begin(1001)
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertGreater(int(answer.headers["retry-after"]), 0)
+        connection.lose()
+        connection = self.begin(1000)
+        self.assertEqual(connection.received, b"")
+        connection.lose()
+        self.assertEqual(spool.held, spool.limit - 1000)
+
+    def test_disk_becomes_full(self) -> None:
+        """503 in the body, where others were faster; what had come is removed, and not counted."""
+        spool = self.service.registry.spool
+        connection = self.begin(90_000)
+        connection.send(form(parts(source=b"x" * 80_000))[:50_000])
+        self.assertEqual((connection.received, spool.held), (b"", 50_000))
+        spool.take(spool.limit - 50_000)
+        connection.send(b"x")
+        self.assert_refused(connection, 503)
+        self.assertEqual(spool.held, spool.limit - 50_000)
+
+    def test_stop(self) -> None:
+        """503 in the body, where the daemon begins to stop meanwhile."""
+        connection = self.begin(90_000)
+        connection.send(form(parts(source=b"x" * 80_000))[:50_000])
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.successResultOf(closed)
+        connection.send(b"x")
+        self.assert_refused(connection, 503)
+        self.assertEqual(self.service.registry.spool.held, 0)
+
+    def test_counted(self) -> None:
+        """What has come counts until its evaluation is over, or at once no more."""
+        spool, body = self.service.registry.spool, form(parts())
+        for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
+            connection = self.begin(len(sent))
+            connection.send(sent)
+            self.assertEqual(connection.answer().status, status)
+            self.assertEqual(spool.held, len(body))
+        self.service.world.end()
+        self.assertEqual(spool.held, 0)
 
     def test_broken_field(self) -> None:
         """400 at the first part that is wrong; what has come so far is removed."""

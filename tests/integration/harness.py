@@ -76,13 +76,16 @@ class Daemon:
     It can be started again after it was stopped, and finds then what it left.
     """
 
-    def __init__(self, configuration: str = CONFIGURATION, **environment: str) -> None:
+    def __init__(
+        self, configuration: str = CONFIGURATION, drain: float = 0, **environment: str
+    ) -> None:
         self.folder = temporary_folder("tawebeval-")
         self.state = self.folder / "state"
         self.cache = self.folder / "cache"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        (self.folder / "tawebeval.toml").write_text(configuration + SERVICE)
+        service = (SERVICE or "\n[service]\n") + f"drain = {drain}\n"
+        (self.folder / "tawebeval.toml").write_text(configuration + service)
         self._log = self.folder / "log"
         self._checked = 0
         self._environment = environment
@@ -223,6 +226,7 @@ class DaemonTestCase(TestCase):
     timeout = 60
     configuration: ClassVar[str] = CONFIGURATION
     environment: ClassVar[Mapping[str, str]] = {}
+    drain: ClassVar[float] = 0
     _shared: ClassVar[Daemon | None] = None
     _to_run: ClassVar[set[str]]
 
@@ -237,7 +241,7 @@ class DaemonTestCase(TestCase):
         cls = type(self)
         self.addCleanup(self._stop_after_the_last)
         if cls._shared is None:
-            cls._shared = Daemon(cls.configuration, **cls.environment)
+            cls._shared = Daemon(cls.configuration, cls.drain, **cls.environment)
         self.daemon = cls._shared
         if not self.daemon.running:  # not yet, or because a test that failed has stopped it
             self.daemon.start()

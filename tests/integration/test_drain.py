@@ -1,0 +1,138 @@
+"""SIGTERM while evaluations run: they may end by themselves, and everybody is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from tests.integration.client import failure, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.raw import Connection
+
+COMMAND = "mkfifo gate; printf ready; read line < gate; echo; echo done"
+
+
+class DrainTestCase(DaemonTestCase):
+    """Each test stops the daemon, and starts it again for the next."""
+
+    configuration = CONFIGURATION.replace("running = 4", "running = 2")
+
+    async def run_to_the_gate(self) -> str:
+        """Begin an evaluation that goes on when it is let."""
+        identifier = await self.begin_and_wait(COMMAND)
+        (self.gate,) = self.daemon.state.glob("evaluations/*/tree/gate")
+        return identifier
+
+    def interrupt(self) -> None:
+        """Send SIGTERM."""
+        os.kill(self.daemon.pid, signal.SIGTERM)
+
+    async def stopping(self, since: int = 0) -> None:
+        """Wait until the daemon has begun to stop."""
+        await until(lambda: "SIGTERM" in self.daemon.log[since:], "it has begun to stop")
+
+    async def begin_again(self) -> None:
+        """Start the daemon that was stopped, of which nothing may be left."""
+        await until(lambda: not self.daemon.running, "the daemon stops")
+        self.assertEqual(self.daemon.leftovers(), [])
+        self.daemon.check_log()
+        self.daemon.start()
+        await self.daemon.ready()
+
+    def stream(self, identifier: str, media_type: str) -> Connection:
+        """Return a connection on which the events of an evaluation come."""
+        connection = Connection(self.daemon.port)
+        self.addCleanup(connection.close)
+        request = f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: x\r\n"
+        connection.send(f"{request}Connection: close\r\nAccept: {media_type}\r\n\r\n".encode())
+        return connection
+
+    def lines(self, connection: Connection) -> list[Any]:
+        """Return the payloads that a stream of JSON Lines has had, when it is over."""
+        body = connection.answer().body
+        self.assertTrue(body.endswith(b"0\r\n\r\n"), "the stream broke off")
+        return [json.loads(line)["payload"] for line in body.split(b"\n") if line[:1] == b"{"]
+
+
+class DrainTests(DrainTestCase):
+    """There is time enough."""
+
+    drain = 30
+
+    async def test_what_runs_ends_by_itself_and_everybody_reads_it(self) -> None:
+        """A poll, a stream and a new form while the daemon drains: the end, all, and 503."""
+        identifier = await self.run_to_the_gate()
+        stream = self.stream(identifier, "application/jsonl")
+        polled = Deferred.fromCoroutine(self.client.follow(identifier))
+        since = len(self.daemon.log)
+        self.interrupt()
+        await self.stopping(since)
+        answer = await self.client.post(self.repository.url, self.commit, "true")
+        answer.problem(503)
+        self.assertGreater(int(answer.header("Retry-After") or 0), 0)
+        self.assertEqual((await self.client.get("/health")).code, 200)
+        self.gate.write_text("go\n")
+        self.assertEqual(text(await polled), "ready\ndone\n")
+        self.assertEqual("".join(self.lines(stream)), "ready\ndone\n")
+        await self.begin_again()
+        (await self.client.get(f"/evaluation/{identifier}")).problem(410)
+
+    async def test_what_is_queued_ends_at_once(self) -> None:
+        """Those that wait are told, while those that run go on."""
+        first = await self.run_to_the_gate()
+        await self.begin("exec sleep 60")
+        queued = await self.begin("true")
+        waiting = Deferred.fromCoroutine(self.client.follow(queued))
+        await self.client.status(queued)
+        self.interrupt()
+        failure(await waiting, "shutdown")
+        self.assertEqual((await self.client.status(first))["state"], "running")
+        self.interrupt()
+        await self.begin_again()
+
+    async def test_a_second_signal_ends_what_runs(self) -> None:
+        """Whoever is in a hurry sends another SIGTERM; readers are told all the same."""
+        identifier = await self.run_to_the_gate()
+        stream = self.stream(identifier, "application/jsonl")
+        polled = Deferred.fromCoroutine(self.client.follow(identifier))
+        since = len(self.daemon.log)
+        self.interrupt()
+        await self.stopping(since)
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        began = time.monotonic()
+        self.interrupt()
+        failure(await polled, "shutdown")
+        self.assertEqual(self.lines(stream)[-1]["reason"], "shutdown")
+        await self.begin_again()
+        self.assertLess(time.monotonic() - began, 10)
+
+    async def test_nothing_runs(self) -> None:
+        """With nothing that runs the daemon stops at once."""
+        await self.client.follow(await self.begin("true"))
+        began = time.monotonic()
+        self.interrupt()
+        await self.begin_again()
+        self.assertLess(time.monotonic() - began, 8)
+
+
+class ShortDrainTests(DrainTestCase):
+    """There is not."""
+
+    drain = 1
+
+    async def test_the_time_is_over(self) -> None:
+        """What has not ended by then ends with `shutdown`, and not before."""
+        identifiers = [await self.run_to_the_gate(), await self.begin("exec sleep 60")]
+        reading = [Deferred.fromCoroutine(self.client.follow(one)) for one in identifiers]
+        await self.client.status(identifiers[0])
+        began = time.monotonic()
+        self.interrupt()
+        for events in await gatherResults(reading):
+            failure(events, "shutdown")
+        self.assertGreaterEqual(time.monotonic() - began, 1)
+        await self.begin_again()
