@@ -137,6 +137,10 @@ class EvaluationError(TawebevalError):
         return self.message
 
 
+class ForbiddenHost(TawebevalError):
+    """A URL leads to where the operator does not let callers send this machine."""
+
+
 def over_limit(reason: str, limit: str, unit: str, value: float) -> EvaluationError:
     """Return the error of a run that was stopped by a limit: a setting of `[limits]`."""
     return EvaluationError(

@@ -1,4 +1,4 @@
-"""From which hosts repositories may be fetched, and how git is bound to an address.
+"""Which hosts this machine may be sent to, and how git is bound to an address.
 
 A URL is given by a stranger. What its host is has to be understood here exactly as git, curl
 and ssh will, so only the plain ways to write one are taken. A name is looked up once; git is
@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 import attrs
 
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import ForbiddenHost
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -169,12 +169,13 @@ class HostPolicy:
     """The operator's rules: patterns of names (`example.org`, `*.example.org`), and networks.
 
     Without `allow` every host is allowed that `deny` does not have. `private_networks` are
-    open although they are not public.
+    open although they are not public. `section` is the table of the configuration with these rules.
     """
 
     allow: Sequence[str] = ()
     deny: Sequence[str] = ()
     private_networks: Sequence[str] = ()
+    section: str = "repositories"
     _networks: Sequence[Network] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -182,29 +183,29 @@ class HostPolicy:
         object.__setattr__(self, "_networks", networks)
 
     def check(self, target: Target) -> None:
-        """Check a URL's host as it is written. Raises EvaluationError."""
+        """Check a URL's host as it is written. Raises ForbiddenHost."""
         if any(matches(target.host, pattern) for pattern in self.deny):
-            raise _refused(target, "is refused by repositories.deny_hosts")
+            raise _forbidden(target, f"is refused by {self.section}.deny_hosts")
         if self.allow and not any(matches(target.host, pattern) for pattern in self.allow):
-            raise _refused(target, "is not among repositories.allow_hosts")
+            raise _forbidden(target, f"is not among {self.section}.allow_hosts")
         if target.address is not None:
             self.choose(target, [target.address])
 
     def choose(self, target: Target, addresses: Sequence[Address]) -> Address:
-        """Return the one of a host's addresses to connect to. Raises EvaluationError.
+        """Return the one of a host's addresses to connect to. Raises ForbiddenHost.
 
         All of them have to be permitted: with one that is not the host is up to something.
         """
         for address in addresses:
             if not self._permits(address):
                 # The address itself is not told: it would map a private network for strangers.
-                raise _refused(
+                raise _forbidden(
                     target,
                     "has an address that is not public, and is not opened by"
-                    " repositories.private_networks",
+                    f" {self.section}.private_networks",
                 )
         if not addresses:
-            raise _refused(target, "has no address")
+            raise _forbidden(target, "has no address")
         return addresses[0]
 
     def _permits(self, address: Address) -> bool:
@@ -220,5 +221,5 @@ def matches(host: str, pattern: str) -> bool:
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
-def _refused(target: Target, why: str) -> EvaluationError:
-    return EvaluationError("repository", f"the host {target.host} {why}")
+def _forbidden(target: Target, why: str) -> ForbiddenHost:
+    return ForbiddenHost(f"the host {target.host} {why}")

@@ -3,54 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import ip_address
 from os.path import abspath, realpath
 from pathlib import Path
 from typing import Any
 
 import attrs
-from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.defer import Deferred
-from twisted.internet.defer import TimeoutError as TookTooLong
-from twisted.internet.interfaces import (
-    IAddress,
-    IHostnameResolver,
-    IHostResolution,
-    IResolutionReceiver,
-)
-from twisted.logger import Logger
-from zope.interface import implementer
+from twisted.internet.interfaces import IHostnameResolver
 
+from tawebeval.addresses import Addresses, UnknownHost
 from tawebeval.credentials import Credential, Login
-from tawebeval.errors import EvaluationError
-from tawebeval.hosts import Address, HostPolicy, Route, Target, path_of, route, target_of
-
-_LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
+from tawebeval.errors import EvaluationError, ForbiddenHost
+from tawebeval.hosts import HostPolicy, Route, Target, path_of, route, target_of
 
 # Through these a process could be asked for what it has open.
 _KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
-
-log = Logger()
-
-
-@implementer(IResolutionReceiver)
-class _Addresses:
-    """Gathers a host's addresses."""
-
-    def __init__(self) -> None:
-        self.complete: Deferred[list[Address]] = Deferred()
-        self._found: list[Address] = []
-
-    def resolutionBegan(self, resolutionInProgress: IHostResolution) -> None:
-        """Do nothing: a look-up that is not waited for any more ends by itself."""
-
-    def addressResolved(self, address: IAddress) -> None:
-        if isinstance(address, IPv4Address | IPv6Address):
-            self._found.append(ip_address(address.host))
-
-    def resolutionComplete(self) -> None:
-        if not self.complete.called:
-            self.complete.callback(self._found)
 
 
 @attrs.frozen
@@ -64,6 +30,11 @@ class Remotes:
     _resolver: IHostnameResolver
     _clock: Any
     _own: Sequence[Path] = ()
+    _addresses: Addresses = attrs.field(init=False)
+
+    @_addresses.default
+    def _of_these(self) -> Addresses:
+        return Addresses(self._policy, self._resolver, self._clock)
 
     def check(self, url: str) -> None:
         """Check what the URL itself tells. Raises EvaluationError."""
@@ -81,12 +52,10 @@ class Remotes:
             path = path_of(url)
             # As git looks for it, which takes `x.git` for `x`, too.
             return Route(url, source=path, readable=(path, f"{path}.git")), None
-        addresses = [target.address] if target.address else await self._look_up(target)
         try:
-            address = self._policy.choose(target, addresses)
-        except EvaluationError:
-            log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
-            raise
+            address = await self._addresses.find(target)
+        except (ForbiddenHost, UnknownHost) as error:
+            raise EvaluationError("repository", str(error)) from None
         if credential is None:
             return route(url, target, address), None
         login = credential.login(target, address)
@@ -111,17 +80,9 @@ class Remotes:
             target = target_of(url)
         except ValueError as error:
             raise EvaluationError("repository", f"the repository's URL {error}") from None
-        if target is not None:
-            self._policy.check(target)
-        return target
-
-    async def _look_up(self, target: Target) -> list[Address]:
-        receiver = _Addresses()
-        self._resolver.resolveHostName(receiver, target.host, target.port)
         try:
-            return await receiver.complete.addTimeout(_LOOKUP, self._clock)
-        except TookTooLong:
-            raise EvaluationError(
-                "repository",
-                f"the host {target.host} could not be looked up within {_LOOKUP:g} seconds",
-            ) from None
+            if target is not None:
+                self._addresses.check(target)
+        except ForbiddenHost as error:
+            raise EvaluationError("repository", str(error)) from None
+        return target

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import ForbiddenHost
 from tawebeval.hosts import (
     HostPolicy,
     Route,
@@ -190,10 +190,9 @@ class PolicyTests(SynchronousTestCase):
             if target.address is None:
                 chosen = policy.choose(target, [ip_address(text) for text in addresses])
                 self.assertEqual(chosen, ip_address(addresses[0]))
-        except EvaluationError as error:
-            self.assertEqual(error.reason, "repository")
-            self.assertIn(target.host, error.message)
-            return error.message
+        except ForbiddenHost as error:
+            self.assertIn(target.host, str(error))
+            return str(error)
         return ""
 
     def test_default(self) -> None:
@@ -217,6 +216,14 @@ class PolicyTests(SynchronousTestCase):
             self.assertEqual(self.refused(policy, "http://h/", text), "")
         for text in ("127.0.0.1", "fc00::1", "fe80::1%eth0", "::ffff:127.0.0.1"):
             self.assertIn("private_networks", self.refused(policy, "http://h/", text))
+
+    def test_section(self) -> None:
+        """What refuses is called as the operator has written it."""
+        policy = HostPolicy(["a.org"], ["x.a.org"], section="callbacks")
+        for url in ("http://x.a.org/", "http://b.org/"):
+            self.assertIn(" callbacks.", self.refused(policy, url))
+        policy = HostPolicy(section="callbacks")
+        self.assertIn(" callbacks.private_networks", self.refused(policy, "http://10.0.0.1/"))
 
     def test_lists(self) -> None:
         """Names are matched whole, or below a domain; who is denied is not allowed again."""

@@ -38,7 +38,7 @@ LAYERS = {
         "registry admission status evaluation run intake process pipes orphans signals"
         " records following closing"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
-        " git gitbox gitversion bare quota remotes keyring repositories"
+        " git gitbox gitversion bare quota remotes addresses keyring repositories"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",
         never="klein werkzeug multipart",
