@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from ipaddress import ip_network
 from typing import Annotated, Literal
 
@@ -66,6 +67,14 @@ class Callers(Section, frozen=True):
     requests_per_minute: Share = 6000
 
 
+def _check_networks(networks: Iterable[str]) -> None:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ValueError(f"private_networks: {error}") from None
+
+
 class CredentialSettings(Section, frozen=True):
     """`[[repositories.credentials]]`: a name and a secret for one server, or some, of git."""
 
@@ -103,11 +112,7 @@ class Repositories(Section, frozen=True):
     tree_bytes: Bytes = GIB
 
     def __post_init__(self) -> None:
-        for network in self.private_networks:
-            try:
-                ip_network(network)
-            except ValueError as error:
-                raise ValueError(f"private_networks: {error}") from None
+        _check_networks(self.private_networks)
 
 
 class Evaluations(Section, frozen=True):
@@ -179,6 +184,25 @@ class Streams(Section, frozen=True):
     heartbeat: Seconds = 15
 
 
+class CallbackSettings(Section, frozen=True):
+    """`[callbacks]`: to whom the end of an evaluation is told, and how insistently."""
+
+    enabled: bool = False
+    secrets: str = ""
+    allow_hosts: tuple[Host, ...] = ()
+    deny_hosts: tuple[Host, ...] = ()
+    private_networks: tuple[str, ...] = ()
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 8
+    first_delay: Seconds = 5
+    longest_delay: Seconds = 600
+    timeout: Seconds = 15
+    at_once: Count = 10
+    buffer: Bytes = 16 * MIB
+
+    def __post_init__(self) -> None:
+        _check_networks(self.private_networks)
+
+
 class Http(Section, frozen=True):
     """`[http]`: what connections and requests may take before they are understood."""
 
@@ -206,6 +230,7 @@ class Configuration(Section, frozen=True):
     buffers: Buffers = Buffers()
     polls: Polls = Polls()
     streams: Streams = Streams()
+    callbacks: CallbackSettings = CallbackSettings()
     http: Http = Http()
 
 

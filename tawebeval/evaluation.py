@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from tawebeval.bare import Commit
 from tawebeval.budget import Budget, Share
+from tawebeval.callback import Callback
 from tawebeval.callers import ANYBODY
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
@@ -72,6 +73,7 @@ class Evaluation:
     share: Share = attrs.field(init=False)
     state: State = State.QUEUED
     failure: EvaluationError | None = None
+    callback: Callback | None = None
     commit: Commit | None = None
     run: Run | None = None
     times: dict[str, float] = attrs.field(factory=dict)

@@ -16,11 +16,13 @@ from tawebeval.hosts import target_of
 
 MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
+MAX_CALLBACK_URL = 2048  # characters; servers take no longer ones
 
 _SUBMISSION = re.compile(r"submission\[([a-z][a-z0-9_]{0,250})\]")  # NAME.txt is a file's name
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CALLBACK = re.compile(r"https?://[A-Za-z0-9._~:\[\]-]+([/?][A-Za-z0-9._~:/?@!$&'()*+,;=%\[\]-]*)?")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)")
 _SCP_LIKE = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*:(?!:)\S+")
 # git-check-ref-format(1)
@@ -35,6 +37,7 @@ TEXT_FIELDS = frozenset(
         "directory",
         "evaluator_cmd",
         "seed",
+        "callback_url",
     }
 )
 
@@ -62,7 +65,10 @@ class SubmissionFile:
 
 @attrs.frozen
 class EvaluationRequest:
-    """What a client asked to have evaluated. `directory` is relative, "" being the root."""
+    """What a client asked to have evaluated. `directory` is relative, "" being the root.
+
+    To `callback_url` the end is to be told, if there is one.
+    """
 
     repository: Repository
     commit_oid: str
@@ -70,6 +76,7 @@ class EvaluationRequest:
     evaluator_cmd: str
     seed: int | None
     submission: tuple[SubmissionFile, ...]
+    callback_url: str | None = None
 
 
 def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
@@ -121,6 +128,7 @@ def parse_form(
         evaluator_cmd=evaluator_cmd,
         seed=_number(fields, "seed", 0, MAX_SEED),
         submission=tuple(submission),
+        callback_url=_callback_url(fields.get("callback_url", "")),
     )
 
 
@@ -189,3 +197,22 @@ def _directory(directory: str) -> str:
     if ".." in parts:
         raise InvalidField("directory", "cannot contain '..'")
     return "/".join(parts)
+
+
+def _callback_url(url: str) -> str | None:
+    name = "callback_url"
+    if not url:
+        return None
+    if len(url) > MAX_CALLBACK_URL:
+        raise InvalidField(name, f"has over {MAX_CALLBACK_URL} characters")
+    if "@" in re.split(r"[/?#]", url.partition("://")[2])[0]:
+        raise InvalidField(name, "cannot carry credentials: callbacks are signed instead")
+    if not _CALLBACK.fullmatch(url):
+        raise InvalidField(
+            name, "is no URL of http or https, of plain ASCII characters, without a fragment"
+        )
+    try:
+        target_of(url)
+    except ValueError as error:
+        raise InvalidField(name, str(error)) from None
+    return url

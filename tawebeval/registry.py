@@ -31,6 +31,7 @@ from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place,
 from tawebeval.records import Record, Records, Upload
 from tawebeval.spool import Spool
 from tawebeval.status import status, summary
+from tawebeval.telling import Telling
 from tawebeval.workspace import Workspace, remove
 
 _RETRY_AFTER = 5  # seconds, where a place in the queue is missing
@@ -60,7 +61,12 @@ class Registry:
     """
 
     def __init__(
-        self, surroundings: Surroundings, identities: Identities, queue: Queue, root: Path
+        self,
+        surroundings: Surroundings,
+        identities: Identities,
+        queue: Queue,
+        root: Path,
+        telling: Telling | None = None,
     ) -> None:
         self._surroundings = surroundings
         self._configuration = surroundings.configuration
@@ -68,6 +74,7 @@ class Registry:
         self._identities = identities
         self._queue = queue
         self._root = root
+        self._telling = telling or Telling()
         self._records = Records(identities, surroundings.clock)
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Evaluation] = {}
@@ -97,7 +104,8 @@ class Registry:
         """Begin an evaluation and return its identifier.
 
         With an `Idempotency-Key` that this caller has sent before, return what it was answered
-        then. Raises KeyReused when that was for another form, Busy and OverShare.
+        then. Raises KeyReused when that was for another form, Busy, OverShare, and InvalidField
+        where no callback is to be had.
         """
         known = self._records.keyed(upload.key, caller)
         if known is not None:
@@ -105,6 +113,7 @@ class Registry:
                 raise KeyReused("this Idempotency-Key was used before, with another form")
             self.discard(upload.directory, upload.size)
             return known.evaluation.identifier
+        callback = self._telling.expect(upload.request.callback_url, caller)
         self.check_admission(caller)
         identifier = self._identities.issue(caller)
         seed = upload.request.seed
@@ -118,18 +127,20 @@ class Registry:
             workspace=Workspace(self._root / directory_of(identifier)),
             surroundings=self._surroundings,
             caller=caller,
+            callback=callback,
         )
         self._records.add(evaluation, upload, caller)
         self._alive[identifier] = evaluation
         evaluation.begin(
             lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
-        evaluation.over.wait().addCallback(lambda _: self._over(identifier, upload.size))
+        evaluation.over.wait().addCallback(lambda _: self._over(evaluation, upload.size))
         return identifier
 
-    def _over(self, identifier: str, size: int) -> None:
-        del self._alive[identifier]
+    def _over(self, evaluation: Evaluation, size: int) -> None:
+        del self._alive[evaluation.identifier]
         self.spool.give_back(size)
+        self._telling.tell(evaluation)
         self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from time import time
 from typing import Any
 
 from twisted.application.internet import TimerService
@@ -17,6 +18,7 @@ from twisted.logger import Logger
 from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
 from tawebeval.budget import Budget
+from tawebeval.callbacks import Callbacks, open_callbacks
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
@@ -39,6 +41,7 @@ from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
 from tawebeval.sandboxes import open_box, open_sandbox
 from tawebeval.signals import Threads
+from tawebeval.telling import Telling
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
 from tawebeval.web.api import Api
@@ -56,10 +59,18 @@ class EvaluationService(Service):
 
     name = "evaluations"
 
-    def __init__(self, registry: Registry, repositories: Repositories, drain: float = 0) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        repositories: Repositories,
+        callbacks: Callbacks | None,
+        settings: Configuration,
+    ) -> None:
         self._registry = registry
         self._repositories = repositories
-        self._drain = drain
+        self._callbacks = callbacks
+        self._drain = settings.service.drain
+        self._last_attempts = settings.callbacks.timeout
 
     def startService(self) -> None:
         """Take over the cache, and the responsibility for all descendants."""
@@ -70,19 +81,33 @@ class EvaluationService(Service):
     def stopService(self) -> Deferred[bool]:
         """Let evaluations end, for so many seconds by themselves; tell whether there were any."""
         super().stopService()
-        return Deferred.fromCoroutine(self._registry.close(self._drain))
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> bool:
+        if self._callbacks is not None:
+            self._callbacks.hasten()
+        had_any = await self._registry.close(self._drain)
+        if self._callbacks is not None:
+            await self._callbacks.close(self._last_attempts)
+        return had_any
 
     def hurry(self) -> None:
         """Let none of them run any longer."""
         self._registry.hurry()
+        if self._callbacks is not None:
+            self._callbacks.hurry()
 
 
 class Reloading(Service):
-    """Reads tokens and credentials again when the operator says so, by SIGHUP."""
+    """Reads tokens and secrets again when the operator says so, by SIGHUP."""
 
-    def __init__(self, access: Access, keyring: Keyring, reactor: Any) -> None:
+    def __init__(
+        self, access: Access, keyring: Keyring, callbacks: Callbacks | None, reactor: Any
+    ) -> None:
         self._access = access
-        self._keyring = keyring
+        self._sources: list[Any] = [access, keyring]
+        if callbacks is not None:  # one that has nothing to do is false
+            self._sources.append(callbacks)
         self._reactor = reactor
         self._before: Any = None
 
@@ -105,7 +130,7 @@ class Reloading(Service):
                 )
 
         def reload() -> None:
-            for each in (self._access, self._keyring):
+            for each in self._sources:
                 each.reload()
 
         self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
@@ -194,7 +219,7 @@ def make_service(
 ) -> Daemon:
     """Return the whole daemon, which has given up `privileges` before it runs anything.
 
-    Raises ConfigurationError for what is no endpoint, for tokens and credentials that cannot be
+    Raises ConfigurationError for what is no endpoint, for tokens and secrets that cannot be
     read, where strangers could reach a daemon without tokens, and without a sandbox.
     """
     callers = configuration.callers
@@ -249,6 +274,7 @@ def make_service(
         ),
     )
     running = configuration.evaluations.running or len(os.sched_getaffinity(0))
+    callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)
     registry = Registry(
         surroundings,
         Identities(directories.key, os.urandom),
@@ -256,13 +282,14 @@ def make_service(
         if access.open
         else Queue(running, configuration.evaluations.queued, callers.running, callers.queued),
         directories.evaluations,
+        Telling(callbacks),
     )
     api = Api(registry, configuration, directories.uploads, os.urandom, access, reactor)
     site = ApiSite(make_app(api), api, reactor)
     ground = Ground(directories, cgroups, sandbox)
-    evaluations = EvaluationService(registry, repositories, configuration.service.drain)
+    evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, privileges, reactor)
-    Reloading(access, keyring, reactor).setServiceParent(daemon)
+    Reloading(access, keyring, callbacks, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:
         for chore in (registry.expire, orphans.reap):

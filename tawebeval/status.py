@@ -38,6 +38,7 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
         "exit": None,
         "usage": None,
         "error": None,
+        "callback": None,
         "stderr": run.stderr if run else "",
         "events": {"buffered": ring.newest - ring.oldest, "discarded": ring.oldest},
         "buffered_bytes": ring.size,
@@ -57,6 +58,14 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
         document["error"] = {
             "reason": evaluation.failure.reason,
             "message": evaluation.failure.message,
+        }
+    callback = evaluation.callback
+    if callback is not None:
+        document["callback"] = {
+            "url": callback.shown_url,
+            "state": callback.stage.value,
+            "attempts": callback.attempts,
+            "last_error": callback.last_error,
         }
     return document
 

@@ -47,6 +47,9 @@ CORE = (
     "budget",
     "life",
     "spool",
+    "backoff",
+    "signatures",
+    "callback",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

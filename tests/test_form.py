@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 
+from hyperlink import EncodedURL
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import URI
 
 from tawebeval.errors import InvalidField
 from tawebeval.form import (
+    MAX_CALLBACK_URL,
     MAX_DEPTH,
     MAX_SEED,
     TEXT_FIELDS,
@@ -20,6 +24,7 @@ from tawebeval.form import (
     parse_form,
     submission_file,
 )
+from tawebeval.hosts import target_of
 from tests.test_filenames import NAMES
 
 OID = "0123456789abcdef0123456789abcdef01234567"
@@ -147,6 +152,7 @@ class FormTests(Tables):
             "directory": "problems/sum",
             "evaluator_cmd": "python3 evaluator.py",
             "seed": "7",
+            "callback_url": "https://site.example.org/ended?x=1",
         }
         self.assertEqual(set(fields), TEXT_FIELDS)
         files = [SubmissionFile("a", "a"), SubmissionFile("b", "b")]
@@ -159,6 +165,7 @@ class FormTests(Tables):
                 evaluator_cmd="python3 evaluator.py",
                 seed=7,
                 submission=(SubmissionFile("a", "a"), SubmissionFile("b", "b")),
+                callback_url="https://site.example.org/ended?x=1",
             ),
         )
 
@@ -403,3 +410,63 @@ class UrlTests(Tables):
             assert "@" not in authority.lstrip("@")
         host = authority.rpartition("@")[2] if found and scheme in ALL else ""
         assert not host.startswith("-")
+
+
+class CallbackTests(Tables):
+    """`callback_url`."""
+
+    def test_accepted(self) -> None:
+        """A URL of http or https, kept as it was written."""
+        for url in (
+            "https://host", "http://host:8080/", "https://host/a/b?c=d&e=%20", "https://host?x",
+            "https://[2001:db8::1]:8443/x", "http://127.0.0.1/x@y", "https://host/;(a)*!$',+~",
+        ):  # fmt: skip
+            self.assertEqual(parse({"callback_url": url}).callback_url, url)
+        url = "https://host/" + "x" * (MAX_CALLBACK_URL - 13)
+        self.assertEqual(parse({"callback_url": url}).callback_url, url)
+        self.check_refused("callback_url", url + "x")
+
+    def test_refused(self) -> None:
+        """Other protocols, credentials, fragments, doubtful hosts, all that is no plain ASCII."""
+        for url in (
+            "x", "/x", "host/x", "ftp://host/", "HTTP://host/", "https:/host", "https://",
+            "https:///x", "https://user@host/", "https://user:secret@host/", "https://@host/",
+            "https://host/#x", "https://host#x", "https://host/ x", "https://host/x\n",
+            "https://host/\r\nX: y", "https://host\\x/", "https://host/\\x", "https://h\u00f6st/",
+            "https://host/\u00e9", "https://host/\0", " https://host/", "https://0x7f.1/",
+            "https://2130706433/", "https://127.1/", "https://host:0/", "https://host:99999/",
+            "https://host:x/", "https://[::1/", "https://[fe80::1%25eth0]/", "https://::1/",
+            "https://a..b/", "https://-x/", "https://host/\"x", "file:///x", "https://%68ost/",
+        ):  # fmt: skip
+            self.check_refused("callback_url", url)
+
+    def test_credentials_are_not_repeated(self) -> None:
+        """Who sends a password by mistake does not get it back."""
+        error = self.assertRaises(InvalidField, parse, {"callback_url": "https://a:secret@h/"})
+        self.assertIn("credentials", error.detail)
+        self.assertNotIn("secret", error.detail)
+
+    @given(
+        st.one_of(
+            st.text(),
+            st.from_regex(r"https?://[-a.:\[\]0-9@]{1,9}[/?#%\[\] -~]{0,9}", fullmatch=True),
+        )
+    )
+    def test_any(self, url: str) -> None:
+        """What is accepted fits on the first line of a request, and others read the same host."""
+        try:
+            accepted = parse({"callback_url": url}).callback_url
+        except InvalidField:
+            return
+        if accepted is None:
+            assert url == ""
+            return
+        assert accepted == url
+        assert re.fullmatch(r"[\x21-\x7e]+", url)
+        read = URI.fromBytes(url.encode())
+        ours = target_of(url)
+        assert ours is not None
+        host = read.host.decode().strip("[]").lower()
+        assert (read.scheme.decode(), read.port) == (ours.protocol, ours.port)
+        assert host == ours.host or ip_address(host) == ours.address
+        EncodedURL.from_text(url).to_uri().to_text().encode("ascii")

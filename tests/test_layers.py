@@ -39,6 +39,7 @@ LAYERS = {
         " records following closing"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
+        " callbacks posting pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",
         never="klein werkzeug multipart",
@@ -47,7 +48,7 @@ LAYERS = {
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
         "config callers exposure hosts trees hierarchies credentials gitwords retention framing"
-        " budget life spool",
+        " budget life spool backoff signatures callback",
         below="",
     ),
 }

@@ -43,6 +43,7 @@ class StatusTests(EvaluationTestCase):
                 "exit": None,
                 "usage": None,
                 "error": None,
+                "callback": None,
                 "stderr": "",
                 "events": {"buffered": 0, "discarded": 0},
                 "buffered_bytes": 0,

@@ -1,0 +1,55 @@
+"""What an answer to a callback means, and when to try again."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import attrs
+
+_TOO_SLOW, _TOO_MANY = 408, 429
+
+
+class Verdict(Enum):
+    """What a receiver has said by the status of its answer."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"
+    AGAIN = "again"
+
+
+def verdict(status: int) -> Verdict:
+    """Return what a status means.
+
+    Redirects are refusals: whoever moves the receiver has to say so in the form.
+    """
+    if 200 <= status < 300:
+        return Verdict.TAKEN
+    if status >= 500 or status in (_TOO_SLOW, _TOO_MANY):
+        return Verdict.AGAIN
+    return Verdict.REFUSED
+
+
+@attrs.frozen
+class Backoff:
+    """When to try again, by exponential delays with full jitter.
+
+    At most `attempts` are made. The delay after the first is drawn from 0 to `first_delay`
+    seconds; this range doubles each time, up to `longest_delay`. Whatever has failed for many
+    at once so does not get all of them back at once.
+    """
+
+    attempts: int
+    first_delay: float
+    longest_delay: float
+
+    def delay(self, made: int, chance: float, asked: float = 0) -> float | None:
+        """Return the seconds to wait when `made` attempts have failed; None: there are no more.
+
+        `chance` is drawn from 0 to 1. The receiver has `asked` to be left alone for so many
+        seconds; that is heeded up to `longest_delay`, and what was drawn comes on top.
+        """
+        if made >= self.attempts:
+            return None
+        doublings = min(made - 1, 64)  # more would not fit into a float
+        drawn = chance * min(self.longest_delay, self.first_delay * 2.0**doublings)
+        return drawn + min(max(asked, 0), self.longest_delay)

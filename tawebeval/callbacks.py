@@ -1,0 +1,258 @@
+"""Callbacks: the end of an evaluation, told to a URL until somebody has taken it.
+
+Places to send are few and go round the callers; what waits is bounded in bytes. Over the bound the
+caller who has most there loses what has waited longest: a receiver that is down costs only those
+whose it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.logger import Logger, LogLevel
+from twisted.web.client import BrowserLikePolicyForHTTPS
+
+from tawebeval.addresses import Addresses
+from tawebeval.admission import Queue
+from tawebeval.backoff import Backoff, Verdict
+from tawebeval.callback import Callback, Stage
+from tawebeval.callers import ANYBODY
+from tawebeval.config import CallbackSettings as Settings
+from tawebeval.errors import ForbiddenHost, InvalidField
+from tawebeval.hosts import HostPolicy
+from tawebeval.pinned import pinned_agent
+from tawebeval.posting import Poster, Receipt
+from tawebeval.signals import Latch
+from tawebeval.signing import Signing, find_secrets
+
+_FIELD = "callback_url"
+_OVERHEAD = 4096  # bytes that a delivery takes besides its document, generously
+_UNBOUNDED = 2**62  # places to wait for one to send: `capacity` bounds them
+_STOPPED = "the service was stopped"
+
+log = Logger()
+
+
+@attrs.define(eq=False)
+class _Delivery:
+    """A callback on its way: `document` is what `evaluation` has come to.
+
+    `given_up` says why it was stopped, if it was.
+    """
+
+    callback: Callback
+    evaluation: str
+    document: bytes = attrs.field(repr=False)
+    event: str
+    given_up: str = ""
+    life: Deferred[None] | None = None
+    over: Latch[None] = attrs.field(factory=Latch)
+
+    @property
+    def size(self) -> int:
+        """The bytes of memory that it counts for."""
+        return len(self.document) + _OVERHEAD
+
+    def give_up(self, why: str) -> None:
+        """Stop it."""
+        self.given_up = self.given_up or why
+        if self.life is not None:
+            self.life.cancel()
+
+
+class Callbacks:
+    """Sends callbacks, `at_once` at the same time; what waits takes `capacity` bytes at most.
+
+    `random` is as `os.urandom`, `time` in seconds since the epoch. `ended` counts how
+    deliveries have ended.
+    """
+
+    def __init__(
+        self,
+        poster: Poster,
+        signing: Signing,
+        backoff: Backoff,
+        *,
+        at_once: int,
+        capacity: int,
+        clock: Any,
+        random: Callable[[int], bytes],
+        time: Callable[[], float],
+    ) -> None:
+        self._poster = poster
+        self._signing = signing
+        self._backoff = backoff
+        # Half of the places at most are one caller's, whose receiver may be slow.
+        alone = signing.secrets.has(ANYBODY)
+        self._places = Queue(at_once, _UNBOUNDED, 0 if alone else (at_once + 1) // 2)
+        self._capacity = capacity
+        self._clock = clock
+        self._random = random
+        self._time = time
+        self._closing: Latch[None] = Latch()
+        self._deliveries: dict[str, _Delivery] = {}  # by event, the oldest first
+        self.ended: Counter[Stage] = Counter()
+
+    def __len__(self) -> int:
+        """Return how many are on their way."""
+        return len(self._deliveries)
+
+    def reload(self) -> None:
+        """Read the secrets again."""
+        self._signing.reload()
+
+    def expect(self, url: str, caller: str) -> Callback:
+        """Return the callback of an evaluation that begins. Raises InvalidField."""
+        if not self._signing.secrets.has(caller):
+            raise InvalidField(
+                _FIELD, "the operator has no secret of yours, with which callbacks are signed"
+            )
+        try:
+            self._poster.check(url)
+        except ForbiddenHost as error:
+            raise InvalidField(_FIELD, str(error)) from None
+        return Callback(url, caller)
+
+    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
+        """Deliver a document, which is asked for when the callback is on its way."""
+        callback.stage = Stage.PENDING
+        event = f"evt_{self._random(16).hex()}"
+        delivery = self._deliveries[event] = _Delivery(callback, evaluation, document(), event)
+        self._make_room()
+        delivery.life = Deferred.fromCoroutine(self._live(delivery))
+
+    async def close(self, seconds: float) -> None:
+        """Let each have one last attempt now, within so many seconds, and give up the others."""
+        self._closing.set(None)
+        ends = [delivery.over.wait() for delivery in self._deliveries.values()]
+        with suppress(WaitedInVain):
+            await gatherResults(ends).addTimeout(seconds, self._clock)
+        for delivery in list(self._deliveries.values()):
+            delivery.give_up(_STOPPED)
+
+    def _make_room(self) -> None:
+        """Give up deliveries until the others fit."""
+        sizes: Counter[str] = Counter()
+        of_caller: dict[str, list[_Delivery]] = {}
+        for delivery in self._deliveries.values():
+            sizes[delivery.callback.caller] += delivery.size
+            of_caller.setdefault(delivery.callback.caller, []).append(delivery)
+        while sizes.total() > self._capacity:
+            caller, _ = sizes.most_common(1)[0]
+            oldest = of_caller[caller].pop(0)
+            sizes[caller] -= oldest.size
+            oldest.give_up("too many callbacks of this caller wait")
+
+    async def _live(self, delivery: _Delivery) -> None:
+        """Deliver, and note how that has ended."""
+        callback = delivery.callback
+        try:
+            callback.stage = await self._deliver(delivery)
+        except CancelledError:
+            callback.stage = Stage.GIVEN_UP
+        except Exception:  # noqa: BLE001  (its failures are told, also those that are ours)
+            log.failure("{id}: a defect in its callback", id=delivery.evaluation)
+            delivery.given_up = "the daemon could not send it"
+            callback.stage = Stage.GIVEN_UP
+        if callback.stage is Stage.GIVEN_UP and delivery.given_up:
+            before = f"; before: {callback.last_error}" if callback.last_error else ""
+            callback.last_error = delivery.given_up + before
+        self.ended[callback.stage] += 1
+        del self._deliveries[delivery.event]
+        self._log(delivery)
+        delivery.over.set(None)
+
+    async def _deliver(self, delivery: _Delivery) -> Stage:
+        callback = delivery.callback
+        while not delivery.given_up:
+            receipt = await self._attempt(delivery)
+            if receipt.verdict is Verdict.TAKEN:
+                return Stage.DELIVERED
+            callback.last_error = receipt.what
+            if receipt.verdict is Verdict.REFUSED:
+                return Stage.REFUSED
+            chance = int.from_bytes(self._random(4), "big") / 2**32
+            delay = self._backoff.delay(callback.attempts, chance, receipt.asked)
+            if delay is None:
+                break
+            if self._closing.is_set:
+                delivery.give_up(_STOPPED)
+            elif not delivery.given_up:
+                self._log(delivery, delay)
+                with suppress(WaitedInVain):  # then it is time; the other end is an early last one
+                    await self._closing.wait().addTimeout(delay, self._clock)
+        return Stage.GIVEN_UP
+
+    async def _attempt(self, delivery: _Delivery) -> Receipt:
+        callback = delivery.callback
+        await self._places.enter(delivery.event, callback.caller)
+        try:
+            secrets = self._signing.secrets
+            if not secrets.has(callback.caller):
+                return Receipt(Verdict.REFUSED, "the operator has removed the secret to sign with")
+            callback.attempts += 1
+            headers = secrets.sign(
+                callback.caller, delivery.event, int(self._time()), delivery.document
+            )
+            return await self._poster.post(callback.url, headers, delivery.document)
+        finally:
+            self._places.leave(delivery.event)
+
+    def _log(self, delivery: _Delivery, delay: float | None = None) -> None:
+        """Log what has come of a delivery, or of an attempt after which there is a `delay`."""
+        callback = delivery.callback
+        well = callback.stage is Stage.DELIVERED
+        log.emit(
+            LogLevel.info if well or delay is not None else LogLevel.warn,
+            "{id}: callback to {origin}: {stage}, attempts: {attempts}{error}{again}",
+            id=delivery.evaluation,
+            origin=callback.origin,
+            stage=callback.stage.value,
+            attempts=callback.attempts,
+            error="" if well else f": {callback.last_error}",
+            again="" if delay is None else f"; again in {delay:.1f} s",
+        )
+
+
+def open_callbacks(
+    settings: Settings,
+    environment: Mapping[str, str],
+    reactor: Any,
+    random: Callable[[int], bytes],
+    time: Callable[[], float],
+) -> Callbacks | None:
+    """Return what sends callbacks, None where they are not enabled.
+
+    Raises ConfigurationError for secrets that cannot be read.
+    """
+    if not settings.enabled:
+        return None
+    signing = Signing(find_secrets(settings.secrets, environment))
+    policy = HostPolicy(
+        settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
+    )
+    trust = BrowserLikePolicyForHTTPS()
+    poster = Poster(
+        Addresses(policy, reactor.nameResolver, reactor),
+        partial(pinned_agent, reactor, trust, settings.timeout),
+        reactor,
+        time,
+        settings.timeout,
+    )
+    return Callbacks(
+        poster,
+        signing,
+        Backoff(settings.attempts, settings.first_delay, settings.longest_delay),
+        at_once=settings.at_once,
+        capacity=settings.buffer,
+        clock=reactor,
+        random=random,
+        time=time,
+    )

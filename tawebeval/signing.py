@@ -1,0 +1,78 @@
+"""The secrets of callers as they are now: read from their file, at the start and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.signatures import Secrets, parse_secrets
+
+_SETTING = "callbacks.secrets"
+_CREDENTIAL = "callback-secrets"
+_READABLE_BY_OTHERS = 0o007
+
+log = Logger()
+
+
+@attrs.define
+class Signing:
+    """Has the secrets of the file at `_source`, none without one."""
+
+    _source: Path | None = None
+    secrets: Secrets = attrs.field(factory=Secrets, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Read the file. Raises ConfigurationError with the setting, the file and the line."""
+        if self._source is not None:
+            self.secrets = self._read(self._source)
+
+    def reload(self) -> None:
+        """Read the file again. What is wrong with it is logged, and changes nothing."""
+        if self._source is None:
+            return
+        try:
+            self.secrets = self._read(self._source)
+        except ConfigurationError as error:
+            log.error("the secrets of callbacks stay as they were: {error}", error=error)  # noqa: TRY400
+        else:
+            log.info("the secrets of callbacks were read again from {path}", path=self._source)
+
+    def _read(self, path: Path) -> Secrets:
+        try:
+            text = path.read_text(encoding="utf-8")
+            mode = path.stat().st_mode
+        except UnicodeDecodeError:
+            raise ConfigurationError(f"{_SETTING}: {path}: is not UTF-8") from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"{_SETTING}: {path}: cannot be read: {error.strerror}"
+            ) from None
+        try:
+            found = parse_secrets(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{_SETTING}: {path}: {error}") from None
+        if mode & _READABLE_BY_OTHERS:
+            log.warn(
+                "{setting}: every user of this machine can read {path}", setting=_SETTING, path=path
+            )
+        return found
+
+
+def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
+    """Return where the file of secrets is: as configured, or what systemd hands over.
+
+    Raises ConfigurationError if there is neither.
+    """
+    if configured:
+        return Path(configured).absolute()
+    given = Path(environment.get("CREDENTIALS_DIRECTORY", ""), _CREDENTIAL)
+    if given.is_absolute() and given.exists():
+        return given
+    raise ConfigurationError(
+        f"{_SETTING}: callbacks have to be signed, and no file of secrets is named, nor does"
+        f" systemd hand one over (LoadCredential={_CREDENTIAL}:...)"
+    )
