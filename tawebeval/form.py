@@ -22,7 +22,10 @@ _SUBMISSION = re.compile(r"submission\[([a-z][a-z0-9_]{0,250})\]")  # NAME.txt i
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_CALLBACK = re.compile(r"https?://[A-Za-z0-9._~:\[\]-]+([/?][A-Za-z0-9._~:/?@!$&'()*+,;=%\[\]-]*)?")
+# What RFC 3986 has in a URL, without a fragment; the host is looked at by `target_of`.
+_CALLBACK = re.compile(
+    r"https?://[A-Za-z0-9._~:\[\]-]+([/?]([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)?"
+)
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)")
 _SCP_LIKE = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*:(?!:)\S+")
 # git-check-ref-format(1)
@@ -209,7 +212,7 @@ def _callback_url(url: str) -> str | None:
         raise InvalidField(name, "cannot carry credentials: callbacks are signed instead")
     if not _CALLBACK.fullmatch(url):
         raise InvalidField(
-            name, "is no URL of http or https, of plain ASCII characters, without a fragment"
+            name, "is no URL of http or https in plain ASCII characters, without a fragment"
         )
     try:
         target_of(url)

@@ -11,14 +11,16 @@ from OpenSSL.SSL import Error as TlsError
 from service_identity import VerificationError
 from treq.client import HTTPClient
 from treq.content import collect
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.internet.error import ConnectError
+from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 from twisted.web.client import RequestTransmissionFailed, ResponseFailed
 from twisted.web.http import stringToDatetime
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IResponse
+from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.addresses import Addresses, UnknownHost
@@ -40,6 +42,24 @@ class Receipt:
     verdict: Verdict
     what: str
     asked: float = 0
+
+
+@implementer(IBodyProducer)
+class _Body:
+    """A body that is sent at once, for it is short; Twisted's own takes turns of the reactor."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.length: Any = len(body)
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        consumer.write(self._body)
+        return succeed(None)
+
+    def pauseProducing(self) -> None:
+        """Do nothing: all is written."""
+
+    resumeProducing = stopProducing = pauseProducing
 
 
 @attrs.frozen
@@ -79,7 +99,7 @@ class Poster:
             return Receipt(Verdict.REFUSED, str(error))
         except UnknownHost as error:
             return Receipt(Verdict.AGAIN, str(error))
-        client = HTTPClient(self._agent(target, address))
+        client = HTTPClient(self._agent(target, address), data_to_body_producer=_Body)
         try:
             response = await client.post(
                 url,
@@ -89,6 +109,8 @@ class Poster:
                 unbuffered=True,
                 reactor=self._clock,
             )
+        except UnicodeError:  # by the rules of IDNA, which are not those of resolvers
+            return Receipt(Verdict.REFUSED, f"the host {target.host} is no valid name")
         except ConnectError as error:
             return Receipt(Verdict.AGAIN, f"no connection: {error}")
         except (ResponseFailed, RequestTransmissionFailed) as error:

@@ -1,0 +1,71 @@
+"""`tawebeval.backoff`: what an answer means, and when to try again."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.backoff import Backoff, Verdict, verdict
+
+BACKOFFS = st.builds(
+    Backoff,
+    attempts=st.integers(1, 100),
+    first_delay=st.floats(1e-6, 1e9),
+    longest_delay=st.floats(1e-6, 1e9),
+)
+CHANCES = st.floats(0, 1, exclude_max=True)
+
+
+class VerdictTests(SynchronousTestCase):
+    """Statuses."""
+
+    def test_table(self) -> None:
+        """2xx is taken, 5xx and two others ask for patience, the rest is a no."""
+        for status in (200, 201, 204, 299):
+            self.assertIs(verdict(status), Verdict.TAKEN, status)
+        for status in (408, 429, 500, 501, 503, 599):
+            self.assertIs(verdict(status), Verdict.AGAIN, status)
+        for status in (199, 300, 301, 304, 307, 308, 400, 401, 403, 404, 410, 422, 499):
+            self.assertIs(verdict(status), Verdict.REFUSED, status)
+
+
+class BackoffTests(SynchronousTestCase):
+    """Delays."""
+
+    def test_doubles(self) -> None:
+        """The range of delays doubles up to the longest; after the last attempt there is none."""
+        backoff = Backoff(6, 5, 30)
+        half = [backoff.delay(made, 0.5) for made in range(1, 8)]
+        self.assertEqual(half, [2.5, 5, 10, 15, 15, None, None])
+        self.assertEqual(backoff.delay(4, 0), 0)
+        self.assertIsNone(Backoff(1, 5, 30).delay(1, 0.5))
+
+    def test_asked(self) -> None:
+        """What the receiver asks for is kept up to the longest delay; a time gone by is none."""
+        backoff = Backoff(9, 4, 30)
+        self.assertEqual(backoff.delay(1, 0.5, 10), 12)
+        self.assertEqual(backoff.delay(1, 0.5, 10**9), 32)
+        self.assertEqual(backoff.delay(1, 0.5, -10), 2)
+
+    @given(BACKOFFS, st.integers(1, 200), CHANCES, st.floats(-1e12, 1e12))
+    def test_bounds(self, backoff: Backoff, made: int, chance: float, asked: float) -> None:
+        """There is a delay as long as there are attempts, and it is within its bounds."""
+        delay = backoff.delay(made, chance, asked)
+        if made >= backoff.attempts:
+            assert delay is None
+            return
+        assert delay is not None
+        assert min(asked, backoff.longest_delay) <= delay <= 2 * backoff.longest_delay
+        assert delay >= 0
+
+    @given(BACKOFFS, st.integers(1, 98), CHANCES, CHANCES)
+    def test_full_jitter(self, backoff: Backoff, made: int, one: float, other: float) -> None:
+        """The delay grows with the chance from nothing, and its range never shrinks."""
+        lesser, greater = sorted((one, other))
+        delays = [backoff.delay(made, chance) for chance in (0, lesser, greater)]
+        if made < backoff.attempts:
+            assert delays == sorted(delay for delay in delays if delay is not None)
+            assert delays[0] == 0
+        if made + 1 < backoff.attempts:
+            assert (backoff.delay(made, one) or 0) <= (backoff.delay(made + 1, one) or 0)

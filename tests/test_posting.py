@@ -1,0 +1,285 @@
+"""`tawebeval.posting`: one attempt, and what is made of whatever comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from OpenSSL.SSL import Error as TlsError
+from service_identity import VerificationError
+from treq.testing import RequestTraversalAgent
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.error import ConnectError
+from twisted.internet.task import Clock
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import RequestTransmissionFailed, ResponseFailed, ResponseNeverReceived
+from twisted.web.http import datetimeToString
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+from zope.interface import implementer
+
+from tawebeval.addresses import Addresses
+from tawebeval.backoff import Verdict
+from tawebeval.errors import ForbiddenHost
+from tawebeval.hosts import Address, HostPolicy, Target
+from tawebeval.posting import Poster, Receipt
+from tests.fake_resolver import FakeResolver
+from tests.fakes import EPOCH
+
+URL = "http://receiver.example/hook?key=1"
+
+
+class Receiver(Resource):
+    """Takes what is posted, and answers as a test says."""
+
+    isLeaf = True  # noqa: N815  (Twisted's name)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = 204
+        self.headers: dict[str, str] = {}
+        self.answer: Any = b""
+        self.received: list[tuple[bytes, bytes, Headers, bytes]] = []
+
+    def render(self, request: Any) -> Any:
+        """Note the request, and answer."""
+        body = request.content.read()
+        self.received.append((request.method, request.uri, request.requestHeaders, body))
+        request.setResponseCode(self.status)
+        for name, value in self.headers.items():
+            request.setHeader(name, value)
+        if self.answer is NOT_DONE_YET and self.status < 400:
+            request.write(b"the first of many")
+        return self.answer
+
+
+@implementer(IAgent)
+class Broken:
+    """An agent whose every request ends in some way."""
+
+    def __init__(self, outcome: Callable[[], Deferred[Any]]) -> None:
+        self._outcome = outcome
+
+    def request(self, *_: Any, **__: Any) -> Deferred[Any]:
+        """Return how it ends."""
+        return self._outcome()
+
+
+@implementer(IAgent)
+class Response:
+    """An agent whose answer has just these headers."""
+
+    code, length = 503, 0
+
+    def __init__(self, headers: Headers) -> None:
+        self.headers = headers
+
+    def request(self, *_: Any, **__: Any) -> Deferred[Any]:
+        """Return itself."""
+        return succeed(self)
+
+
+class PostingTestCase(SynchronousTestCase):
+    """A receiver in memory, and a resolver that the test scripts."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.receiver = Receiver()
+        self.agent: Any = RequestTraversalAgent(self.receiver)
+        self.resolver = FakeResolver()
+        self.policy = HostPolicy(section="callbacks")
+        self.reached: list[tuple[str, str]] = []
+
+    def poster(self) -> Poster:
+        """Return what posts."""
+
+        def agent(target: Target, address: Address) -> Any:
+            self.reached.append((target.host, str(address)))
+            return self.agent
+
+        return Poster(
+            Addresses(self.policy, self.resolver, self.clock),
+            agent,
+            self.clock,
+            lambda: EPOCH + self.clock.seconds(),
+            15,
+        )
+
+    def post(self, url: str = URL) -> Deferred[Receipt]:
+        """Make an attempt."""
+        poster = self.poster()
+        posted = Deferred.fromCoroutine(poster.post(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}'))
+        if isinstance(self.agent, RequestTraversalAgent):
+            self.agent.flush()
+        return posted
+
+    def receipt(self, url: str = URL) -> Receipt:
+        """Return what comes of an attempt."""
+        return self.successResultOf(self.post(url))
+
+
+class ExchangeTests(PostingTestCase):
+    """What is sent, and answers."""
+
+    def test_taken(self) -> None:
+        """The document arrives as it is, with its type and the headers that were given."""
+        self.assertEqual(self.receipt(), Receipt(Verdict.TAKEN, "the status 204"))
+        ((method, uri, headers, body),) = self.receiver.received
+        self.assertEqual((method, uri, body), (b"POST", b"/hook?key=1", b'{"a": 1}'))
+        for name, value in (
+            *(("Content-Type", "application/json"), ("Content-Length", "8")),
+            *(("Webhook-Id", "evt_1"), ("Host", "receiver.example")),
+        ):
+            self.assertEqual(headers.getRawHeaders(name), [value])
+        self.assertIn("tawebeval/", (headers.getRawHeaders("User-Agent") or [""])[0])
+        self.assertEqual(self.reached, [("receiver.example", "8.8.8.8")])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_statuses(self) -> None:
+        """A status is told, and what it means; a redirect is not followed."""
+        self.receiver.headers = {"Location": "http://elsewhere.example/"}
+        self.receiver.answer = b"x" * 100_000
+        for status, expected in (
+            *((200, Verdict.TAKEN), (302, Verdict.REFUSED), (307, Verdict.REFUSED)),
+            *((404, Verdict.REFUSED), (429, Verdict.AGAIN), (500, Verdict.AGAIN)),
+        ):
+            self.receiver.status = status
+            self.assertEqual(self.receipt(), Receipt(expected, f"the status {status}"))
+        self.assertEqual(len(self.receiver.received), 6)
+        self.assertEqual({host for host, _ in self.reached}, {"receiver.example"})
+
+    def test_path(self) -> None:
+        """A URL is asked for as it was written."""
+        for path in ("/a%2Fb%20c?x=%41&&y;z=a+b=", "/a//../b?/?", "/:@!$&'()*,;="):
+            self.receipt(f"http://receiver.example{path}")
+            self.assertEqual(self.receiver.received[-1][1].decode(), path)
+
+    def test_retry_after(self) -> None:
+        """Seconds, or a date; what is neither asks for nothing."""
+        self.receiver.status = 503
+        for value, asked in (
+            *(("7", 7), (" 7 ", 7), ("0", 0), ("999999999", 999999999), ("9" * 5000, 0)),
+            *(("", 0), ("-1", 0), ("soon", 0), ("1e9", 0), ("\u0661", 0)),
+            *((datetimeToString(EPOCH + 90).decode(), 90), ("Mon, 99 Foo 2023 99:99:99 GMT", 0)),
+        ):
+            self.receiver.headers = {"Retry-After": value}
+            self.assertEqual(self.receipt().asked, asked, value)
+
+    def test_slow(self) -> None:
+        """Who does not answer in time is asked again; a status in time is enough."""
+        self.receiver.answer = NOT_DONE_YET
+        for status, expected in (
+            (500, Receipt(Verdict.AGAIN, "no answer came within 15 seconds")),
+            (200, Receipt(Verdict.TAKEN, "the status 200")),
+        ):
+            self.receiver.status = status
+            posted = self.post()
+            self.clock.advance(14.9)
+            self.assertNoResult(posted)
+            self.clock.advance(0.1)
+            self.assertEqual(self.successResultOf(posted), expected)
+
+    def test_cancelled(self) -> None:
+        """To cancel an attempt ends it; a status that has come by then counts."""
+        self.receiver.answer = NOT_DONE_YET
+        self.receiver.status = 500
+        posted = self.post()
+        posted.cancel()
+        self.failureResultOf(posted, CancelledError)
+        self.receiver.status = 200
+        posted = self.post()
+        posted.cancel()
+        self.assertIs(self.successResultOf(posted).verdict, Verdict.TAKEN)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class RetryAfterTests(PostingTestCase):
+    """`Retry-After`, whatever stands in it."""
+
+    @given(st.one_of(st.binary(), st.from_regex(r"[A-Z][a-z]{2}, [0-9 a-zA-Z:-]*")))
+    def test_any(self, value: bytes | str) -> None:
+        """Nothing that a receiver sends is a defect of ours."""
+        self.setUp()
+        raw = value if isinstance(value, bytes) else value.encode()
+        self.agent = Response(Headers({b"Retry-After": [raw]}))
+        assert self.receipt().verdict is Verdict.AGAIN
+
+
+class FailureTests(PostingTestCase):
+    """What does not even become an answer."""
+
+    def test_hosts(self) -> None:
+        """A host that is not permitted is a refusal, one that is not found just now is none."""
+        for answers in (["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"]):
+            self.resolver = FakeResolver(answers)
+            receipt = self.receipt()
+            self.assertIs(receipt.verdict, Verdict.REFUSED)
+            self.assertIn("callbacks.private_networks", receipt.what)
+            self.assertNotIn(answers[-1], receipt.what)
+        self.assertIs(self.receipt("http://127.0.0.1/").verdict, Verdict.REFUSED)
+        self.resolver = FakeResolver([])
+        expected = Receipt(Verdict.AGAIN, "the host receiver.example has no address")
+        self.assertEqual(self.receipt(), expected)
+        self.assertEqual(self.reached, [])
+
+    def test_looked_up_each_time(self) -> None:
+        """Each attempt looks the name up for itself, and connects where it was found."""
+        self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
+        verdicts = [self.receipt().verdict for _ in range(3)]
+        self.assertEqual(verdicts, [Verdict.TAKEN, Verdict.TAKEN, Verdict.REFUSED])
+        self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
+
+    def test_check(self) -> None:
+        """What a URL itself tells can be asked beforehand."""
+        poster = self.poster()
+        poster.check(URL)
+        self.assertRaises(ForbiddenHost, poster.check, "https://10.0.0.1/")
+        self.assertEqual(self.resolver.asked, [])
+
+    def test_slow_look_up(self) -> None:
+        """A resolver that is silent counts against the same time."""
+        self.resolver.silent = True
+        posted = self.post()
+        self.clock.advance(15)
+        self.assertIn("15 seconds", self.successResultOf(posted).what)
+
+    def test_no_answer(self) -> None:
+        """What fails on the way is said without a word of what was received."""
+        banner = [Failure(ValueError("SSH-2.0-secret"))]
+        tls = [Failure(TlsError([("", "", "verify failed")]))]
+        for error, words in (
+            (ConnectError(string="no route"), "no connection: "),
+            (ConnectError(), "no connection"),
+            (ResponseFailed(banner), "no answer, or no whole one"),
+            (RequestTransmissionFailed(banner), "no answer, or no whole one"),
+            (ResponseNeverReceived(tls), "TLS failed"),
+            (ResponseNeverReceived([Failure(VerificationError([]))]), "TLS failed"),
+        ):
+            self.agent = Broken(lambda error=error: fail(error))  # type: ignore[misc]
+            receipt = self.receipt()
+            self.assertIs(receipt.verdict, Verdict.AGAIN)
+            self.assertIn(words, receipt.what)
+            self.assertNotIn("secret", receipt.what)
+
+    def test_names(self) -> None:
+        """A host that the resolver knows, and that is no name by the rules of IDNA, is refused."""
+        for url in ("http://a-.example/", "http://a_b.example/", "http://xn--a.example/"):
+            receipt = self.receipt(url)
+            self.assertIs(receipt.verdict, Verdict.REFUSED)
+            self.assertIn("is no valid name", receipt.what)
+
+    def test_cancelled_connection(self) -> None:
+        """An attempt that is out of time says so, also if the connection calls it its failure."""
+
+        def cancel(waiting: Deferred[Any]) -> None:
+            waiting.errback(ResponseNeverReceived([Failure(CancelledError())]))
+
+        self.agent = Broken(lambda: Deferred(cancel))
+        posted = self.post()
+        self.clock.advance(15)
+        self.assertIn("within 15 seconds", self.successResultOf(posted).what)

@@ -1,0 +1,94 @@
+"""`tawebeval.signing`: secrets are read from their file, at the start and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.signing import Signing, find_secrets
+from tests.test_signatures import NEW, OLD, written
+
+
+class SigningTests(SynchronousTestCase):
+    """A file in a directory."""
+
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp()).absolute()
+        self.write(f"alice {written(OLD)}\n")
+
+    def write(self, text: str) -> None:
+        """Change the file."""
+        self.path.write_text(text)
+        self.path.chmod(0o600)
+
+    def test_read(self) -> None:
+        """What stands in the file counts; without a file there is nothing to sign with."""
+        self.assertTrue(Signing(self.path).secrets.has("alice"))
+        nothing = Signing()
+        with capturedLogs() as logged:
+            nothing.reload()
+        self.assertEqual(logged, [])
+        self.assertFalse(nothing.secrets.has("alice"))
+
+    def test_unusable(self) -> None:
+        """A file that cannot be used is named with its setting; nothing in it is shown."""
+        for content, words in (
+            (b"alice s3cret", "line 1: "),
+            (b"\xff", "UTF-8"),
+            (None, "cannot be read: No such file"),
+        ):
+            if content is None:
+                self.path.unlink()
+            else:
+                self.path.write_bytes(content)
+            error = self.assertRaises(ConfigurationError, Signing, self.path)
+            self.assertTrue(str(error).startswith(f"callbacks.secrets: {self.path}: "), str(error))
+            self.assertIn(words, str(error))
+            self.assertNotIn("s3cret", str(error))
+
+    def test_reload(self) -> None:
+        """A change counts when it is read again; with a mistake all stays as it was."""
+        signing = Signing(self.path)
+        before = signing.secrets.sign("alice", "e", 1, b"")
+        self.write(f"alice {written(NEW)}\n")
+        self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
+        with capturedLogs() as logged:
+            signing.reload()
+            after = signing.secrets.sign("alice", "e", 1, b"")
+            self.write("alice s3cret")
+            signing.reload()
+        self.assertNotEqual(after, before)
+        self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), after)
+        well, badly = map(formatEvent, logged)
+        self.assertIn(f"read again from {self.path}", well)
+        self.assertIn("stay as they were", badly)
+        self.assertNotIn("s3cret", badly)
+
+    def test_readable_by_others(self) -> None:
+        """A file that every user can read is warned of."""
+        with capturedLogs() as logged:
+            Signing(self.path)
+            self.path.chmod(0o604)
+            Signing(self.path)
+        (event,) = logged
+        self.assertEqual(event["log_level"], LogLevel.warn)
+        self.assertIn(str(self.path), formatEvent(event))
+
+
+class FindTests(SynchronousTestCase):
+    """Where the file is."""
+
+    def test_found(self) -> None:
+        """Where it is configured, else what systemd hands over; with neither nothing starts."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        environment = {"CREDENTIALS_DIRECTORY": str(folder)}
+        self.assertEqual(find_secrets("/x/y", environment), Path("/x/y"))
+        for nowhere in (environment, {}):
+            error = self.assertRaises(ConfigurationError, find_secrets, "", nowhere)
+            self.assertIn("LoadCredential=callback-secrets", str(error))
+        (folder / "callback-secrets").write_text("")
+        self.assertEqual(find_secrets("", environment), folder / "callback-secrets")
