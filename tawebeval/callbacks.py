@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
@@ -131,11 +131,14 @@ class Callbacks:
     async def close(self, seconds: float) -> None:
         """Let each have one last attempt now, within so many seconds, and give up the others."""
         self._closing.set(None)
-        ends = [delivery.over.wait() for delivery in self._deliveries.values()]
         with suppress(WaitedInVain):
-            await gatherResults(ends).addTimeout(seconds, self._clock)
+            await Deferred.fromCoroutine(self._all_over()).addTimeout(seconds, self._clock)
         for delivery in list(self._deliveries.values()):
             delivery.give_up(_STOPPED)
+
+    async def _all_over(self) -> None:
+        while self._deliveries:
+            await next(iter(self._deliveries.values())).over.wait()
 
     def _make_room(self) -> None:
         """Give up deliveries until the others fit."""

@@ -1,0 +1,400 @@
+"""`tawebeval.callbacks`: deliveries, one after another and many at once, under a Clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import Clock
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.backoff import Backoff, Verdict
+from tawebeval.callback import Callback, Stage
+from tawebeval.callbacks import Callbacks, open_callbacks
+from tawebeval.config import CallbackSettings
+from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
+from tawebeval.posting import Receipt
+from tawebeval.signatures import parse_secrets
+from tawebeval.signing import Signing
+from tests.fakes import EPOCH
+from tests.test_signatures import NEW, OLD, written
+
+URL = "https://receiver.example/hook?key=s3cret"
+TAKEN = Receipt(Verdict.TAKEN, "the status 204")
+BAD = Receipt(Verdict.AGAIN, "the status 500")
+NO = Receipt(Verdict.REFUSED, "the status 404")
+
+
+class FakePoster:
+    """Answers each attempt with the next of `receipts`, of which the last stays.
+
+    With `held` attempts wait for `answer`; cancelling one counts as it does for the real one.
+    """
+
+    def __init__(self, clock: IReactorTime) -> None:
+        self._clock = clock
+        self.receipts: list[Receipt | Exception] = [TAKEN]
+        self.held = False
+        self.waiting: list[Deferred[Receipt]] = []
+        self.posted: list[tuple[str, dict[str, str], bytes]] = []
+        self.times: list[float] = []
+        self.forbidden = False
+
+    def check(self, url: str) -> None:
+        """Forbid all, or nothing."""
+        if self.forbidden:
+            raise ForbiddenHost("the host is forbidden")
+
+    async def post(self, url: str, headers: dict[str, str], body: bytes) -> Receipt:
+        """Note it, and answer."""
+        self.posted.append((url, headers, body))
+        self.times.append(self._clock.seconds())
+        if self.held:
+            waiting: Deferred[Receipt] = Deferred()
+            self.waiting.append(waiting)
+            return await waiting
+        receipt = self.receipts.pop(0) if len(self.receipts) > 1 else self.receipts[0]
+        if isinstance(receipt, Exception):
+            raise receipt
+        return receipt
+
+    def answer(self, receipt: Receipt) -> None:
+        """Answer the attempt that has waited longest."""
+        self.waiting.pop(0).callback(receipt)
+
+
+class CallbacksTestCase(SynchronousTestCase):
+    """Two callers with secrets; chance is always one half."""
+
+    at_once = 4
+    capacity = 10**6
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.poster = FakePoster(self.clock)
+        self.signing = Signing()
+        self.signing.secrets = parse_secrets(f"alice {written(OLD)}\nbob {written(OLD)}")
+        self.events = 0
+        self.callbacks = self.make()
+
+    def make(self) -> Callbacks:
+        """Return what sends callbacks by the fake."""
+        poster: Any = self.poster
+        return Callbacks(
+            poster,
+            self.signing,
+            Backoff(4, 10, 60),
+            at_once=self.at_once,
+            capacity=self.capacity,
+            clock=self.clock,
+            random=self.draw,
+            time=lambda: EPOCH + self.clock.seconds(),
+        )
+
+    def draw(self, size: int) -> bytes:
+        """Return half of what there is for a chance, and new identifiers."""
+        if size == 4:
+            return b"\x80\0\0\0"
+        self.events += 1
+        return self.events.to_bytes(size, "big")
+
+    def send(self, caller: str = "alice", document: bytes = b"{}", name: str = "some") -> Callback:
+        """Let an evaluation end."""
+        callback = self.callbacks.expect(URL, caller)
+        self.callbacks.send(callback, name, lambda: document)
+        return callback
+
+    def check(
+        self, callback: Callback, stage: Stage, attempts: int, error: str | None = None
+    ) -> None:
+        """Hold that a callback is so far."""
+        found = (callback.stage, callback.attempts, callback.last_error)
+        self.assertEqual(found, (stage, attempts, error))
+
+    def close(self, seconds: float = 15) -> Deferred[None]:
+        """Let the daemon stop."""
+        return Deferred.fromCoroutine(self.callbacks.close(seconds))
+
+    def nothing_left(self) -> None:
+        """Hold that nothing is under way, and no timer is left."""
+        self.assertEqual(len(self.callbacks), 0)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class ExpectTests(CallbacksTestCase):
+    """Before an evaluation begins."""
+
+    def test_accepted(self) -> None:
+        """A callback waits for the end of its evaluation; nothing is sent."""
+        self.check(self.callbacks.expect(URL, "alice"), Stage.WAITING, 0)
+        self.assertEqual(self.poster.posted, [])
+
+    def test_refused(self) -> None:
+        """Without a secret, or to where it may not go, there is none: the field is at fault."""
+        error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "carol")
+        self.assertIn("no secret of yours", error.detail)
+        self.assertEqual(error.members, {"field": "callback_url"})
+        self.poster.forbidden = True
+        error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "alice")
+        self.assertEqual(error.detail, "callback_url: the host is forbidden")
+
+
+class DeliveryTests(CallbacksTestCase):
+    """One callback."""
+
+    def test_delivered(self) -> None:
+        """The document is posted once, signed with the caller's secret."""
+        callback = self.send(document=b'{"a": 1}')
+        self.check(callback, Stage.DELIVERED, 1)
+        ((url, headers, body),) = self.poster.posted
+        self.assertEqual((url, body), (URL, b'{"a": 1}'))
+        event = f"evt_{1:032x}"
+        self.assertEqual(headers, self.signing.secrets.sign("alice", event, int(EPOCH), body))
+        self.assertEqual(self.callbacks.ended, {Stage.DELIVERED: 1})
+        self.nothing_left()
+
+    def test_document(self) -> None:
+        """The document is made when the callback is on its way, and is the same each time."""
+        self.poster.receipts = [BAD, TAKEN]
+        callback = self.callbacks.expect(URL, "alice")
+        self.callbacks.send(callback, "some", lambda: callback.stage.value.encode())
+        self.clock.advance(5)
+        self.assertEqual([body for _, _, body in self.poster.posted], [b"pending"] * 2)
+
+    def test_again(self) -> None:
+        """What fails is tried again, later each time, under the same name and signed anew."""
+        self.poster.receipts = [BAD, Receipt(Verdict.AGAIN, "no connection"), TAKEN]
+        callback = self.send()
+        self.check(callback, Stage.PENDING, 1, "the status 500")
+        self.clock.advance(4.9)
+        self.assertEqual(callback.attempts, 1)
+        self.clock.advance(0.1)
+        self.check(callback, Stage.PENDING, 2, "no connection")
+        self.clock.advance(10)
+        self.check(callback, Stage.DELIVERED, 3, "no connection")
+        self.assertEqual(self.poster.times, [0, 5, 15])
+        headers = [headers for _, headers, _ in self.poster.posted]
+        self.assertEqual(len({one["Webhook-Id"] for one in headers}), 1)
+        stamps = [int(one["Webhook-Timestamp"]) - int(EPOCH) for one in headers]
+        self.assertEqual(stamps, [0, 5, 15])
+        self.assertEqual(len({one["Webhook-Signature"] for one in headers}), 3)
+        self.nothing_left()
+
+    def test_asked_to_wait(self) -> None:
+        """A receiver that says how long to leave it alone is left alone."""
+        self.poster.receipts = [Receipt(Verdict.AGAIN, "the status 429", 30), TAKEN]
+        self.send()
+        self.clock.pump([34.9, 0.1])
+        self.assertEqual(self.poster.times, [0, 35])
+
+    def test_too_often(self) -> None:
+        """After the last attempt it is given up."""
+        self.poster.receipts = [BAD]
+        callback = self.send()
+        self.clock.pump([5, 10, 20])
+        self.check(callback, Stage.GIVEN_UP, 4, "the status 500")
+        self.assertEqual(self.poster.times, [0, 5, 15, 35])
+        self.assertEqual(self.callbacks.ended, {Stage.GIVEN_UP: 1})
+        self.nothing_left()
+
+    def test_refused(self) -> None:
+        """A no is a no."""
+        self.poster.receipts = [BAD, NO]
+        callback = self.send()
+        self.clock.advance(5)
+        self.check(callback, Stage.REFUSED, 2, "the status 404")
+        self.nothing_left()
+
+    def test_secrets_change(self) -> None:
+        """Each attempt is signed with the secret of then; without one it is not made."""
+        self.poster.receipts = [BAD]
+        callback = self.send()
+        self.signing.secrets = parse_secrets(f"alice {written(NEW)}")
+        self.clock.advance(5)
+        _, headers, body = self.poster.posted[1]
+        event, time = headers["Webhook-Id"], int(headers["Webhook-Timestamp"])
+        self.assertEqual(headers, self.signing.secrets.sign("alice", event, time, body))
+        self.signing.secrets = parse_secrets(f"bob {written(NEW)}")
+        self.clock.advance(10)
+        self.check(callback, Stage.REFUSED, 2, "the operator has removed the secret to sign with")
+        self.nothing_left()
+
+    def test_defect(self) -> None:
+        """A defect is logged, ends this callback, and no other."""
+        self.poster.receipts = [ZeroDivisionError(), TAKEN]
+        callback = self.send()
+        self.check(callback, Stage.GIVEN_UP, 1, "the daemon could not send it")
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.check(self.send(), Stage.DELIVERED, 1)
+        self.nothing_left()
+
+    def test_log(self) -> None:
+        """The log tells of each step, and shows neither path nor query of the URL."""
+        self.poster.receipts = [BAD, TAKEN, BAD, NO]
+        with capturedLogs() as logged:
+            for name in ("one", "two"):
+                self.send(name=name)
+                self.clock.advance(5)
+        lines = [(event["log_level"], formatEvent(event)) for event in logged]
+        to = "callback to https://receiver.example:443"
+        self.assertEqual(
+            lines,
+            [
+                (
+                    LogLevel.info,
+                    f"one: {to}: pending, attempts: 1: the status 500; again in 5.0 s",
+                ),
+                (LogLevel.info, f"one: {to}: delivered, attempts: 2"),
+                (
+                    LogLevel.info,
+                    f"two: {to}: pending, attempts: 1: the status 500; again in 5.0 s",
+                ),
+                (LogLevel.warn, f"two: {to}: refused, attempts: 2: the status 404"),
+            ],
+        )
+
+
+class ManyTests(CallbacksTestCase):
+    """Places to send."""
+
+    def test_at_once(self) -> None:
+        """So many are sent at once; half of the places at most are one caller's."""
+        self.poster.held = True
+        for caller in ("alice",) * 4 + ("bob",):
+            self.send(caller, b"")
+        self.assertEqual(len(self.poster.waiting), 3)
+        self.poster.answer(TAKEN)
+        self.assertEqual(len(self.poster.posted), 4)
+
+    def test_a_pause_takes_no_place(self) -> None:
+        """Who waits for the next attempt keeps nobody from sending."""
+        self.poster.receipts = [BAD] * 4 + [TAKEN]
+        callbacks = [self.send(document=b"") for _ in range(4)]
+        self.check(self.send("bob", b""), Stage.DELIVERED, 1)
+        self.assertEqual({one.stage for one in callbacks}, {Stage.PENDING})
+
+
+class RoomTests(CallbacksTestCase):
+    """Memory for four."""
+
+    capacity = 4 * (4096 + 100)
+
+    def test_room(self) -> None:
+        """Over the bound the caller who has most loses what has waited longest."""
+        self.poster.receipts = [BAD]
+        bob = self.send("bob", b"b" * 100)
+        alices = [self.send("alice", b"a" * 100) for _ in range(3)]
+        self.assertEqual(len(self.callbacks), 4)
+        alices.append(self.send("alice", b"a" * 100))
+        why = "too many callbacks of this caller wait; before: the status 500"
+        self.check(alices[0], Stage.GIVEN_UP, 1, why)
+        self.assertEqual([one.stage for one in alices[1:]], [Stage.PENDING] * 3)
+        self.assertEqual(bob.stage, Stage.PENDING)
+        self.send("bob", b"b" * 100)
+        self.assertEqual(alices[1].stage, Stage.GIVEN_UP)
+        self.assertEqual(len(self.callbacks), 4)
+
+    def test_room_for_none(self) -> None:
+        """A document that is larger than all room is not sent, and takes no other's."""
+        self.poster.receipts = [BAD]
+        bob = self.send("bob", b"")
+        alice = self.send("alice", b"a" * self.capacity)
+        self.check(alice, Stage.GIVEN_UP, 0, "too many callbacks of this caller wait")
+        self.assertEqual(len(self.poster.posted), 1)
+        self.assertEqual(bob.stage, Stage.PENDING)
+
+    def test_room_while_sending(self) -> None:
+        """One that is just being sent can be given up, too, and gives back its place."""
+        self.poster.held = True
+        first = self.send("alice", b"")
+        for _ in range(4):
+            self.send("alice", b"")
+        self.check(first, Stage.GIVEN_UP, 1, "too many callbacks of this caller wait")
+        self.assertEqual(len(self.poster.posted), 3)
+
+    def test_answered_at_last(self) -> None:
+        """One that was given up while its status had come is as the status says."""
+        for receipt, stage in ((TAKEN, Stage.DELIVERED), (BAD, Stage.GIVEN_UP)):
+            self.setUp()
+            self.poster.held = True
+            first = self.send("alice", b"")
+            self.poster.waiting[0]._canceller = lambda found, one=receipt: found.callback(one)
+            for _ in range(4):
+                self.send("alice", b"")
+            self.assertIs(first.stage, stage)
+            self.assertEqual(first.attempts, 1)
+
+
+class AloneTests(CallbacksTestCase):
+    """A daemon without tokens."""
+
+    def test_all_places(self) -> None:
+        """Its one caller has all places."""
+        self.signing.secrets = parse_secrets(f"* {written(OLD)}")
+        self.callbacks = self.make()
+        self.poster.held = True
+        for _ in range(6):
+            self.send("")
+        self.assertEqual(len(self.poster.waiting), 4)
+
+
+class CloseTests(CallbacksTestCase):
+    """The daemon's end."""
+
+    at_once = 2
+
+    def test_nothing(self) -> None:
+        """Where nothing waits nothing is waited for."""
+        self.successResultOf(self.close())
+        self.nothing_left()
+
+    def test_last_attempt(self) -> None:
+        """What waits for its next attempt has it now, and it is the last."""
+        self.poster.receipts = [BAD, BAD, TAKEN, BAD]
+        one, other = self.send("alice"), self.send("bob")
+        with capturedLogs() as logged:
+            self.successResultOf(self.close())
+        self.check(one, Stage.DELIVERED, 2, "the status 500")
+        why = "the service was stopped; before: the status 500"
+        self.check(other, Stage.GIVEN_UP, 2, why)
+        self.assertEqual(self.poster.times, [0] * 4)
+        (warning,) = (event for event in logged if event["log_level"] is LogLevel.warn)
+        self.assertIn(f"given_up, attempts: 2: {why}", formatEvent(warning))
+        self.nothing_left()
+
+    def test_out_of_time(self) -> None:
+        """What has no answer within the time is given up: under way, or without a place yet."""
+        self.poster.held = True
+        callbacks = [self.send(caller) for caller in ("alice", "bob", "alice")]
+        closed = self.close(15)
+        self.poster.answer(BAD)
+        self.assertIs(callbacks[0].stage, Stage.GIVEN_UP)
+        self.assertEqual(len(self.poster.posted), 3)
+        self.send("bob")
+        self.clock.advance(14.9)
+        self.assertNoResult(closed)
+        self.clock.advance(0.1)
+        self.successResultOf(closed)
+        self.check(callbacks[1], Stage.GIVEN_UP, 1, "the service was stopped")
+        self.check(callbacks[2], Stage.GIVEN_UP, 1, "the service was stopped")
+        self.assertEqual(self.callbacks.ended, {Stage.GIVEN_UP: 4})
+        self.nothing_left()
+
+
+class OpenTests(SynchronousTestCase):
+    """From settings."""
+
+    def test_disabled(self) -> None:
+        """Without being enabled there is nothing, whatever else is set."""
+        settings = CallbackSettings(secrets="/nonexistent")
+        self.assertIsNone(open_callbacks(settings, {}, None, bytes, lambda: 0))
+
+    def test_without_secrets(self) -> None:
+        """Callbacks that cannot be signed stop the start."""
+        for settings in (CallbackSettings(True), CallbackSettings(True, "/nonexistent")):
+            error = self.assertRaises(
+                ConfigurationError, open_callbacks, settings, {}, None, bytes, lambda: 0
+            )
+            self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))
