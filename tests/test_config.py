@@ -93,6 +93,8 @@ class ParseTests(SynchronousTestCase):
             "polls = { wait = 0 }",
             "polls = { wait = 3600 }",
             "service = { drain = 0 }",
+            "callbacks = { attempts = 1, at_once = 1, buffer = 1024, first_delay = 0.001 }",
+            "callbacks = { attempts = 100, private_networks = ['10.0.0.0/8', '::1/128'] }",
         ):
             parse_configuration(text)
 

@@ -19,6 +19,7 @@ from tawebeval import directories, ground
 from tawebeval import service as module
 from tawebeval.callers import new_token
 from tawebeval.config import (
+    CallbackSettings,
     Callers,
     Configuration,
     CredentialSettings,
@@ -27,7 +28,7 @@ from tawebeval.config import (
     Service,
 )
 from tawebeval.directories import Directories, open_directories
-from tawebeval.errors import Busy, ConfigurationError
+from tawebeval.errors import Busy, ConfigurationError, InvalidField
 from tawebeval.gitbox import GitBox
 from tawebeval.privileges import Privileges, User
 from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
@@ -36,6 +37,7 @@ from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
 from tests.fake_process import PORTS, FakeProcess
 from tests.fakes import straw
+from tests.test_signatures import OLD, written
 
 
 class ServiceTests(SynchronousTestCase):
@@ -173,6 +175,39 @@ class ServiceTests(SynchronousTestCase):
         self.successResultOf(stopped)
         after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         self.assertEqual(after, before)
+
+    def test_callbacks(self) -> None:
+        """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        secrets = Path(self.mktemp()).absolute()
+        secrets.write_text(f"* {written(OLD)}")
+        secrets.chmod(0o600)
+        daemon = self.start(callbacks=CallbackSettings(True, str(secrets), timeout=7))
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        callbacks = evaluations._callbacks
+        assert callbacks is not None
+        callbacks.expect("https://8.8.8.8/", "")
+        secrets.write_text(f"alice {written(OLD)}")
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        reload()
+        with self.assertRaises(InvalidField):
+            callbacks.expect("https://8.8.8.8/", "")
+        steps: list[object] = []
+
+        async def close_registry() -> bool:
+            steps.append("evaluations")
+            return False
+
+        async def close_callbacks(seconds: float) -> None:
+            steps.append(seconds)
+
+        self.patch(evaluations._registry, "close", close_registry)
+        self.patch(callbacks, "close", close_callbacks)
+        self.assertIs(self.successResultOf(evaluations.stopService()), False)
+        self.assertEqual(steps, ["evaluations", 7])
 
     def test_stopped(self) -> None:
         """A daemon that was stopped accepts nothing more."""

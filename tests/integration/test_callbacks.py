@@ -1,0 +1,268 @@
+"""Callbacks of the real daemon to real receivers."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client, text
+from tests.integration.harness import CONFIGURATION, Daemon, until
+from tests.integration.receivers import Receiver, babble, make_certificate
+from tests.integration.repositories import GitRepository
+from tests.integration.unprivileged import temporary_folder
+
+SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "api.md"
+OPEN = 'private_networks = ["127.0.0.0/8", "::1/128"]'
+
+
+def documented_verify() -> Any:
+    """Return the function that docs/api.md shows to those who receive callbacks."""
+    blocks = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    (source,) = (block for block in blocks if "def verify(" in block)
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    return namespace["verify"]
+
+
+class CallbacksTestCase(TestCase):
+    """A daemon for each test, with settings of its own."""
+
+    timeout = 60
+    settings = f"{OPEN}\nattempts = 3\nfirst_delay = 0.05\ntimeout = 1"
+
+    async def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.repository = GitRepository(self.folder / "repository")
+        self.repository.write("README", "an evaluator\n")
+        self.commit = self.repository.commit()
+        self.secrets = self.folder / "secrets"
+        self.secrets.write_text(f"* {SECRET}\n")
+        self.secrets.chmod(0o600)
+
+    async def start(self, settings: str | None = None, **environment: str) -> None:
+        """Start the daemon."""
+        self.daemon = Daemon(
+            f"{CONFIGURATION}\n[callbacks]\nenabled = true\nsecrets = '{self.secrets}'\n"
+            + (self.settings if settings is None else settings)
+            + "\n",
+            **environment,
+        )
+        self.addCleanup(self.daemon.remove)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.client = Client(self.daemon.url)
+        self.addCleanup(self.client.close)
+
+    def receive(self, *statuses: int, **more: Any) -> Receiver:
+        """Return a receiver that answers so."""
+        receiver = Receiver(*statuses, **more)
+        self.addCleanup(receiver.stop)
+        return receiver
+
+    async def evaluate(self, url: str, command: str = "echo one; exit 3") -> str:
+        """Begin an evaluation whose end is to be told to a URL."""
+        return await self.client.evaluate(
+            self.repository.url, self.commit, command, callback_url=url
+        )
+
+    async def outcome(self, identifier: str) -> dict[str, Any]:
+        """Return what has become of a callback at last."""
+        while True:
+            callback: dict[str, Any] = (await self.client.status(identifier))["callback"]
+            if callback["state"] not in ("waiting", "pending"):
+                return callback
+            await deferLater(reactor, 0.01)
+
+    async def tell(self, url: str) -> dict[str, Any]:
+        """Return what becomes of a callback to a URL; the events are as without it."""
+        identifier = await self.evaluate(url)
+        callback = await self.outcome(identifier)
+        events = await self.client.follow(identifier)
+        self.assertEqual(text(events), "one\n")
+        self.assertEqual(events[-1]["payload"]["status"], 3)
+        return callback
+
+    async def finish(self) -> None:
+        """Stop the daemon; what is nobody's business is not in its log."""
+        await self.daemon.stop()
+        for word in (SECRET, "s3cret", "/hook"):
+            self.assertNotIn(word, self.daemon.log)
+
+
+class DeliveryTests(CallbacksTestCase):
+    """What receivers get, and what comes of their answers."""
+
+    async def test_delivered(self) -> None:
+        """After a 500 it comes again, and is what the documented example verifies."""
+        await self.start()
+        receiver = self.receive(500, 200)
+        verify = documented_verify()
+        identifier = await self.evaluate(receiver.url)
+        callback = await self.outcome(identifier)
+        self.assertEqual(
+            callback,
+            {
+                "url": receiver.url.partition("?")[0],
+                "state": "delivered",
+                "attempts": 2,
+                "last_error": "the status 500",
+            },
+        )
+        first, second = receiver.posts
+        self.assertEqual(first.path, "/hook?key=s3cret")
+        self.assertEqual(first.headers["content-type"], "application/json")
+        self.assertEqual(first.headers["webhook-id"], second.headers["webhook-id"])
+        self.assertEqual(first.body, second.body)
+        for post in receiver.posts:
+            document = verify(SECRET, post.headers, post.body)
+            self.assertEqual(document["evaluation_id"], identifier)
+            self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
+            for headers, body in (
+                ({**post.headers, "webhook-id": "evt_x"}, post.body),
+                ({**post.headers, "webhook-timestamp": "1"}, post.body),
+                ({**post.headers, "webhook-signature": "v1,AAAA"}, post.body),
+                (post.headers, post.body.replace(b"failed", b"passed")),
+            ):
+                with self.assertRaises(ValueError):
+                    verify(SECRET, headers, body)
+        events = await self.client.follow(identifier)
+        self.assertEqual(text(events), "one\n")
+        await self.finish()
+
+    async def test_answers(self) -> None:
+        """A redirect is not followed, a no is a no, and patience ends."""
+        await self.start()
+        elsewhere = self.receive(200)
+        for status, state, attempts in (
+            *((302, "refused", 1), (307, "refused", 1), (404, "refused", 1)),
+            (503, "given_up", 3),
+        ):
+            receiver = self.receive(status)
+            receiver.location = elsewhere.url
+            callback = await self.tell(receiver.url)
+            self.assertEqual((callback["state"], callback["attempts"]), (state, attempts))
+            self.assertEqual(callback["last_error"], f"the status {status}")
+            self.assertEqual(len(receiver.posts), attempts)
+        self.assertEqual(elsewhere.posts, [])
+        await self.finish()
+
+    async def test_bad_receivers(self) -> None:
+        """Silent, absent, endless, or no HTTP at all: each is given up, and the daemon is well."""
+        await self.start("attempts = 2\nfirst_delay = 0.05\ntimeout = 0.5\n" + OPEN)
+        silent = self.receive(0)
+        self.assertIn("within 0.5 seconds", (await self.tell(silent.url))["last_error"])
+        self.assertEqual(len(silent.posts), 2)
+        absent = self.receive(200)
+        await absent.stop()
+        self.assertIn("no connection", (await self.tell(absent.url))["last_error"])
+        head = b"HTTP/1.1 200 OK\r\n"
+        for first, words, state, error in (
+            (head, b"X: " + b"y" * 999 + b"\r\n", "given_up", "no answer, or no whole one"),
+            (b"SSH-2.0-s3cret\r\n", b"x\r\n", "given_up", "no answer, or no whole one"),
+            (head + b"Content-Encoding: gzip\r\n\r\n", b"\0" * 999, "delivered", None),
+        ):
+            port = babble(first, words)
+            self.addCleanup(port.stopListening)
+            callback = await self.tell(f"http://127.0.0.1:{port.getHost().port}/hook")
+            self.assertEqual(callback["state"], state, first)
+            self.assertIn(error or "None", str(callback["last_error"]))
+        self.assertLess(self.daemon.memory, 300 * 2**20)
+        await self.finish()
+
+
+class TlsTests(CallbacksTestCase):
+    """Receivers over TLS."""
+
+    async def test_name(self) -> None:
+        """At the address that was checked the certificate still has to be the name's."""
+        good, trusted = make_certificate("localhost", self.folder)
+        bad, also_trusted = make_certificate("elsewhere.example", self.folder)
+        both = self.folder / "both.pem"
+        both.write_bytes(trusted.read_bytes() + also_trusted.read_bytes())
+        both.chmod(0o644)
+        self.folder.chmod(0o755)
+        await self.start(SSL_CERT_FILE=str(both))
+        receiver = self.receive(204, certificate=good)
+        callback = await self.tell(f"https://localhost:{receiver.port}/hook")
+        self.assertEqual((callback["state"], callback["last_error"]), ("delivered", None))
+        self.assertEqual(receiver.posts[0].headers["host"], f"localhost:{receiver.port}")
+        for certificate, host in ((bad, "localhost"), (good, "127.0.0.1")):
+            receiver = self.receive(204, certificate=certificate)
+            callback = await self.tell(f"https://{host}:{receiver.port}/hook")
+            self.assertEqual(callback["state"], "given_up")
+            self.assertIn("TLS failed", callback["last_error"])
+            self.assertEqual(receiver.posts, [])
+        await self.finish()
+
+
+class RefusalTests(CallbacksTestCase):
+    """Where callbacks may not go."""
+
+    async def post(self, url: str) -> Any:
+        """Return the answer to a form with that URL."""
+        return await self.client.post(self.repository.url, self.commit, "true", callback_url=url)
+
+    async def test_private(self) -> None:
+        """Addresses of this machine are refused: at once, or where a name leads to them."""
+        await self.start("")
+        receiver = self.receive(200)
+        for url in (receiver.url, "http://[::1]/", "http://10.0.0.1/", "http://169.254.169.254/"):
+            problem = (await self.post(url)).problem(400)
+            self.assertEqual(problem["field"], "callback_url")
+            self.assertIn("callbacks.private_networks", problem["detail"])
+        callback = await self.tell(f"http://localhost:{receiver.port}/hook")
+        self.assertEqual((callback["state"], callback["attempts"]), ("refused", 1))
+        self.assertIn("callbacks.private_networks", callback["last_error"])
+        self.assertNotIn("127.", callback["last_error"])
+        self.assertEqual(receiver.posts, [])
+        await self.finish()
+
+    async def test_disabled(self) -> None:
+        """Without being enabled there are none."""
+        self.daemon = Daemon(CONFIGURATION)
+        self.addCleanup(self.daemon.remove)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.client = Client(self.daemon.url)
+        self.addCleanup(self.client.close)
+        problem = (await self.post("https://example.org/")).problem(400)
+        self.assertEqual(problem["field"], "callback_url")
+        self.assertIn("there are no callbacks here", problem["detail"])
+        await self.finish()
+
+
+class ShutdownTests(CallbacksTestCase):
+    """SIGTERM while callbacks are on their way."""
+
+    settings = f"{OPEN}\nfirst_delay = 3600\ntimeout = 2"
+
+    async def test_last_attempt(self) -> None:
+        """Each has one last attempt, within the time; the log names those that were in vain."""
+        await self.start()
+        mended, broken, silent = self.receive(500, 200), self.receive(500), self.receive(500, 0)
+        identifiers = [await self.evaluate(one.url) for one in (mended, broken, silent)]
+        await until(
+            lambda: all(len(one.posts) == 1 for one in (mended, broken, silent)), "first attempts"
+        )
+        running = await self.evaluate(mended.url, "echo ready; exec sleep 60")
+        await self.client.printed(running, "ready")
+        await self.finish()
+        self.assertEqual([len(one.posts) for one in (mended, broken, silent)], [3, 2, 2])
+        shutdown = [json.loads(post.body)["error"]["reason"] for post in mended.posts]
+        self.assertEqual(sorted(shutdown), ["exit", "exit", "shutdown"])
+        log = self.daemon.log
+        for identifier, words in zip(
+            identifiers, ("delivered", "given_up", "given_up"), strict=True
+        ):
+            self.assertRegex(log, rf"{identifier}: callback to \S+: {words}, attempts: 2")
+        self.assertIn("the service was stopped", log)

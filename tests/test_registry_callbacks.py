@@ -1,0 +1,141 @@
+"""`tawebeval.registry`: the end of an evaluation is told to who wants to know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.admission import Queue
+from tawebeval.callback import Callback, Stage
+from tawebeval.config import Configuration, Evaluations, Limits
+from tawebeval.errors import EvaluationGone, InvalidField
+from tawebeval.identity import Identities
+from tawebeval.registry import Registry
+from tests.fakes import straw
+from tests.test_registry import KEY, RegistryTestCase
+
+URL = "https://receiver.example/hook?key=s3cret"
+
+
+class FakeCallbacks:
+    """Notes what is to be sent, and lets callers have callbacks or not."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.expected: list[tuple[str, str]] = []
+        self.refuse = False
+
+    def expect(self, url: str, caller: str) -> Callback:
+        """Note it."""
+        if self.refuse:
+            raise InvalidField("callback_url", "the host is forbidden")
+        self.expected.append((url, caller))
+        return Callback(url, caller)
+
+    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
+        """Note it."""
+        callback.stage = Stage.PENDING
+        self.sent.append((evaluation, json.loads(document())))
+
+
+class CallbackTests(RegistryTestCase):
+    """A registry with callbacks, and with more time to run than to be asked for."""
+
+    configuration = Configuration(
+        evaluations=Evaluations(abandon_after=900), limits=Limits(wall_clock=10**6)
+    )
+
+    def make(self, seed: int = 1) -> Registry:
+        """Return a registry that has them."""
+        self.callbacks: Any = FakeCallbacks()
+        return Registry(
+            self.world.surroundings(),
+            Identities(KEY, straw(seed)),
+            Queue(self.running, self.queued),
+            Path("/evaluations"),
+            self.callbacks,
+        )
+
+    def test_ended(self) -> None:
+        """When nothing is left of an evaluation its status is sent, once."""
+        identifier = self.accept(callback_url=URL)
+        child = self.world.child
+        child.print(b"one\n")
+        self.assertEqual(self.callbacks.expected, [(URL, "")])
+        waiting = {
+            "url": "https://receiver.example/hook",
+            "state": "waiting",
+            "attempts": 0,
+            "last_error": None,
+        }
+        self.assertEqual(self.registry.status(identifier)["callback"], waiting)
+        self.assertEqual(self.callbacks.sent, [])
+        self.finish(child, 3)
+        ((evaluation, document),) = self.callbacks.sent
+        self.assertEqual(evaluation, identifier)
+        self.assertEqual(document, self.registry.status(identifier))
+        self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
+        self.assertEqual(document["callback"], {**waiting, "state": "pending"})
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n", "exit"])
+
+    def test_not_wanted(self) -> None:
+        """Without the field nobody is told, and the status has null."""
+        identifier, child = self.start()
+        self.finish(child)
+        self.assertIsNone(self.registry.status(identifier)["callback"])
+        self.assertEqual(self.callbacks.sent, [])
+
+    def test_however_it_ends(self) -> None:
+        """Cancelled, forgotten or stopped with the daemon: each end is told, with its state."""
+        cancelled = self.accept(callback_url=URL)
+        done = Deferred.fromCoroutine(self.registry.cancel(cancelled))
+        self.world.end()
+        self.successResultOf(done)
+        abandoned = self.accept(callback_url=URL)
+        self.world.clock.advance(901)
+        self.registry.expire()
+        self.world.end()
+        self.assertRaises(EvaluationGone, self.registry.status, abandoned)
+        stopped = self.accept(callback_url=URL)
+        self.end_all()
+        told = [
+            (evaluation, sent["state"], sent["error"]) for evaluation, sent in self.callbacks.sent
+        ]
+        self.assertEqual(
+            [(evaluation, state, error["reason"]) for evaluation, state, error in told],
+            [
+                (cancelled, "cancelled", "cancelled"),
+                (abandoned, "failed", "lost"),
+                (stopped, "failed", "shutdown"),
+            ],
+        )
+
+    def test_refused(self) -> None:
+        """A callback that is not to be had refuses the form, and nothing has begun."""
+        self.callbacks.refuse = True
+        with self.assertRaises(InvalidField):
+            self.accept(callback_url=URL)
+        self.assertEqual(self.registry.evaluations(None).data, [])
+
+    def test_repeated(self) -> None:
+        """A form that is repeated under its key has one evaluation, and one callback."""
+        one = self.accept(callback_url=URL, key="k")
+        self.callbacks.refuse = True
+        self.assertEqual(self.accept(callback_url=URL, key="k"), one)
+        self.finish(self.world.child)
+        self.assertEqual(len(self.callbacks.sent), 1)
+
+
+class WithoutCallbacksTests(RegistryTestCase):
+    """A registry without callbacks, as it is unless the operator says otherwise."""
+
+    def test_refused(self) -> None:
+        """Who wants one is told that there are none, instead of waiting for it."""
+        with self.assertRaises(InvalidField) as caught:
+            self.accept(callback_url=URL)
+        self.assertIn("callback_url: there are no callbacks here", str(caught.exception))
+        self.assertEqual(self.registry.evaluations(None).data, [])
