@@ -60,7 +60,7 @@ def parse_secrets(text: str) -> Secrets:
             continue
         match = _LINE.fullmatch(line)
         try:
-            secret = b64decode(match[2], validate=True) if match else b""
+            secret = b64decode(match[2]) if match else b""
         except NotBase64:
             secret = b""
         if match is None or not _LEAST <= len(secret) <= _MOST:

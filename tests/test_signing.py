@@ -90,5 +90,7 @@ class FindTests(SynchronousTestCase):
         for nowhere in (environment, {}):
             error = self.assertRaises(ConfigurationError, find_secrets, "", nowhere)
             self.assertIn("LoadCredential=callback-secrets", str(error))
+        Path("callback-secrets").touch()  # where the daemon happens to be started
+        self.assertRaises(ConfigurationError, find_secrets, "", {})
         (folder / "callback-secrets").write_text("")
         self.assertEqual(find_secrets("", environment), folder / "callback-secrets")
