@@ -27,7 +27,7 @@ from tawebeval.callers import ANYBODY
 from tawebeval.config import CallbackSettings as Settings
 from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.hosts import HostPolicy
-from tawebeval.pinned import pinned_agent
+from tawebeval.pinned import RememberedTrust, pinned_agent
 from tawebeval.posting import Poster, Receipt
 from tawebeval.signals import Latch
 from tawebeval.signing import Signing, find_secrets
@@ -241,7 +241,7 @@ def open_callbacks(
     policy = HostPolicy(
         settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
     )
-    trust = BrowserLikePolicyForHTTPS()
+    trust = RememberedTrust(BrowserLikePolicyForHTTPS())
     poster = Poster(
         Addresses(policy, reactor.nameResolver, reactor),
         partial(pinned_agent, reactor, trust, settings.timeout),

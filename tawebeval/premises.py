@@ -11,6 +11,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -24,6 +25,7 @@ from tawebeval.identity import KEY_BYTES
 from tawebeval.keyring import Keyring
 from tawebeval.ownership import check_owner, name_of
 from tawebeval.privileges import Privileges
+from tawebeval.signing import Signing, find_secrets
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -55,6 +57,11 @@ class Premises:
                 remedy = f"chgrp {self._group} {source}; chmod 640 {source}"
                 yield Finding("tokens", Health.WEAKER, what, remedy)
         yield from self._credentials()
+        settings = self.configuration.callbacks
+        if settings.enabled:
+            look = partial(find_secrets, settings.secrets, self.environment)
+            what = "are signed, with secrets of callers"
+            yield judged("callbacks", lambda: Signing(look()), what)
 
     def _credentials(self) -> Iterator[Finding]:
         settings = self.configuration.repositories.credentials

@@ -16,7 +16,7 @@ from twisted.web.iweb import IPolicyForHTTPS, IResponse
 from zope.interface import implementer
 
 from tawebeval.callback import web_target
-from tawebeval.pinned import MOST_BYTES, pinned_agent
+from tawebeval.pinned import MOST_BYTES, RememberedTrust, pinned_agent
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
@@ -81,6 +81,14 @@ class PinnedTests(SynchronousTestCase):
         self.assertEqual(lines[0], b"POST /x HTTP/1.1")
         self.assertIn(b"Host: name.example", lines)
         self.assertIn(b"Connection: close", lines)
+
+    def test_trust(self) -> None:
+        """What is trusted for a host is found out once, and for each host by itself."""
+        trust = RememberedTrust(self.policy)
+        one = trust.creatorForNetloc(b"a.example", 443)
+        self.assertIs(trust.creatorForNetloc(b"a.example", 443), one)
+        self.assertIsNot(trust.creatorForNetloc(b"b.example", 443), one)
+        self.assertEqual(self.policy.asked, [(b"a.example", 443), (b"b.example", 443)])
 
     def test_unpacked_by_nobody(self) -> None:
         """Nothing packed is asked for, and of an answer's headers only one is shown."""
