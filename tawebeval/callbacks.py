@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -97,12 +98,19 @@ class Callbacks:
         self._random = random
         self._time = time
         self._closing: Latch[None] = Latch()
+        self._hurried = False
         self._deliveries: dict[str, _Delivery] = {}  # by event, the oldest first
         self.ended: Counter[Stage] = Counter()
 
-    def __len__(self) -> int:
-        """Return how many are on their way."""
+    @property
+    def pending(self) -> int:
+        """How many are on their way."""
         return len(self._deliveries)
+
+    @property
+    def source(self) -> Path | None:
+        """The file of secrets."""
+        return self._signing.source
 
     def reload(self) -> None:
         """Read the secrets again."""
@@ -126,15 +134,26 @@ class Callbacks:
         event = f"evt_{self._random(16).hex()}"
         delivery = self._deliveries[event] = _Delivery(callback, evaluation, document(), event)
         self._make_room()
+        if self._hurried:
+            delivery.give_up(_STOPPED)
         delivery.life = Deferred.fromCoroutine(self._live(delivery))
 
-    async def close(self, seconds: float) -> None:
-        """Let each have one last attempt now, within so many seconds, and give up the others."""
+    def hasten(self) -> None:
+        """Let each have one last attempt, at once."""
         self._closing.set(None)
-        with suppress(WaitedInVain):
-            await Deferred.fromCoroutine(self._all_over()).addTimeout(seconds, self._clock)
+
+    def hurry(self) -> None:
+        """Give up all of them, and those that are yet to come."""
+        self._hurried = True
         for delivery in list(self._deliveries.values()):
             delivery.give_up(_STOPPED)
+
+    async def close(self, seconds: float) -> None:
+        """Wait for the last attempts, so many seconds at most, and give up what is left."""
+        self.hasten()
+        with suppress(WaitedInVain):
+            await Deferred.fromCoroutine(self._all_over()).addTimeout(seconds, self._clock)
+        self.hurry()
 
     async def _all_over(self) -> None:
         while self._deliveries:

@@ -129,18 +129,19 @@ class Registry:
             caller=caller,
             callback=callback,
         )
+        # Before it is forgotten, if it is already, for that changes its state.
+        evaluation.over.wait().addCallback(lambda _: self._telling.tell(evaluation))
         self._records.add(evaluation, upload, caller)
         self._alive[identifier] = evaluation
         evaluation.begin(
             lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
-        evaluation.over.wait().addCallback(lambda _: self._over(evaluation, upload.size))
+        evaluation.over.wait().addCallback(lambda _: self._over(identifier, upload.size))
         return identifier
 
-    def _over(self, evaluation: Evaluation, size: int) -> None:
-        del self._alive[evaluation.identifier]
+    def _over(self, identifier: str, size: int) -> None:
+        del self._alive[identifier]
         self.spool.give_back(size)
-        self._telling.tell(evaluation)
         self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from time import time
 from typing import Any
 
@@ -37,6 +36,7 @@ from tawebeval.privileges import Privileges
 from tawebeval.process import Spawner
 from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
+from tawebeval.reloading import Reloading
 from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
 from tawebeval.sandboxes import open_box, open_sandbox
@@ -96,49 +96,6 @@ class EvaluationService(Service):
         self._registry.hurry()
         if self._callbacks is not None:
             self._callbacks.hurry()
-
-
-class Reloading(Service):
-    """Reads tokens and secrets again when the operator says so, by SIGHUP."""
-
-    def __init__(
-        self, access: Access, keyring: Keyring, callbacks: Callbacks | None, reactor: Any
-    ) -> None:
-        self._access = access
-        self._sources: list[Any] = [access, keyring]
-        if callbacks is not None:  # one that has nothing to do is false
-            self._sources.append(callbacks)
-        self._reactor = reactor
-        self._before: Any = None
-
-    def startService(self) -> None:
-        """Wait for the signal, which would end the daemon otherwise."""
-        super().startService()
-        source = self._access.source
-        if source is not None and not os.access(source, os.R_OK):
-            log.warn(
-                "{path} cannot be read by the user that the daemon runs as: the tokens are known, "
-                "but SIGHUP will not read new ones until chown or chmod lets that user read it",
-                path=source,
-            )
-        for path in self._keyring.files:
-            if not os.access(path, os.R_OK):
-                log.warn(
-                    "{path} cannot be read by the user that the daemon runs as: a password is "
-                    "known, but SIGHUP will not read a new one, and ssh reads no key at all",
-                    path=path,
-                )
-
-        def reload() -> None:
-            for each in self._sources:
-                each.reload()
-
-        self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
-
-    def stopService(self) -> None:
-        """Wait no more."""
-        super().stopService()
-        signal.signal(signal.SIGHUP, self._before)
 
 
 class Daemon(MultiService):

@@ -20,26 +20,26 @@ log = Logger()
 
 @attrs.define
 class Signing:
-    """Has the secrets of the file at `_source`, none without one."""
+    """Has the secrets of the file at `source`, none without one."""
 
-    _source: Path | None = None
+    source: Path | None = None
     secrets: Secrets = attrs.field(factory=Secrets, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the file. Raises ConfigurationError with the setting, the file and the line."""
-        if self._source is not None:
-            self.secrets = self._read(self._source)
+        if self.source is not None:
+            self.secrets = self._read(self.source)
 
     def reload(self) -> None:
         """Read the file again. What is wrong with it is logged, and changes nothing."""
-        if self._source is None:
+        if self.source is None:
             return
         try:
-            self.secrets = self._read(self._source)
+            self.secrets = self._read(self.source)
         except ConfigurationError as error:
             log.error("the secrets of callbacks stay as they were: {error}", error=error)  # noqa: TRY400
         else:
-            log.info("the secrets of callbacks were read again from {path}", path=self._source)
+            log.info("the secrets of callbacks were read again from {path}", path=self.source)
 
     def _read(self, path: Path) -> Secrets:
         try:

@@ -24,6 +24,7 @@ from tests.test_signatures import NEW, OLD, written
 URL = "https://receiver.example/hook?key=s3cret"
 TAKEN = Receipt(Verdict.TAKEN, "the status 204")
 BAD = Receipt(Verdict.AGAIN, "the status 500")
+STOPPED = "the service was stopped"
 NO = Receipt(Verdict.REFUSED, "the status 404")
 
 
@@ -119,7 +120,7 @@ class CallbacksTestCase(SynchronousTestCase):
 
     def nothing_left(self) -> None:
         """Hold that nothing is under way, and no timer is left."""
-        self.assertEqual(len(self.callbacks), 0)
+        self.assertEqual(self.callbacks.pending, 0)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -286,7 +287,7 @@ class RoomTests(CallbacksTestCase):
         self.poster.receipts = [BAD]
         bob = self.send("bob", b"b" * 100)
         alices = [self.send("alice", b"a" * 100) for _ in range(3)]
-        self.assertEqual(len(self.callbacks), 4)
+        self.assertEqual(self.callbacks.pending, 4)
         alices.append(self.send("alice", b"a" * 100))
         why = "too many callbacks of this caller wait; before: the status 500"
         self.check(alices[0], Stage.GIVEN_UP, 1, why)
@@ -294,7 +295,7 @@ class RoomTests(CallbacksTestCase):
         self.assertEqual(bob.stage, Stage.PENDING)
         self.send("bob", b"b" * 100)
         self.assertEqual(alices[1].stage, Stage.GIVEN_UP)
-        self.assertEqual(len(self.callbacks), 4)
+        self.assertEqual(self.callbacks.pending, 4)
 
     def test_room_for_none(self) -> None:
         """A document that is larger than all room is not sent, and takes no other's."""
@@ -362,6 +363,28 @@ class CloseTests(CallbacksTestCase):
         self.assertEqual(self.poster.times, [0] * 4)
         (warning,) = (event for event in logged if event["log_level"] is LogLevel.warn)
         self.assertIn(f"given_up, attempts: 2: {why}", formatEvent(warning))
+        self.nothing_left()
+
+    def test_while_evaluations_end(self) -> None:
+        """What waits is tried at once; what comes until all is closed has one attempt, too."""
+        self.poster.receipts = [BAD, TAKEN, TAKEN, BAD]
+        callback = self.send("alice")
+        self.callbacks.hasten()
+        self.assertIs(callback.stage, Stage.DELIVERED)
+        self.assertIs(self.send("alice").stage, Stage.DELIVERED)
+        self.check(self.send("alice"), Stage.GIVEN_UP, 1, f"{STOPPED}; before: the status 500")
+        self.successResultOf(self.close())
+        self.nothing_left()
+
+    def test_hurried(self) -> None:
+        """In a hurry nothing is waited for, and nothing more is sent."""
+        self.poster.held = True
+        callback = self.send("alice")
+        closed = self.close()
+        self.callbacks.hurry()
+        self.successResultOf(closed)
+        self.check(callback, Stage.GIVEN_UP, 1, STOPPED)
+        self.check(self.send("bob"), Stage.GIVEN_UP, 0, STOPPED)
         self.nothing_left()
 
     def test_out_of_time(self) -> None:

@@ -28,7 +28,8 @@ class Layer:
 LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
-        "twisted.plugins tap cli doctor findings premises service interrupts ground preload",
+        "twisted.plugins tap cli doctor findings premises service reloading interrupts ground"
+        " preload",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.

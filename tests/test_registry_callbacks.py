@@ -15,6 +15,7 @@ from tawebeval.config import Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationGone, InvalidField
 from tawebeval.identity import Identities
 from tawebeval.registry import Registry
+from tawebeval.telling import Telling
 from tests.fakes import straw
 from tests.test_registry import KEY, RegistryTestCase
 
@@ -57,7 +58,7 @@ class CallbackTests(RegistryTestCase):
             Identities(KEY, straw(seed)),
             Queue(self.running, self.queued),
             Path("/evaluations"),
-            self.callbacks,
+            Telling(self.callbacks),
         )
 
     def test_ended(self) -> None:

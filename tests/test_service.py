@@ -31,7 +31,8 @@ from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError, InvalidField
 from tawebeval.gitbox import GitBox
 from tawebeval.privileges import Privileges, User
-from tawebeval.service import Daemon, EvaluationService, Reloading, make_service
+from tawebeval.reloading import Reloading
+from tawebeval.service import Daemon, EvaluationService, make_service
 from tawebeval.web.site import ApiSite
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
@@ -197,17 +198,20 @@ class ServiceTests(SynchronousTestCase):
             callbacks.expect("https://8.8.8.8/", "")
         steps: list[object] = []
 
-        async def close_registry() -> bool:
-            steps.append("evaluations")
+        async def close_registry(drain: float) -> bool:
+            steps.append(f"drained in {drain:g}")
             return False
 
         async def close_callbacks(seconds: float) -> None:
-            steps.append(seconds)
+            steps.append(f"closed in {seconds:g}")
 
         self.patch(evaluations._registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
+        for name in ("hasten", "hurry"):
+            self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
-        self.assertEqual(steps, ["evaluations", 7])
+        evaluations.hurry()
+        self.assertEqual(steps, ["hasten", "drained in 20", "closed in 7", "hurry"])
 
     def test_stopped(self) -> None:
         """A daemon that was stopped accepts nothing more."""
@@ -336,13 +340,20 @@ class ServiceTests(SynchronousTestCase):
         tokens = Path(self.mktemp()).absolute()
         tokens.write_text(new_token("alice", straw())[1])
         self.patch(module, "unreadable", lambda: [Path("/root/python")])
-        self.patch(module.os, "access", lambda path, mode: path != tokens)
+        secrets = Path(self.mktemp()).absolute()
+        secrets.write_text(f"* {written(OLD)}")
+        secrets.chmod(0o600)
+        self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
         with capturedLogs() as events:
-            self.start(callers=Callers(tokens=str(tokens)))
+            self.start(
+                callers=Callers(tokens=str(tokens)),
+                callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
+            )
         warnings = [formatEvent(one) for one in events if one["log_level"] is LogLevel.warn]
-        self.assertEqual(len(warnings), 2)
+        self.assertEqual(len(warnings), 3)
         self.assertIn("/root/python", warnings[0])
-        self.assertIn(str(tokens), warnings[1])
+        self.assertIn(f"{tokens} cannot be read", warnings[1])
+        self.assertIn(f"{secrets} cannot be read", warnings[2])
 
     def test_reload_of_credentials(self) -> None:
         """The same signal has the credentials for repositories read again."""
