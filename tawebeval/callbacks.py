@@ -136,7 +136,9 @@ class Callbacks:
         self._make_room()
         if self._hurried:
             delivery.give_up(_STOPPED)
-        delivery.life = Deferred.fromCoroutine(self._live(delivery))
+        delivery.life = Deferred.fromCoroutine(self._live(delivery)).addErrback(
+            lambda failure: log.failure("{id}: a defect", failure, id=evaluation)
+        )
 
     def hasten(self) -> None:
         """Let each have one last attempt, at once."""
@@ -205,7 +207,7 @@ class Callbacks:
             if delay is None:
                 break
             if self._closing.is_set:
-                delivery.give_up(_STOPPED)
+                delivery.given_up = _STOPPED  # not to be cancelled: it is we who run
             elif not delivery.given_up:
                 self._log(delivery, delay)
                 with suppress(WaitedInVain):  # then it is time; the other end is an early last one

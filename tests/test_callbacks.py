@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from twisted.internet.defer import Deferred
@@ -81,9 +82,9 @@ class CallbacksTestCase(SynchronousTestCase):
         self.callbacks = self.make()
 
     def make(self) -> Callbacks:
-        """Return what sends callbacks by the fake."""
+        """Return what sends callbacks by the fake; after the test nothing is under way."""
         poster: Any = self.poster
-        return Callbacks(
+        callbacks = Callbacks(
             poster,
             self.signing,
             Backoff(4, 10, 60),
@@ -93,6 +94,8 @@ class CallbacksTestCase(SynchronousTestCase):
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
         )
+        self.addCleanup(callbacks.hurry)
+        return callbacks
 
     def draw(self, size: int) -> bytes:
         """Return half of what there is for a chance, and new identifiers."""
@@ -119,7 +122,8 @@ class CallbacksTestCase(SynchronousTestCase):
         return Deferred.fromCoroutine(self.callbacks.close(seconds))
 
     def nothing_left(self) -> None:
-        """Hold that nothing is under way, and no timer is left."""
+        """Hold that nothing is under way, no timer is left, and no failure that nobody saw."""
+        gc.collect()
         self.assertEqual(self.callbacks.pending, 0)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
