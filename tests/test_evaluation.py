@@ -13,7 +13,7 @@ from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.evaluation import Evaluation
 from tawebeval.form import SubmissionFile
-from tawebeval.life import State
+from tawebeval.life import IllegalStep, State
 from tawebeval.repositories import Commit
 from tawebeval.workspace import Workspace
 from tests.fake_cells import FakeCell
@@ -313,6 +313,19 @@ class LifeTests(EvaluationTestCase):
         self.assertFalse(self.world.child.paused)
         self.world.clock.advance(10)
         self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+
+    def test_forgotten(self) -> None:
+        """One that is over can be forgotten, once; its events are gone. One that runs cannot."""
+        self.begin()
+        self.world.child.print(b"hello\n")
+        with self.assertRaises(IllegalStep):
+            self.evaluation.forget(State.DRAINED)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None, "hello\n")
+        self.evaluation.forget(State.DRAINED)
+        self.assertEqual((self.evaluation.ring.size, self.world.budget.used), (0, 0))
+        with self.assertRaises(IllegalStep):
+            self.evaluation.forget(State.EXPIRED)
 
     def test_acknowledged_before_it_runs(self) -> None:
         """An acknowledgement of nothing, before there is anything, is harmless."""
