@@ -103,7 +103,10 @@ class Evaluation:
 
     def acknowledged(self) -> None:
         """Events were discarded from the ring: more may be read from stdout."""
-        self.share.resize(self.ring.size)
+        if self._intake is not None:
+            self._intake.acknowledged()
+        else:
+            self.share.resize(self.ring.size)
 
     def forget(self, fate: State) -> None:
         """Let nothing be left of one that is over but its fate, DRAINED or EXPIRED."""

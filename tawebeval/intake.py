@@ -87,8 +87,9 @@ class Intake:
         self._finish()
 
     def acknowledged(self) -> None:
-        """Events were discarded: there may be room again."""
+        """Events were discarded: there may be room again, or others may have taken it."""
         self._share.resize(self._ring.size)
+        self._balance()
 
     def release(self) -> None:
         """Take what still comes, however full the ring is: the process has ended."""

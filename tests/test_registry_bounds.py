@@ -111,6 +111,19 @@ class TotalTests(RegistryTestCase):
         self.world.turn()
         self.assertFalse(second.paused)
 
+    def test_less_is_free(self) -> None:
+        """Where others have taken the room meanwhile, one that is looked at waits, too."""
+        identifier, child = self.start(b"x" * 50 + b"\n")
+        while self.world.budget.used < 3000:
+            child.print(b"x" * 50 + b"\n")
+        _, other = self.flood()
+        self.assertFalse(child.paused)
+        self.page(identifier)
+        self.assertTrue(child.paused)
+        other.end()
+        self.page(identifier, self.page(identifier)["end"])
+        self.assertFalse(child.paused)
+
     def test_ended_ones_count(self) -> None:
         """What has ended holds its part, until it is read or forgotten; then it is free."""
         first, child = self.flood()
