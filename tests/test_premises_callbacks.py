@@ -1,4 +1,4 @@
-"""`tawebeval.doctor`: whether callbacks could be signed."""
+"""`tawebeval.premises`: whether callbacks could be signed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings, Configuration
-from tawebeval.doctor import Examination, Finding, Health
+from tawebeval.findings import Finding, Health
+from tawebeval.premises import Premises
 from tawebeval.privileges import Privileges
 from tests.fake_process import FakeProcess
 from tests.test_signatures import OLD, written
@@ -19,8 +20,8 @@ class CallbackTests(SynchronousTestCase):
     def find(self, settings: CallbackSettings) -> list[Finding]:
         """Return what is found with these settings."""
         configuration = Configuration(callbacks=settings)
-        examination = Examination(configuration, None, {}, Privileges(FakeProcess()))
-        return list(examination._callbacks())
+        premises = Premises(configuration, None, {}, Privileges(FakeProcess()))
+        return list(premises.secrets())
 
     def test_secrets(self) -> None:
         """Nothing is said where there are none; without usable secrets it is broken."""
