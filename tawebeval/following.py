@@ -71,6 +71,8 @@ class Following:
     def __enter__(self) -> None:
         self._reader = self._readers.retention.enter(self.position)
         self._followers.enter(self)
+        # Where the ring is full and this stream has all of it, nothing else would make room.
+        self._readers.make_room(self._now())
 
     def __exit__(self, *_: object) -> None:
         assert self._reader is not None

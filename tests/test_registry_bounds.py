@@ -158,6 +158,15 @@ class TotalTests(RegistryTestCase):
                 while not child.paused:
                     child.print(b"x" * 50 + b"\n")
 
+    def test_followed_from_its_newest_event(self) -> None:
+        """A stream that begins with all of a full ring does not wait for what cannot come."""
+        identifier, child = self.flood()
+        newest = self.registry.status(identifier)["events"]["buffered"]
+        following = self.registry.follow(identifier, str(newest))
+        assert following is not None
+        with following:
+            self.assertFalse(child.paused)
+
     def test_forgotten_while_it_is_followed(self) -> None:
         """What a stream still reads counts, although it is forgotten."""
         identifier, child = self.start(b"a\n")
