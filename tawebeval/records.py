@@ -116,12 +116,16 @@ class Records:
         """Return the record of an `Idempotency-Key`, if there is one."""
         return None if key is None else self._keys.get((caller, key))
 
-    def find(self, identifier: str, caller: str) -> Record | None:
-        """Return a record, None for one that is forgotten. Raises UnknownEvaluation."""
+    def find(self, identifier: str, caller: str, *, reads: bool = True) -> Record | None:
+        """Return a record, None for one that is forgotten. Raises UnknownEvaluation.
+
+        Who does not read counts as asking for it only while it gets on without a reader: one
+        that is held by what nobody reads would keep its place for ever.
+        """
         if not self._identities.issued(identifier, caller):
             raise UnknownEvaluation
         record = self._records.get(identifier)
-        if record is not None:
+        if record is not None and (reads or not record.evaluation.share.full):
             self.touch(record)
         return record
 

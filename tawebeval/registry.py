@@ -234,8 +234,11 @@ class Registry:
         self._closing.progress()
 
     def status(self, identifier: str, caller: str = "") -> dict[str, Any]:
-        """Return the status document. Raises UnknownEvaluation, EvaluationGone."""
-        record = self._records.find(identifier, caller)
+        """Return the status document. Raises UnknownEvaluation, EvaluationGone.
+
+        Who only looks at it keeps no evaluation that waits for somebody to read its events.
+        """
+        record = self._records.find(identifier, caller, reads=False)
         if record is None:
             raise EvaluationGone
         return status(record.evaluation, self._queue.place(identifier))

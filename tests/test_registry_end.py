@@ -78,6 +78,20 @@ class ExpireTests(RegistryTestCase):
         self.expire(599)
         self.page(identifier, "2")
 
+    def test_status_of_one_that_is_not_read(self) -> None:
+        """Whoever asks for its status alone keeps none that is held because nobody reads it."""
+        identifier, child = self.start(b"a\n" * self.configuration.buffers.evaluation)
+        self.assertTrue(child.paused)
+        self.expire(899)
+        self.assertEqual(self.registry.status(identifier)["state"], "running")
+        cursor = self.page(identifier)["end"]
+        self.expire(899)
+        self.assertEqual(self.registry.status(identifier)["state"], "running")
+        self.assertEqual(child.signals, [])
+        self.expire(1)
+        self.assertEqual(child.signals, [15])
+        self.assert_refused(EvaluationGone, identifier, cursor)
+
     def test_refused_cursor_counts(self) -> None:
         """So does one whose cursor is refused: it is a client all the same."""
         identifier, child = self.start()

@@ -113,6 +113,7 @@ class Machine(Comparison):
             model.cursor = page.end or DUMMY_END
         else:
             model.read = None
+        self.settle()
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END) | st.integers(0, 30))
@@ -121,6 +122,21 @@ class Machine(Comparison):
         identifier, _ = self.pick(number)
         self.request(identifier, str(after) if isinstance(after, int) else after)
         self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def look_at_status(self, number: int) -> None:
+        """Let somebody ask for the status, which keeps none that waits for its reader."""
+        identifier, model = self.pick(number)
+        held = model.running and self.child(identifier).paused
+        try:
+            self.registry.status(identifier)
+        except errors.EvaluationGone:
+            assert model.forgotten
+        else:
+            assert not model.forgotten
+            if not held:
+                model.asked = self.now
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), seconds=st.integers(1, 200))
