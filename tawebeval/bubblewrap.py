@@ -10,6 +10,7 @@ file system with nothing in it but
 /evaluation/tmp         TEMPORARY_DIRECTORY
 /evaluation/home        HOME
 /tmp, /dev/shm          directories of the workspace: on the disk, so that one limit is for all
+/init                   the first process
 
 and what the operator lets in. When its first process ends, or the daemon, the kernel ends all.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
@@ -38,7 +40,15 @@ from tawebeval.workspace import View, Workspace
 _UNPRIVILEGED = (
     *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"),
     *("--uid", "1000", "--gid", "1000", "--hostname", "evaluation", "--cap-drop", "ALL"),
+    "--as-pid-1",
 )
+# The first process, whose end is that of all others, waits for the command. The evaluator is the
+# same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
+# program that this user may execute and not read: its processes are closed to others (execve(2)).
+# What it says itself of the command's end goes nowhere.
+_INIT = "/init"
+_WAIT = 'exec 3>&2 2>/dev/null; ("$@" 2>&3 3>&-); exit $?'
+
 _ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: how programs find their libraries and one another, and what time it is.
@@ -75,7 +85,15 @@ def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
 
 
 def write_accounts(directory: Path) -> None:
-    """Write the users and groups that there are in the sandbox: none of the machine's. Blocks."""
+    """Write what the sandbox has of its own. Blocks.
+
+    These are users and groups, none of the machine's, and the program of the first process: a
+    shell that may not be read.
+    """
+    new = directory / "init.new"
+    shutil.copyfile("/bin/sh", new)
+    new.chmod(0o111)
+    new.replace(directory / "init")
     (directory / "passwd").write_text(_USERS)
     (directory / "group").write_text(_GROUPS)
 
@@ -139,8 +157,9 @@ class Bubblewrap:
             argv += ["--ro-bind", str(outside), str(inside)]
         for inside, outside in own:
             argv += ["--bind", str(outside), str(inside)]
+        argv += ["--ro-bind", str(self.accounts / "init"), _INIT]
         argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(directory)]
-        return [*argv, "--", *command]
+        return [*argv, "--", _INIT, "-c", _WAIT, _INIT, *command]
 
 
 class BubblewrapCell(Cell):
@@ -201,7 +220,7 @@ class BubblewrapCell(Cell):
             child.signal_group(number)
 
     async def end(self) -> None:
-        """Wait for the first process in the sandbox: it is killed, and with it everybody there."""
+        """End the first process in the sandbox, should it outlive bwrap; with it all others end."""
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told:
             await self._orphans.gone(int(told[1]))

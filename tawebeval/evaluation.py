@@ -149,7 +149,9 @@ class Evaluation:
             return self._stopped
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure("{id}: could not be evaluated", id=self.identifier)
-            return EvaluationError("lost", f"the daemon could not run the evaluator: {error}")
+            # Of the machine's own, such as a path, the log tells.
+            why = error.strerror if isinstance(error, OSError) else type(error).__name__
+            return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
 
     async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
         configuration, surroundings = self._surroundings.configuration, self._surroundings

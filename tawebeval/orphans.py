@@ -83,13 +83,14 @@ class Orphans:
         log.error("processes {pids} survive being killed", pids=found)
 
     async def gone(self, pid: int) -> None:
-        """Return when a process has ended that is a child by now, because its parent has."""
+        """Kill a process that is a child by now, because its parent has ended; return after it."""
         for _ in range(_LOOKS):
             try:
                 if os.waitpid(pid, os.WNOHANG) != (0, 0):
                     return
             except ChildProcessError:  # somebody has waited for it already
                 return
+            send(pid, signal.SIGKILL)  # nobody else can have its number
             await deferLater(self._reactor, _AGAIN)
         log.error("process {pid} survives being killed", pid=pid)
 

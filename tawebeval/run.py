@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ProcessTerminated
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.cgroups import Usage
@@ -21,6 +23,13 @@ from tawebeval.signals import Latch, Threads
 
 STDERR_TAIL = 8 * 1024
 """Bytes of stderr that are kept (contract, section 4)."""
+
+
+_SLACK = 1.0  # seconds of processor time by which the kernel's own reckoning may differ
+
+T = TypeVar("T")
+
+log = Logger()
 
 
 class Run(ProcessProtocol):
@@ -151,22 +160,28 @@ class Run(ProcessProtocol):
         await self._buried.wait()
         await self._intake.done.wait()
         try:
-            self.usage = await self._usage()
             self.exit = self._cell.exit(status, number)
-            if self.failure is None and self.exit != Exit(0):
-                self.failure = await self._threads.run(self._cell.exceeded, True) or self._why()
         except EvaluationError as error:
             self.failure = self.failure or self._with_stderr(error)
-        finally:
-            self.ended.set(None)
+        self.usage = await self._asked(self._cell.usage) or Usage(None, None)
+        self._add_what_was_waited_for()
+        if self.failure is None and self.exit != Exit(0):
+            self.failure = await self._asked(self._cell.exceeded, True) or self._why()
+        self.ended.set(None)
 
-    async def _usage(self) -> Usage:
-        """Return what the groups know, and what the kernel tells whoever waits for a child."""
-        usage = await self._threads.run(self._cell.usage)
-        waited = self._child.usage
+    async def _asked(self, question: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what the cell answers; nothing where it cannot, for the run has to end."""
+        try:
+            return await self._threads.run(question, *arguments)
+        except Exception:  # noqa: BLE001
+            log.failure("a run's {question} is not known", question=question.__name__)
+            return None
+
+    def _add_what_was_waited_for(self) -> None:
+        """Take the processor time from the kernel where the groups do not know it."""
+        usage, waited = self.usage, self._child.usage
         if usage.cpu_seconds is None and waited is not None:
-            return attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
-        return usage
+            self.usage = attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
 
     def _with_stderr(self, error: EvaluationError) -> EvaluationError:
         return attrs.evolve(error, members={**error.members, "stderr": self.stderr})
@@ -174,10 +189,9 @@ class Run(ProcessProtocol):
     def _why(self) -> EvaluationError:
         """Return the error of a run that ended badly by itself, or by a limit of one process."""
         limits, number, status = self._cell.limits, self.exit.signal, self.exit.status
-        if number == signal.SIGXCPU:
+        # Anybody may exit like this: what was used has to fit.
+        if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
             return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
-        if number == signal.SIGXFSZ:
-            return over_limit("file_size", "file_size", "bytes in one file", limits.file_size)
         if number is not None:
             message = f"the evaluator was ended by signal {number} ({signal.strsignal(number)})"
             return self._with_stderr(EvaluationError("exit", message, {"signal": number}))

@@ -25,6 +25,7 @@ from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
 from tawebeval.workspace import View, Workspace
 
+_SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
 _BLOCK = 4096  # bytes that a small file takes at most beyond its own
 
 # Enters the groups that are named before `--`, and becomes the command after it.
@@ -158,6 +159,7 @@ class Cell(ABC):
             f"--nofile={limits.open_files}",
             "--core=0",
             "--msgqueue=0",
+            f"--sigpending={_SIGNALS}",
         ]
         if apart and "processes" not in self._cgroups.enforced:
             prefix.append(f"--nproc={limits.processes}")

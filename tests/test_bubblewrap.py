@@ -6,6 +6,7 @@ import glob
 import os
 import signal
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tawebeval.sandbox import Exit
 from tests.fake_children import NO_PROCESS, FakeChild
 from tests.test_sandbox import ENVIRONMENT, LIMITS, CellTestCase
 
+WAIT = 'exec 3>&2 2>/dev/null; ("$@" 2>&3 3>&-); exit $?'
 PROGRAM = b"the filter's program"
 
 CHILD = b'{ "child-pid": 77 }\n'
@@ -84,7 +86,7 @@ class ArgumentTests(BubblewrapTestCase):
         return [
             *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
-            *("--hostname", "evaluation", "--cap-drop", "ALL"),
+            *("--hostname", "evaluation", "--cap-drop", "ALL", "--as-pid-1"),
             *(["--share-net"] if network else []),
             *("--seccomp", str(opened.filter), "--json-status-fd", str(opened.status)),
             *("--args", str(opened.environment)),
@@ -95,8 +97,9 @@ class ArgumentTests(BubblewrapTestCase):
             *("--bind", f"{own}/tree", "/evaluation/tree"),
             *("--bind", f"{own}/tmp", "/evaluation/tmp"),
             *("--bind", f"{own}/home", "/evaluation/home"),
+            *("--ro-bind", "/state/accounts/init", "/init"),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/evaluation/tree/sub"),
-            *("--", "cat", "-- x"),
+            *("--", "/init", "-c", WAIT, "/init", "cat", "-- x"),
         ]
 
     def test_argv(self) -> None:
@@ -133,7 +136,16 @@ class ArgumentTests(BubblewrapTestCase):
             launch = self.cell.launch("./it --now", ENVIRONMENT, directory)
             inside = [
                 *("/usr/bin/prlimit", "--cpu=30:31", f"--fsize={5 * MIB}", "--nofile=99"),
-                *("--core=0", "--msgqueue=0", *more, "--", "/bin/sh", "-c", "./it --now"),
+                *(
+                    "--core=0",
+                    "--msgqueue=0",
+                    "--sigpending=1024",
+                    *more,
+                    "--",
+                    "/bin/sh",
+                    "-c",
+                    "./it --now",
+                ),
             ]
             self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
             self.assertEqual(launch.environment, {})
@@ -376,4 +388,19 @@ class AccountTests(SynchronousTestCase):
             "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
         )
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
-        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group"})
+        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group", "init"})
+
+    def test_init(self) -> None:
+        """The first process is a shell that may be run and not read, so it is closed to others."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        write_accounts(folder)
+        init = folder.resolve() / "init"
+        self.assertEqual(stat.S_IMODE(init.stat().st_mode), 0o111)
+        for status in (0, 7):
+            argv = [init, "-c", WAIT, "/init", "/bin/sh", "-c", f"echo told >&2; exit {status}"]
+            done = subprocess.run(argv, capture_output=True)
+            self.assertEqual((done.returncode, done.stderr), (status, b"told\n"))
+        argv = [init, "-c", WAIT, "/init", "/bin/sh", "-c", "kill -SEGV $$"]
+        done = subprocess.run(argv, capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGSEGV, b""))

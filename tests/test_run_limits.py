@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 
+from tawebeval.cgroups import Usage
 from tawebeval.config import Limits
+from tawebeval.errors import EvaluationError, over_limit
+from tests.fake_cells import FakeCell
 from tests.test_run import CANCELLED, GRACE, RunTestCase
 
 
@@ -59,6 +62,65 @@ class TimeoutTests(RunTestCase):
         self.child.close()
         self.assert_over(status=0)
         self.assertIsNone(self.run.failure)
+
+
+class CellTests(RunTestCase):
+    """What the cell says of a run that has ended badly."""
+
+    limits = Limits(wall_clock=10, cpu=5)
+
+    def end(self, number: int, cpu: float) -> EvaluationError:
+        """End by a signal, after so much processor time; return the failure."""
+        self.cell.used = Usage(cpu, None)
+        self.child.end(signal=number)
+        self.turn()
+        self.assertTrue(self.run.ended.is_set)
+        assert self.run.failure is not None
+        return self.run.failure
+
+    def test_cpu(self) -> None:
+        """The signal of the limit of processor time is believed when that was used."""
+        error = self.end(signal.SIGXCPU, 5.1)
+        self.assertEqual(error.members, {"limit": "limits.cpu", "value": 5})
+
+    def test_no_cpu(self) -> None:
+        """Anybody may end by it: then that is how it has ended."""
+        error = self.end(signal.SIGXCPU, 0.1)
+        self.assertEqual((error.reason, error.members["signal"]), ("exit", signal.SIGXCPU))
+
+    def test_file_size(self) -> None:
+        """So with that of a too large file, which the cell would have found."""
+        self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
+        self.assertEqual(self.cell.looks, [True])
+
+    def test_limit(self) -> None:
+        """A limit that the cell knows of explains a bad end."""
+        self.cell.over = over_limit("disk", "disk", "bytes", 7)
+        self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
+
+    def test_no_answer(self) -> None:
+        """A cell that cannot be asked hides no failure."""
+
+        def fail(*final: bool) -> None:
+            raise OSError(24, "Too many open files")
+
+        self.patch(FakeCell, "exceeded", fail)
+        self.patch(FakeCell, "usage", fail)
+        self.child.end(status=3)
+        self.assert_over(status=3)
+        assert self.run.failure is not None
+        self.assertEqual(self.run.failure.reason, "exit")
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 2)
+
+    def test_not_started(self) -> None:
+        """A sandbox that did not start says so, with what it complained of."""
+        self.cell.unstarted = EvaluationError("lost", "no sandbox")
+        self.child.complain(b"bwrap: no")
+        self.child.end(status=1)
+        self.turn()
+        failure = self.run.failure
+        assert failure is not None
+        self.assertEqual((failure.reason, failure.members), ("lost", {"stderr": "bwrap: no"}))
 
 
 class OutputTests(RunTestCase):

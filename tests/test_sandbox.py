@@ -149,6 +149,7 @@ class ProcessLimitTests(CellTestCase):
                     "--nofile=99",
                     "--core=0",
                     "--msgqueue=0",
+                    "--sigpending=1024",
                     *([] if "memory" in enforced else [f"--data={64 * MIB}"]),
                     *("--", "/bin/sh", "-c", "./it --now"),
                 ]
@@ -167,6 +168,7 @@ class ProcessLimitTests(CellTestCase):
             ("Max open files", "99", "99"),
             ("Max core file size", "0", "0"),
             ("Max msgqueue size", "0", "0"),
+            ("Max pending signals", "1024", "1024"),
             ("Max data size", str(64 * MIB), str(64 * MIB)),
         ):
             line = next(line for line in told.splitlines() if line.startswith(name))

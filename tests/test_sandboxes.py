@@ -220,7 +220,7 @@ class TryTests(SandboxesTestCase):
     def test_no_place(self) -> None:
         """What cannot be written is said, too."""
         self.accounts.rmdir()
-        self.assertIn(f"{self.accounts}/passwd", self.complaint("exit 7")[0])
+        self.assertIn(f"{self.accounts}/init", self.complaint("exit 7")[0])
 
     def test_hangs(self) -> None:
         """One that does not end is told of, instead of being waited for."""

@@ -42,6 +42,17 @@ UNSHARE_USERS = python(
 )
 
 
+class FirstProcessTests(CellTestCase):
+    """Without a first process that is closed to its own user."""
+
+    def test_first_process(self) -> None:
+        """bwrap's own can be written to, and its pipes are there."""
+        self.assertEqual(self.run_program(views.FIRST_PROCESS), "")
+        with_bwrap = without("--as-pid-1")
+        found = self.run_program(views.FIRST_PROCESS, change=with_bwrap).split()
+        self.assertLessEqual({"mem", "environ", "fd", "maps", "syscall"}, {*found})
+
+
 class FilterTests(CellTestCase):
     """Without `--seccomp`."""
 
@@ -58,9 +69,9 @@ class FilterTests(CellTestCase):
         before = self.outcomes(as_it_is, calls.REFUSED)
         after = self.outcomes(self.change, calls.REFUSED)
         self.assertEqual({before[name] for name in ONLY_THE_FILTER}, {errno.EPERM})
-        for name in ONLY_THE_FILTER:
+        for name in ONLY_THE_FILTER - {"kcmp"}:  # which compares with the first process
             self.assertNotEqual(after[name], errno.EPERM, name)
-        for name in ("ptrace", "keyctl", "add_key", "userfaultfd", "personality", "kcmp"):
+        for name in ("ptrace", "keyctl", "add_key", "userfaultfd", "personality"):
             self.assertEqual(after[name], 0, name)
 
     def test_missing(self) -> None:
@@ -117,7 +128,9 @@ class NamespaceTests(CellTestCase):
             "except ProcessLookupError:\n    print('not there')\n"
         )
         self.assertEqual(self.run_program(program, str(other.pid)), "False\nnot there\n")
-        shared = all_of(sharing("pid"), without("--proc", "/proc"), showing("/proc"))
+        shared = all_of(
+            sharing("pid"), without("--as-pid-1"), without("--proc", "/proc"), showing("/proc")
+        )
         self.assertEqual(self.run_program(program, str(other.pid), change=shared), "True\ntold\n")
 
     def test_ipc(self) -> None:

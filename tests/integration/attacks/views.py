@@ -133,3 +133,22 @@ for path in (
     os.write(1, b"\n%s\nX-SEGI-As: path\nContent-Disposition: attachment; filename=x\n\n%s\n%s\n"
              % (mark[b"BEGIN"], os.fsencode(path), mark[b"END"]))
 """
+
+# What can be had of the first process in the sandbox, whose user this is as well.
+FIRST_PROCESS = r"""
+import os
+for name in ("mem", "environ", "fd", "maps", "syscall", "stack", "exe", "root", "cwd"):
+    path = "/proc/1/" + name
+    try:
+        if name in ("exe", "root", "cwd"):
+            os.readlink(path)
+        elif os.path.isdir(path):
+            os.listdir(path)
+        else:
+            os.close(os.open(path, os.O_RDWR if name == "mem" else os.O_RDONLY))
+            if name in ("maps", "syscall"):
+                open(path).read()
+        print(name)
+    except OSError:
+        pass
+"""
