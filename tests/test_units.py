@@ -10,7 +10,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.config import Configuration
+from tawebeval.config import CallbackSettings, Configuration
 from tawebeval.tap import Options
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
@@ -59,6 +59,13 @@ class UnitTests(SynchronousTestCase):
         service = read_unit("tawebeval.service")["Service"]
         for key in ("StateDirectory", "CacheDirectory", "ConfigurationDirectory"):
             self.assertEqual(service[key], "tawebeval")
+
+    def test_time_to_stop(self) -> None:
+        """By default systemd waits until the daemon has ended in order, callbacks included."""
+        service = read_unit("tawebeval.service")["Service"]
+        settings = Configuration(callbacks=CallbackSettings(enabled=True))
+        needed = settings.service.drain + settings.evaluations.grace + settings.callbacks.timeout
+        self.assertGreater(int(service["TimeoutStopSec"]), needed + 10)
 
     def test_sandbox(self) -> None:
         """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""
