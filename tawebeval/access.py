@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from tawebeval.callers import ANYBODY, Tokens, parse_tokens
 from tawebeval.config import Callers
 from tawebeval.errors import ConfigurationError, OverShare
+from tawebeval.secretfiles import read_secrets
 
 _CREDENTIAL = "tokens"
 _ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refused for a bit
@@ -110,11 +111,4 @@ def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None
 
 def read_tokens(path: Path) -> Tokens:
     """Return what the file at `path` says. Raises ConfigurationError with file and line."""
-    try:
-        return parse_tokens(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise ConfigurationError(f"{path}: is not UTF-8") from None
-    except OSError as error:
-        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None
+    return read_secrets(path, parse_tokens)

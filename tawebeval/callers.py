@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 
 import attrs
@@ -53,6 +53,14 @@ class Tokens:
         return names[0]
 
 
+def entries(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the number and the content of each line of a file, save comments and empty ones."""
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if line and not line.startswith("#"):
+            yield number, line
+
+
 def parse_tokens(text: str) -> Tokens:
     """Return what a file of tokens says; a caller may have several, to change one for another.
 
@@ -60,10 +68,7 @@ def parse_tokens(text: str) -> Tokens:
     the number of the line, of which it shows nothing: it may be a token, put there by mistake.
     """
     callers: dict[bytes, str] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
+    for number, line in entries(text):
         found = _LINE.fullmatch(line)
         if found is None:
             raise ConfigurationError(

@@ -12,9 +12,9 @@ from tawebeval.config import CredentialSettings
 from tawebeval.credentials import Credential, parse_password
 from tawebeval.errors import ConfigurationError
 from tawebeval.hosts import target_of
+from tawebeval.secretfiles import warn_of_strangers
 
 _SETTING = "repositories.credentials"
-_READABLE_BY_OTHERS = 0o007
 
 log = Logger()
 
@@ -121,8 +121,6 @@ class Keyring:
             ) from None
         if not content.strip():
             raise ConfigurationError(f"{setting}: {path} is empty")
-        if mode & _READABLE_BY_OTHERS and not setting.endswith("known_hosts_file"):
-            log.warn(
-                "{setting}: every user of this machine can read {path}", setting=setting, path=path
-            )
+        if not setting.endswith("known_hosts_file"):
+            warn_of_strangers(path, mode, setting)
         return path, content

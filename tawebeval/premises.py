@@ -11,7 +11,6 @@ import shlex
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 
 import attrs
@@ -25,11 +24,11 @@ from tawebeval.identity import KEY_BYTES
 from tawebeval.keyring import Keyring
 from tawebeval.ownership import check_owner, name_of
 from tawebeval.privileges import Privileges
+from tawebeval.secretfiles import STRANGERS
 from tawebeval.signing import Signing, find_secrets
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_STRANGERS = stat.S_IRWXO
 
 
 @attrs.frozen
@@ -57,11 +56,26 @@ class Premises:
                 remedy = f"chgrp {self._group} {source}; chmod 640 {source}"
                 yield Finding("tokens", Health.WEAKER, what, remedy)
         yield from self._credentials()
-        settings = self.configuration.callbacks
-        if settings.enabled:
-            look = partial(find_secrets, settings.secrets, self.environment)
-            what = "are signed, with secrets of callers"
-            yield judged("callbacks", lambda: Signing(look()), what)
+        if self.configuration.callbacks.enabled:
+            yield from self._callbacks()
+
+    def _callbacks(self) -> Iterator[Finding]:
+        try:
+            source = find_secrets(self.configuration.callbacks.secrets, self.environment)
+        except ConfigurationError as error:
+            yield broken("callbacks", error)
+            return
+        what = f"are signed, with secrets of callers in {source}"
+        finding = judged("callbacks", lambda: Signing(source), what)
+        yield finding
+        if finding.health is not Health.OK:
+            return
+        yield from self._strangers("callbacks", source)
+        if not self._may(source, os.R_OK):
+            what = f"{source}: {self._user} cannot read it, so SIGHUP reads no new secrets"
+            yield Finding(
+                "callbacks", Health.WEAKER, what, f"chown {self._user}: {shlex.quote(str(source))}"
+            )
 
     def _credentials(self) -> Iterator[Finding]:
         settings = self.configuration.repositories.credentials
@@ -76,9 +90,7 @@ class Premises:
         for entry in settings:
             path = Path(directory, entry.password_file or entry.key_file)
             quoted = shlex.quote(str(path))
-            if path.stat().st_mode & _STRANGERS:
-                what = f"{path}: every user of this machine can get at it"
-                yield Finding("credentials", Health.BROKEN, what, f"chmod o= {quoted}")
+            yield from self._strangers("credentials", path)
             if not self._may(path, os.R_OK):
                 # A password the daemon reads while it is root; a key is read by ssh, each time.
                 health = Health.BROKEN if entry.key_file else Health.WEAKER
@@ -169,6 +181,11 @@ class Premises:
     def _may(self, path: Path, mode: int) -> bool:
         with self.privileges.acting():
             return os.access(path, mode, effective_ids=True)
+
+    def _strangers(self, part: str, path: Path) -> Iterator[Finding]:
+        if path.stat().st_mode & STRANGERS:
+            what = f"{path}: every user of this machine can get at it"
+            yield Finding(part, Health.BROKEN, what, f"chmod o= {shlex.quote(str(path))}")
 
     def _writable(self, part: str, path: Path) -> Finding | None:
         if not path.stat().st_mode & _OTHERS_MAY_WRITE:

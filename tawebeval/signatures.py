@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from tawebeval.callers import ANYBODY, NAME
+from tawebeval.callers import ANYBODY, NAME, entries
 from tawebeval.errors import ConfigurationError
 
 _EVERYBODY = "*"  # how a file calls the one caller that there is without tokens
@@ -54,10 +54,7 @@ def parse_secrets(text: str) -> Secrets:
     the number of the line, of which it shows nothing.
     """
     found: dict[str, list[bytes]] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
+    for number, line in entries(text):
         match = _LINE.fullmatch(line)
         try:
             secret = b64decode(match[2]) if match else b""

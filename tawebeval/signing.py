@@ -9,11 +9,11 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.errors import ConfigurationError
+from tawebeval.secretfiles import read_secrets, warn_of_strangers
 from tawebeval.signatures import Secrets, parse_secrets
 
 _SETTING = "callbacks.secrets"
 _CREDENTIAL = "callback-secrets"
-_READABLE_BY_OTHERS = 0o007
 
 log = Logger()
 
@@ -43,22 +43,11 @@ class Signing:
 
     def _read(self, path: Path) -> Secrets:
         try:
-            text = path.read_text(encoding="utf-8")
+            found = read_secrets(path, parse_secrets)
             mode = path.stat().st_mode
-        except UnicodeDecodeError:
-            raise ConfigurationError(f"{_SETTING}: {path}: is not UTF-8") from None
-        except OSError as error:
-            raise ConfigurationError(
-                f"{_SETTING}: {path}: cannot be read: {error.strerror}"
-            ) from None
-        try:
-            found = parse_secrets(text)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{_SETTING}: {path}: {error}") from None
-        if mode & _READABLE_BY_OTHERS:
-            log.warn(
-                "{setting}: every user of this machine can read {path}", setting=_SETTING, path=path
-            )
+        except (ConfigurationError, OSError) as error:
+            raise ConfigurationError(f"{_SETTING}: {error}") from None
+        warn_of_strangers(path, mode, _SETTING)
         return found
 
 

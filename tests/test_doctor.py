@@ -21,6 +21,7 @@ from tawebeval.controls import Memory
 from tawebeval.errors import ConfigurationError
 from tawebeval.findings import Finding, Health
 from tests.fake_process import FakeProcess
+from tests.test_signatures import OLD, written
 
 OK, WEAKER, BROKEN = Health
 
@@ -258,6 +259,20 @@ class PremisesTests(DoctorTestCase):
         self.cure(finding)
         self.forbid(secret)
         self.check("credentials", WEAKER, "SIGHUP", "chown", settings=settings)
+
+    def test_secrets_of_callbacks(self) -> None:
+        """They are there, nobody else's, and the daemon's user can read them again."""
+        secrets = self.folder / "callbacks"
+        settings = f"[callbacks]\nenabled = true\nsecrets = '{secrets}'\n"
+        self.check("callbacks", BROKEN, str(secrets), settings=settings)
+        self.write("callbacks", "* s3cret\n")
+        finding = self.check("callbacks", BROKEN, "line 1", settings=settings)
+        self.assertNotIn("s3cret", str(finding))
+        self.write("callbacks", f"* {written(OLD)}\n", 0o604)
+        self.cure(self.check("callbacks", BROKEN, "every user", settings=settings))
+        self.forbid(secrets)
+        self.check("callbacks", WEAKER, "SIGHUP", "chown", settings=settings)
+        self.check("callbacks", BROKEN, "LoadCredential", settings="callbacks.enabled = true")
 
     def test_key_for_ssh(self) -> None:
         """A key is read by ssh, as the daemon's user."""

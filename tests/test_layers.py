@@ -40,7 +40,7 @@ LAYERS = {
         " records following closing"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
-        " callbacks posting pinned signing telling"
+        " callbacks posting secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",
         never="klein werkzeug multipart",

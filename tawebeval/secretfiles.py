@@ -1,0 +1,41 @@
+"""The operator's files of secrets: read, and looked at for who else could read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from twisted.logger import Logger
+
+from tawebeval.errors import ConfigurationError
+
+STRANGERS = 0o007
+"""The bits of a mode by which every user of the machine can get at a file."""
+
+Content = TypeVar("Content")
+
+log = Logger()
+
+
+def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
+    """Return what `parse` makes of the text of a file. Blocks.
+
+    Raises ConfigurationError with the file, and what else `parse` tells of that kind.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: is not UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def warn_of_strangers(path: Path, mode: int, setting: str) -> None:
+    """Log it where every user could read the file of this mode, which some setting names."""
+    if mode & STRANGERS:
+        log.warn(
+            "{setting}: every user of this machine can read {path}", setting=setting, path=path
+        )
