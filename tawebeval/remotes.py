@@ -28,7 +28,7 @@ from tawebeval.hosts import Address, HostPolicy, Route, Target, path_of, route, 
 _LOOKUP = 30.0  # seconds: more than a resolver with its repetitions takes
 
 # Through these a process could be asked for what it has open.
-_KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
+KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 log = Logger()
 
@@ -100,7 +100,7 @@ class Remotes:
         """
         names = (path, f"{path}.git")
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
-        for own in (*self._own, *_KERNEL):
+        for own in (*self._own, *KERNEL):
             if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
                 raise EvaluationError(
                     "repository", f"{path} is no place from which repositories are fetched"
