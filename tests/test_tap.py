@@ -107,7 +107,6 @@ class MakeServiceTests(SynchronousTestCase):
         self.root = Path(self.mktemp()).resolve()
         self.process = FakeProcess()
         self.reactor = MemoryReactorClock()
-        self.reactor.getThreadPool = lambda: None
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
         self.patch(os, "environ", environment)
 
