@@ -1,4 +1,4 @@
-"""What evaluations stand on: directories, cgroups, the sandbox, threads; sound before any begins."""
+"""What evaluations stand on: directories, cgroups, the sandbox, threads: sound before any is."""
 
 from __future__ import annotations
 

@@ -87,6 +87,8 @@ class BelongingsTests(SynchronousTestCase):
         self.refuse(f"{self.root}/free/link/uploads", "the state directory")
         (self.root / "free/kernel").symlink_to("/proc/1")
         self.refuse(f"{self.root}/free/kernel", "what the kernel tells of processes and devices")
+        (self.root / "lib/cache/out").symlink_to(self.root / "free")
+        self.refuse(f"{self.root}/lib/cache/out", "the cache directory")
         (self.root / "elsewhere").mkdir()
         (self.root / "lib/state").rmdir()
         (self.root / "lib/state").symlink_to(self.root / "elsewhere")

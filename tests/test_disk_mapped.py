@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import ctypes
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -109,6 +110,17 @@ class MappedTests(SynchronousTestCase):
         use = DiskUse()
         use.add_mapped(os.getpid(), device)
         self.assertEqual((use.files, use.size), (1, 0x2000))
+
+    def test_exhausted(self) -> None:
+        """Where the daemon has no descriptor left it is told, and not taken for no mapping."""
+
+        def fail(path: str, **how: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+        self.patch(builtins, "open", fail)
+        with self.assertRaises(OSError) as caught:
+            DiskUse().add_mapped(os.getpid(), 0)
+        self.assertEqual(caught.exception.errno, errno.EMFILE)
 
     def test_gone(self) -> None:
         """A process that has ended has mapped nothing."""

@@ -163,7 +163,13 @@ class ThreadsTests(TestCase):
         other = Threads.own(reactor, 1, "other")
         other.start()
         self.addCleanup(other.stop)
-        busy = [Deferred.fromCoroutine(self.threads.run(may_go_on.wait, 30)) for _ in range(3)]
+        at_work: set[int] = set()
+
+        def work() -> bool:
+            at_work.add(threading.get_ident())
+            return may_go_on.wait(30)
+
+        busy = [Deferred.fromCoroutine(self.threads.run(work)) for _ in range(3)]
         try:
             self.assertNotEqual(await other.run(threading.get_ident), threading.get_ident())
             self.assertEqual([one.called for one in busy], [False] * 3)
@@ -171,6 +177,7 @@ class ThreadsTests(TestCase):
             may_go_on.set()
         for one in busy:
             self.assertTrue(await one)
+        self.assertLessEqual(len(at_work), 2)
 
     async def test_before_the_start(self) -> None:
         """What is called before waits; no thread is made until one is needed, or after the end."""

@@ -165,6 +165,17 @@ class MakeServiceTests(SynchronousTestCase):
             del caught
             gc.collect()  # what did not start lets go of its directories
 
+    def test_readable(self) -> None:
+        """What is the daemon's own is shown to no evaluator; nothing is made before."""
+        path = Path(self.mktemp()).absolute()
+        for shown in (self.root, path):
+            path.write_text(f'[sandbox]\nreadable = ["{shown}"]')
+            with self.assertRaises(SystemExit) as caught:
+                self.make("-c", str(path))
+            start = f"tawebeval: sandbox.readable[0]: {shown} would show evaluators "
+            self.assertTrue(str(caught.exception.code).startswith(start), caught.exception.code)
+        self.assertFalse(self.root.exists())
+
     def test_root(self) -> None:
         """Root needs a user to become, and makes nothing before that is clear."""
         self.process = FakeProcess(0)
