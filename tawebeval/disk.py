@@ -7,18 +7,35 @@ file system has become fuller by a good part of what the run may still take, and
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 
-_DEEPEST = 256  # levels of directories: what is deeper was made to be in the way
+# Levels of directories, for each of which a descriptor is open: what is deeper was made to be in
+# the way.
+_DEEPEST = 100
 _SEEN = stat.S_IRUSR | stat.S_IXUSR  # the right to list what is there, and to look at it
 _ANYWAY = 10.0  # seconds after which is counted although the file system looks as before
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE)
+
+
+@contextmanager
+def _gone() -> Iterator[None]:
+    """Pass over what is gone meanwhile, or not ours; never over what is just not to be seen now.
+
+    Without descriptors nothing could be looked at, and the count would be 0.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
 
 
 @attrs.define
@@ -60,7 +77,7 @@ class DiskUse:
             for entry in entries:
                 if entry.name in apart:
                     continue
-                with suppress(OSError):  # gone meanwhile
+                with _gone():
                     self.add(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
@@ -68,7 +85,7 @@ class DiskUse:
             self.too_deep = self.too_deep or bool(below)
             return
         for name in below:
-            with suppress(OSError):
+            with _gone():
                 inner = _open(name, directory)
                 try:
                     self.add_below(inner, depth + 1)
@@ -77,9 +94,9 @@ class DiskUse:
 
     def add_nameless(self, pid: int, device: int) -> None:
         """Count what a process has open on that device although it was removed."""
-        with suppress(OSError):
+        with _gone():
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
-                with suppress(OSError):
+                with _gone():
                     status = os.stat(f"/proc/{pid}/fd/{descriptor}")
                     if status.st_nlink == 0 and status.st_dev == device:
                         self.add(status)
@@ -89,20 +106,25 @@ class DiskUse:
 
         How large such a file is only root can learn: what counts is how far it is mapped.
         """
-        with suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
+        # A line ends with LF alone: the kernel leaves a CR in a file's name as it is.
+        with _gone(), open(f"/proc/{pid}/maps", errors="replace", newline="\n") as file:
             for line in file:
-                if not line.endswith(" (deleted)\n"):
-                    continue
-                addresses, _, offset, numbers, inode, _ = line.split(None, 5)
-                start, end = (int(number, 16) for number in addresses.split("-"))
-                major, minor = (int(number, 16) for number in numbers.split(":"))
-                mapped = device, int(inode)
-                if os.makedev(major, minor) == device and mapped not in self._seen:
-                    known = self._mapped.get(int(inode))
-                    extent = max(known or 0, int(offset, 16) + end - start)
-                    self.files += known is None
-                    self.size += extent - (known or 0)
-                    self._mapped[int(inode)] = extent
+                with suppress(ValueError):  # no such line is known; it shall hide no other
+                    self._add_mapping(line, device)
+
+    def _add_mapping(self, line: str, device: int) -> None:
+        if not line.endswith(" (deleted)\n"):
+            return
+        addresses, _, offset, numbers, inode, _ = line.split(None, 5)
+        start, end = (int(number, 16) for number in addresses.split("-"))
+        major, minor = (int(number, 16) for number in numbers.split(":"))
+        mapped = device, int(inode)
+        if os.makedev(major, minor) == device and mapped not in self._seen:
+            known = self._mapped.get(int(inode))
+            extent = max(known or 0, int(offset, 16) + end - start)
+            self.files += known is None
+            self.size += extent - (known or 0)
+            self._mapped[int(inode)] = extent
 
 
 def _open(name: str, parent: int) -> int:

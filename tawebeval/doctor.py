@@ -18,6 +18,8 @@ import attrs
 from twisted.internet.endpoints import serverFromString
 
 from tawebeval.access import find_tokens
+from tawebeval.belongings import check_readable
+from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import REMEDY, Cgroups, What, open_cgroups
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
@@ -126,6 +128,9 @@ class Examination:
         with self.privileges.acting():
             accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
         try:
+            check_readable(self.configuration, self.premises.file, self.environment)
+            with self.privileges.acting():
+                write_accounts(accounts)
             orphans = Orphans(self.reactor, Spawner(self.reactor))
             sandbox = open_bubblewrap(self.configuration, accounts, cgroups, orphans)
             problem = try_out(sandbox, self.privileges)

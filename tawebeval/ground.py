@@ -1,16 +1,20 @@
-"""What evaluations stand on: directories, cgroups, the sandbox; sound before any begins."""
+"""What evaluations stand on: directories, cgroups, the sandbox, threads: sound before any is."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from twisted.application.service import Service
 from twisted.logger import Logger
 
+from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitversion import check_git
 from tawebeval.sandbox import Sandbox
 from tawebeval.sandboxes import rely_on
+from tawebeval.signals import Threads
 
 log = Logger()
 
@@ -18,25 +22,35 @@ log = Logger()
 class Ground(Service):
     """Started before the evaluations, by the user for whom it has to be sound, and stopped last.
 
-    It holds the directories, and with them their locks, as long as it is.
+    It holds the directories, and with them their locks, as long as it is. `crews` are the threads
+    that run from its start to its stop.
     """
 
     name = "ground"
 
-    def __init__(self, directories: Directories, cgroups: Cgroups, sandbox: Sandbox) -> None:
+    def __init__(
+        self,
+        directories: Directories,
+        cgroups: Cgroups,
+        sandbox: Sandbox,
+        crews: Sequence[Threads],
+    ) -> None:
         self.directories = directories
         self._cgroups = cgroups
         self._sandbox = sandbox
+        self._crews = crews
 
     def startService(self) -> None:
         """Try it out, and tell what does not hold.
 
-        Exits with a message where what an earlier daemon has left cannot be removed, where git
-        is missing or old, and where the sandbox does not work.
+        Exits with a message where what an earlier daemon has left cannot be removed, where the
+        state cannot be written to, where git is missing or old, and where the sandbox does not
+        work.
         """
         super().startService()
         try:
             self.directories.clear()
+            write_accounts(self.directories.accounts)
         except OSError as error:
             raise SystemExit(f"tawebeval: {error.filename}: {error.strerror}") from None
         try:
@@ -46,8 +60,12 @@ class Ground(Service):
         for problem in self._cgroups.problems:
             log.warn("limits: {problem}", problem=problem)
         rely_on(self._sandbox)
+        for threads in self._crews:
+            threads.start()
 
     def stopService(self) -> None:
-        """Give back the cgroups."""
+        """Let the threads end, and give back the cgroups. Blocks until they have."""
         super().stopService()
+        for threads in self._crews:
+            threads.stop()
         self._cgroups.close()

@@ -16,7 +16,7 @@ from tawebeval.errors import EvaluationError, ForbiddenHost
 from tawebeval.hosts import HostPolicy, Route, Target, path_of, route, target_of
 
 # Through these a process could be asked for what it has open.
-_KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
+KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ class Remotes:
         """
         names = (path, f"{path}.git")
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
-        for own in (*self._own, *_KERNEL):
+        for own in (*self._own, *KERNEL):
             if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
                 raise EvaluationError(
                     "repository", f"{path} is no place from which repositories are fetched"

@@ -14,7 +14,7 @@ from typing import ParamSpec
 from twisted.logger import Logger
 
 from tawebeval.bare import Commit
-from tawebeval.bubblewrap import Bubblewrap, system_view, write_accounts
+from tawebeval.bubblewrap import Bubblewrap, system_view
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
@@ -121,7 +121,8 @@ def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> Proble
     """Return why the sandbox does not work, and what can be done about it. Blocks.
 
     It does if a command in it, started as evaluators are, exits as it should. With
-    `privileges` that is tried as their user.
+    `privileges` that is tried as their user. What evaluators rely on has to be there already:
+    the trial makes nothing of it.
     """
     acting = privileges.acting if privileges else contextlib.nullcontext
     with contextlib.ExitStack() as made:
@@ -129,7 +130,6 @@ def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> Proble
             with acting():
                 folder = Path(tempfile.mkdtemp(prefix="tawebeval-"))
                 made.callback(_as(acting, remove), folder)
-                write_accounts(sandbox.accounts)
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
                 workspace = Workspace(folder / "probe")

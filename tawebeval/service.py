@@ -50,6 +50,7 @@ from tawebeval.web.site import ApiSite
 
 _FAREWELL = 0.5  # seconds in which clients can still fetch the end that the stop has brought
 _HOUSEKEEPING = 1.0  # seconds between two looks for what is abandoned
+_THREADS = 20  # at most, for what blocks: checking out, counting, removing
 
 log = Logger()
 
@@ -181,7 +182,8 @@ def make_service(
     """
     callers = configuration.callers
     access = open_access(configuration, reactor)
-    threads = Threads(reactor, reactor.getThreadPool())
+    threads = Threads.own(reactor, _THREADS, "work")
+    watching = Threads.own(reactor, 1, "watch")  # so that limits wait for nobody's work
     spawn = Spawner(reactor)
     settings = configuration.repositories
     policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
@@ -223,7 +225,7 @@ def make_service(
         spawn=spawn,
         repositories=repositories,
         sandbox=sandbox,
-        watch=Watch(reactor, threads),
+        watch=Watch(reactor, watching),
         budget=Budget(
             configuration.buffers.total,
             configuration.buffers.evaluation,
@@ -243,7 +245,7 @@ def make_service(
     )
     api = Api(registry, configuration, directories.uploads, os.urandom, access, reactor)
     site = ApiSite(make_app(api), api, reactor)
-    ground = Ground(directories, cgroups, sandbox)
+    ground = Ground(directories, cgroups, sandbox, (threads, watching))
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, privileges, reactor)
     Reloading(access, keyring, callbacks, reactor).setServiceParent(daemon)

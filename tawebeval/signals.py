@@ -94,6 +94,23 @@ class Threads:
     _reactor: IReactorThreads
     _pool: ThreadPool
 
+    @classmethod
+    def own(cls, reactor: IReactorThreads, most: int, name: str) -> Threads:
+        """Return `most` threads at most that nobody else uses, each made when it is needed.
+
+        The reactor's pool is shared with its look-ups of names, which take as long as strangers'
+        name servers like. What is called before `start` waits for it.
+        """
+        return cls(reactor, ThreadPool(0, most, name))
+
+    def start(self) -> None:
+        """Begin to make calls."""
+        self._pool.start()
+
+    def stop(self) -> None:
+        """Wait for the calls that are being made, and make no more. Blocks."""
+        self._pool.stop()
+
     async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)`, made in a thread.
 

@@ -13,6 +13,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from tawebeval import __version__
+from tawebeval.belongings import check_readable
 from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.directories import open_directories
@@ -71,7 +72,9 @@ def makeService(
         privileges = find_privileges(configuration.service.user, process or Process())
         if privileges.user is not None:
             preload()
-        directories = open_directories(privileges.environment(os.environ), os.urandom, privileges)
+        environment = privileges.environment(os.environ)
+        check_readable(configuration, options["config"], environment)
+        directories = open_directories(environment, os.urandom, privileges)
         user = privileges.user
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
         atexit.register(cgroups.close)  # a start that fails from here on stops no service

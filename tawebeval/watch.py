@@ -6,17 +6,41 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
 from tawebeval.errors import EvaluationError
 from tawebeval.sandbox import Cell
 from tawebeval.signals import Threads
 
 _PAUSE = 0.25  # seconds from the end of one look at all cells to the next
+_BLIND = 8  # looks running that may fail: one that is just being removed fails once or twice
 
 log = Logger()
+
+
+@attrs.define
+class _Watched:
+    """A cell's `stop`, and how many looks at it have failed since the last that did not."""
+
+    stop: Callable[[EvaluationError], object]
+    failures: int = 0
+
+    def take(self, found: Exception | None) -> None:
+        """Do what follows from a look."""
+        if found is None:
+            self.failures = 0
+        elif isinstance(found, EvaluationError):
+            self.failures = 0
+            self.stop(found)
+        else:
+            self.failures += 1
+            if self.failures == _BLIND:
+                log.failure("a run is stopped, for its limits cannot be looked at", Failure(found))
+                self.stop(EvaluationError("lost", "the limits could not be looked at any more"))
 
 
 class Watch:
@@ -25,14 +49,17 @@ class Watch:
     def __init__(self, clock: Any, threads: Threads) -> None:
         self._clock = clock
         self._threads = threads
-        self._watched: dict[Cell, Callable[[EvaluationError], object]] = {}
+        self._watched: dict[Cell, _Watched] = {}
         self._next: IDelayedCall | None = None
         self._looking = False
 
     @contextmanager
     def over(self, cell: Cell, stop: Callable[[EvaluationError], object]) -> Iterator[None]:
-        """Look at `cell` meanwhile, and call `stop` with the limit that it has gone over."""
-        self._watched[cell] = stop
+        """Look at `cell` meanwhile, and call `stop` with the limit that it has gone over.
+
+        So it is called, with `lost`, where the cell cannot be looked at several times running.
+        """
+        self._watched[cell] = _Watched(stop)
         self._plan()
         try:
             yield
@@ -53,25 +80,24 @@ class Watch:
 
     async def _look(self) -> None:
         try:
-            for cell, error in await self._threads.run(exceeded, list(self._watched)):
+            for cell, found in await self._threads.run(exceeded, list(self._watched)):
                 if cell in self._watched:  # it may have ended meanwhile
-                    self._watched[cell](error)
+                    self._watched[cell].take(found)
         finally:
             self._looking = False
             self._plan()
 
 
-def exceeded(cells: Sequence[Cell]) -> Sequence[tuple[Cell, EvaluationError]]:
-    """Return the cells that have gone over a limit, and over which. Blocks."""
-    found = []
-    for cell in cells:
-        try:
-            error = cell.exceeded()
-        except OSError:
-            continue  # it is just being removed
-        except Exception:  # noqa: BLE001  (the other cells are to be looked at)
-            log.failure("the limits of a run cannot be looked at")
-            continue
-        if error is not None:
-            found.append((cell, error))
-    return found
+def exceeded(cells: Sequence[Cell]) -> Sequence[tuple[Cell, Exception | None]]:
+    """Return of each cell which limit it has gone over, or why it could not be looked at. Blocks.
+
+    None is one that has gone over nothing, an EvaluationError a limit.
+    """
+    return [(cell, _look_at(cell)) for cell in cells]
+
+
+def _look_at(cell: Cell) -> Exception | None:
+    try:
+        return cell.exceeded()
+    except Exception as error:  # noqa: BLE001  (the other cells are to be looked at)
+        return error

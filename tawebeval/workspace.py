@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Collection, Iterable, Sequence
@@ -22,6 +22,9 @@ import attrs
 
 from tawebeval.errors import EvaluationError
 from tawebeval.form import SubmissionFile
+
+_RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
+_COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 
 
 class FileRefused(Exception):
@@ -187,14 +190,29 @@ def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> by
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory and all in it; one that is gone already is as good."""
+    """Remove a directory and all in it; one that is gone already is as good. Raises OSError.
+
+    A process of its own does it: `shutil.rmtree` holds a descriptor for each level, so a stranger
+    could take all of the daemon's.
+    """
     if not os.path.lexists(directory):
         return
-    try:
-        shutil.rmtree(directory)
-    except (OSError, RecursionError):
-        # Directories without permissions, or deeper than Python can go: coreutils can.
-        subprocess.run(["chmod", "-R", "u+rwX", "--", directory], check=False)
-        subprocess.run(["rm", "-rf", "--", directory], check=False)
+    _run(_RM, "-rf", "--", directory)
+    if os.path.lexists(directory):  # directories without permissions
+        _run(_CHMOD, "-R", "u+rwX", "--", directory)
+        said = _run(_RM, "-rf", "--", directory)
         if os.path.lexists(directory):
-            raise
+            raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
+
+
+def _run(*command: str | Path) -> str:
+    """Run a command to its end; return the first line of what it complains of.
+
+    There may be a complaint for each file of millions: no more than one is kept.
+    """
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None, "it is a pipe"
+        said = child.stderr.read(_COMPLAINT)
+        while child.stderr.read(_COMPLAINT):
+            pass
+    return said.decode(errors="replace").partition("\n")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import shutil
@@ -21,7 +22,7 @@ from tawebeval.disk import DiskUse, DiskWatch, measure
 from tests.fake_children import NO_PROCESS
 
 BLOCK = 4096
-FAR = 256
+FAR = 100
 """How many levels of directories are counted."""
 
 
@@ -149,6 +150,30 @@ class DepthTests(DiskTestCase):
         use = self.count()
         self.assertEqual((use.files, use.largest), (FAR + 2, 70_000))
         self.assertFalse(use.too_deep)
+
+    def test_exhausted(self) -> None:
+        """Where the daemon has no descriptor left the count fails, and is not one of nothing."""
+        self.dig(3)
+        for error in (errno.EMFILE, errno.ENFILE):
+            for name, place in (("_open", module), ("stat", module.os), ("listdir", module.os)):
+                with self.subTest(name=name):
+                    patched = self.patch(place, name, self.failing(error, getattr(place, name)))
+                    try:
+                        with self.assertRaises(OSError) as caught:
+                            self.count(os.getpid())
+                        self.assertEqual(caught.exception.errno, error)
+                    finally:
+                        patched.restore()
+
+    def failing(self, error: int, call: Any) -> Any:
+        """Return a call that fails so within /proc, and where a directory is opened."""
+
+        def failed(path: Any, *args: Any, **how: Any) -> Any:
+            if args or str(path).startswith("/proc"):
+                raise OSError(error, os.strerror(error))
+            return call(path, *args, **how)
+
+        return failed
 
     def test_too_deep(self) -> None:
         """What lies below is not looked at, which is told; the other places are counted."""

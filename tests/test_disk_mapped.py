@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import ctypes
+import errno
 import mmap
 import os
 from pathlib import Path
@@ -78,6 +80,47 @@ class MappedTests(SynchronousTestCase):
         self.file.close()
         use = self.use(os.getpid())
         self.assertEqual((use.files, use.size), (1, 112 * KIB))
+
+    def test_names(self) -> None:
+        """Whatever a file is called, it is seen, and those after it, too."""
+        for name in ("a\rb", "a\r", "\r (deleted)", "a\nb", " ", "\x85\u2028", "\udcff"):
+            self.path = self.path.rename(self.top / name)
+            use = self.use(os.getpid())
+            self.assertEqual(use.files, 1, repr(name))
+        self.map(64 * KIB)
+        self.path = self.path.rename(self.top / "a\rb c")
+        self.path.unlink()
+        self.file.close()
+        use = self.use(os.getpid())
+        self.assertEqual((use.files, use.size), (1, 64 * KIB))
+
+    def test_unknown_lines(self) -> None:
+        """A line that cannot be read is passed over, and the next one counts."""
+        device = self.top.stat().st_dev
+        numbers = f"{os.major(device):x}:{os.minor(device):x}"
+        lines = (
+            "nonsense (deleted)",
+            f"x-y r--s 0 {numbers} 7 /f (deleted)",
+            f"1000 r--s 0 {numbers} 7 /f (deleted)",
+            f"1000-3000 r--s 0 {numbers} 7 /f (deleted)",
+        )
+        maps = Path(self.mktemp())
+        maps.write_text("".join(f"{line}\n" for line in lines))
+        self.patch(builtins, "open", lambda path, **how: maps.open(**how))
+        use = DiskUse()
+        use.add_mapped(os.getpid(), device)
+        self.assertEqual((use.files, use.size), (1, 0x2000))
+
+    def test_exhausted(self) -> None:
+        """Where the daemon has no descriptor left it is told, and not taken for no mapping."""
+
+        def fail(path: str, **how: object) -> None:
+            raise OSError(errno.EMFILE, "Too many open files", path)
+
+        self.patch(builtins, "open", fail)
+        with self.assertRaises(OSError) as caught:
+            DiskUse().add_mapped(os.getpid(), 0)
+        self.assertEqual(caught.exception.errno, errno.EMFILE)
 
     def test_gone(self) -> None:
         """A process that has ended has mapped nothing."""

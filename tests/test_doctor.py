@@ -58,6 +58,7 @@ class DoctorTestCase(SynchronousTestCase):
 
     def open_bubblewrap(self, configuration: object, accounts: Path, *_: object) -> object:
         self.accounts = accounts
+        self.users = os.listdir(accounts)
         return SimpleNamespace(
             program="/usr/bin/bwrap",
             network=configuration.sandbox.network,  # type: ignore[attr-defined]
@@ -89,6 +90,7 @@ class ExaminationTests(DoctorTestCase):
         parts = "configuration user sandbox limits git listen callers permissions disk descriptors"
         self.assertEqual(set(parts.split()), {each.part for each in found})
         self.assertFalse(self.accounts.exists())
+        self.assertGreaterEqual(set(self.users), {"group", "passwd"})
         self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
 
     def test_configuration(self) -> None:
@@ -143,6 +145,15 @@ class ExaminationTests(DoctorTestCase):
         self.problem = ("no namespaces", "allow them")
         found = self.check("sandbox", BROKEN, "does not work: no namespaces")
         self.assertEqual(found.remedy, "allow them")
+
+    def test_readable(self) -> None:
+        """What would be shown, and is the daemon's own, is said as at the start."""
+        for path in (self.state, self.file):
+            settings = f'[sandbox]\nreadable = ["{path}"]'
+            found = self.check(
+                "sandbox", BROKEN, "sandbox.readable[0]", str(path), settings=settings
+            )
+            self.assertEqual(found.remedy, "name no more than they need")
 
     def test_network(self) -> None:
         """A sandbox with the network protects less."""

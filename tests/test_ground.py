@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -18,6 +19,7 @@ class FakeDirectories:
     """Directories that are cleared, or raise `error`; what is done goes into `done`."""
 
     done: list[str]
+    accounts: Path
     error: OSError | None = None
 
     def clear(self) -> None:
@@ -37,18 +39,34 @@ class FakeCgroups:
         self.done.append("close")
 
 
+@attrs.define
+class FakeCrew:
+    """Threads that are not there."""
+
+    done: list[str]
+
+    def start(self) -> None:
+        self.done.append("start")
+
+    def stop(self) -> None:
+        self.done.append("stop")
+
+
 class GroundTests(SynchronousTestCase):
     """The start and the stop."""
 
     def setUp(self) -> None:
         self.done: list[str] = []
-        self.directories: Any = FakeDirectories(self.done)
+        accounts = Path(self.mktemp())
+        accounts.mkdir()
+        self.directories: Any = FakeDirectories(self.done, accounts)
         self.cgroups: Any = FakeCgroups(self.done)
         self.sandbox: Any = object()
         self.git: ConfigurationError | None = None
         self.patch(module, "check_git", self.check_git)
         self.patch(module, "rely_on", self.rely_on)
-        self.ground = Ground(self.directories, self.cgroups, self.sandbox)
+        crew: Any = FakeCrew(self.done)
+        self.ground = Ground(self.directories, self.cgroups, self.sandbox, (crew, crew))
 
     def check_git(self) -> None:
         """Note it, and raise what the test wants."""
@@ -71,17 +89,17 @@ class GroundTests(SynchronousTestCase):
         """What is left of an earlier daemon goes first; git and the sandbox are looked at."""
         with capturedLogs() as events:
             self.ground.startService()
-        self.assertEqual(self.done, ["clear", "git", "sandbox"])
+        self.assertEqual(self.done, ["clear", "git", "sandbox", "start", "start"])
         self.assertEqual(list(events), [])
         self.assertTrue(self.ground.running)
         self.assertIs(self.ground.directories, self.directories)
 
     def test_stop(self) -> None:
-        """The cgroups are given back at the end, and not before."""
+        """The cgroups are given back at the end, when no thread is at work any more."""
         self.ground.startService()
         self.done.clear()
         self.ground.stopService()
-        self.assertEqual(self.done, ["close"])
+        self.assertEqual(self.done, ["stop", "stop", "close"])
         self.assertFalse(self.ground.running)
 
     def test_leftovers(self) -> None:
@@ -89,6 +107,20 @@ class GroundTests(SynchronousTestCase):
         self.directories.error = PermissionError(1, "Not permitted", "/state/evaluations/x")
         self.assertEqual(self.refused(), "tawebeval: /state/evaluations/x: Not permitted")
         self.assertEqual(self.done, ["clear"])
+
+    def test_accounts(self) -> None:
+        """The sandbox's users are there before it is tried; where they cannot be is told."""
+        names: list[str] = []
+        accounts = self.directories.accounts
+        self.patch(
+            module, "rely_on", lambda _: names.extend(path.name for path in accounts.iterdir())
+        )
+        self.ground.startService()
+        self.assertGreaterEqual(set(names), {"group", "passwd"})
+        self.directories.accounts = accounts / "missing"
+        said = self.refused()
+        self.assertTrue(said.startswith(f"tawebeval: {accounts}/missing/"), said)
+        self.assertTrue(said.endswith(": No such file or directory"), said)
 
     def test_git(self) -> None:
         """So does a git that does not do, in the words of who has looked at it."""
@@ -106,7 +138,7 @@ class GroundTests(SynchronousTestCase):
             ["limits: memory is {not} limited", "limits: write to {problem}"],
         )
         self.assertEqual({event["log_level"].name for event in events}, {"warn"})
-        self.assertEqual(self.done[-1], "sandbox")
+        self.assertEqual(self.done[2], "sandbox")
 
     def test_sandbox(self) -> None:
         """A sandbox that does not work ends the start with its own message."""

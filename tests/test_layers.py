@@ -39,6 +39,7 @@ LAYERS = {
         "registry admission status evaluation run intake process pipes orphans signals"
         " records following closing"
         " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
+        " belongings"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
         " callbacks posting secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.application.internet import TimerService
@@ -12,7 +14,6 @@ from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
-from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import directories, ground
@@ -53,8 +54,8 @@ class ServiceTests(SynchronousTestCase):
         for lock in self.directories.locks:
             self.addCleanup(lock.close)
         self.reactor: Any = MemoryReactorClock()
-        self.pool = ThreadPool(0, 1)
-        self.reactor.getThreadPool = lambda: self.pool
+        # That is for names, which strangers' servers answer when they like.
+        self.reactor.getThreadPool = lambda: self.fail("the reactor's own threads are not asked")
         self.subreaper = 0
         self.patch(module, "become_subreaper", self.become_subreaper)
 
@@ -95,6 +96,31 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([server[0] for server in self.reactor.unixServers], ["/x"])
         sites = [server[1] for server in (*self.reactor.tcpServers, *self.reactor.unixServers)]
         self.assertEqual(len(set(map(id, sites))), 1)
+
+    def test_threads(self) -> None:
+        """What blocks has threads of its own, the watch one more; they begin with it."""
+        made: list[tuple[int, str]] = []
+        done: list[str] = []
+
+        def own(reactor: object, most: int, name: str) -> Any:
+            self.assertIs(reactor, self.reactor)
+            made.append((most, name))
+            start, stop = (partial(done.append, f"{what} {name}") for what in ("start", "stop"))
+            return SimpleNamespace(name=name, start=start, stop=stop)
+
+        self.patch(module.Threads, "own", own)
+        daemon = self.make()
+        self.assertEqual((made, done), ([(20, "work"), (1, "watch")], []))
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        surroundings: Any = evaluations._registry._surroundings
+        self.assertEqual(surroundings.threads.name, "work")
+        self.assertEqual(surroundings.watch._threads.name, "watch")
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.assertEqual(done, ["start work", "start watch"])
+        self.successResultOf(daemon.stopService())
+        self.assertEqual(done[2:], ["stop work", "stop watch"])
 
     def test_answers(self) -> None:
         """What listens answers."""

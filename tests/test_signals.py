@@ -6,7 +6,6 @@ import threading
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.python.threadpool import ThreadPool
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.signals import Latch, Signal, Threads, completed
@@ -144,10 +143,9 @@ class ThreadsTests(TestCase):
     """Calls in real threads."""
 
     def setUp(self) -> None:
-        pool = ThreadPool(1, 2)
-        pool.start()
-        self.addCleanup(pool.stop)
-        self.threads = Threads(reactor, pool)
+        self.threads = Threads.own(reactor, 2, "test")
+        self.threads.start()
+        self.addCleanup(self.threads.stop)
 
     async def test_result(self) -> None:
         """The call's result comes back, and it was made in another thread."""
@@ -158,6 +156,40 @@ class ThreadsTests(TestCase):
         total, thread = await self.threads.run(call, 1, b=2)
         self.assertEqual(total, 3)
         self.assertNotEqual(thread, threading.get_ident())
+
+    async def test_own(self) -> None:
+        """A pool whose threads are all held up keeps no other one from its work, just its own."""
+        may_go_on = threading.Event()
+        other = Threads.own(reactor, 1, "other")
+        other.start()
+        self.addCleanup(other.stop)
+        at_work: set[int] = set()
+
+        def work() -> bool:
+            at_work.add(threading.get_ident())
+            return may_go_on.wait(30)
+
+        busy = [Deferred.fromCoroutine(self.threads.run(work)) for _ in range(3)]
+        try:
+            self.assertNotEqual(await other.run(threading.get_ident), threading.get_ident())
+            self.assertEqual([one.called for one in busy], [False] * 3)
+        finally:
+            may_go_on.set()
+        for one in busy:
+            self.assertTrue(await one)
+        self.assertLessEqual(len(at_work), 2)
+
+    async def test_before_the_start(self) -> None:
+        """What is called before waits; no thread is made until one is needed, or after the end."""
+        before = threading.active_count()
+        early = Threads.own(reactor, 1, "early")
+        waiting = Deferred.fromCoroutine(early.run(threading.get_ident))
+        self.assertEqual(threading.active_count(), before)
+        self.assertNoResult(waiting)
+        early.start()
+        await waiting
+        early.stop()
+        self.assertEqual(threading.active_count(), before)
 
     async def test_error(self) -> None:
         """So does what it raises."""

@@ -107,7 +107,6 @@ class MakeServiceTests(SynchronousTestCase):
         self.root = Path(self.mktemp()).resolve()
         self.process = FakeProcess()
         self.reactor = MemoryReactorClock()
-        self.reactor.getThreadPool = lambda: None
         environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
         self.patch(os, "environ", environment)
 
@@ -165,6 +164,17 @@ class MakeServiceTests(SynchronousTestCase):
                 self.assertIn(word, str(message))
             del caught
             gc.collect()  # what did not start lets go of its directories
+
+    def test_readable(self) -> None:
+        """What is the daemon's own is shown to no evaluator; nothing is made before."""
+        path = Path(self.mktemp()).absolute()
+        for shown in (self.root, path):
+            path.write_text(f'[sandbox]\nreadable = ["{shown}"]')
+            with self.assertRaises(SystemExit) as caught:
+                self.make("-c", str(path))
+            start = f"tawebeval: sandbox.readable[0]: {shown} would show evaluators "
+            self.assertTrue(str(caught.exception.code).startswith(start), caught.exception.code)
+        self.assertFalse(self.root.exists())
 
     def test_root(self) -> None:
         """Root needs a user to become, and makes nothing before that is clear."""

@@ -27,13 +27,16 @@ def make_cell(over: EvaluationError | None = None) -> Any:
 
 
 class BrokenCell(FakeCell):
-    """A cell that cannot be looked at."""
+    """A cell that cannot be looked at while it is `failing`."""
 
     error: Exception = OSError(2, "gone")
+    failing = True
 
     def exceeded(self, final: bool = False) -> EvaluationError | None:
-        super().exceeded(final)
-        raise self.error
+        over = super().exceeded(final)
+        if self.failing:
+            raise self.error
+        return over
 
 
 class WatchTestCase(SynchronousTestCase):
@@ -184,6 +187,42 @@ class SlowTests(WatchTestCase):
             self.assertEqual(self.stopped, [(cell, OVER)])
 
 
+class BlindTests(WatchTestCase):
+    """Cells that cannot be looked at."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.broken = BrokenCell(Limits(), Workspace(Path("/some")).as_it_is())
+
+    def test_lost(self) -> None:
+        """After eight looks running such a run is stopped, once, and the log tells why, once."""
+        for error in (OSError(24, "Too many open files"), ValueError("x")):
+            self.broken.error = error
+            self.stopped.clear()
+            other = make_cell()
+            with self.over(self.broken), self.over(other):
+                self.clock.pump([PAUSE] * 7)
+                self.assertEqual(self.stopped, [])
+                self.clock.pump([PAUSE] * 20)
+            (cell, why), *more = self.stopped
+            self.assertEqual((cell, why.reason, more), (self.broken, "lost", []))
+            self.assertEqual(len(self.flushLoggedErrors(type(error))), 1)
+            self.assertEqual(self.looks(other), [27])
+
+    def test_now_and_then(self) -> None:
+        """A look that does not fail begins the count anew: with a limit, or without."""
+        for between in (None, OVER):
+            self.stopped.clear()
+            self.broken.failing = True
+            with self.over(self.broken):
+                for _ in range(4):
+                    self.broken.failing, self.broken.over = True, None
+                    self.clock.pump([PAUSE] * 7)
+                    self.broken.failing, self.broken.over = False, between
+                    self.clock.advance(PAUSE)
+            self.assertEqual([why for _, why in self.stopped], [between] * 4 if between else [])
+
+
 class ExceededTests(SynchronousTestCase):
     """One look."""
 
@@ -193,19 +232,19 @@ class ExceededTests(SynchronousTestCase):
         self.cells: list[Any] = [make_cell(), self.broken, make_cell(OVER)]
 
     def check(self) -> None:
-        """Hold that the others are looked at."""
-        self.assertEqual(exceeded(self.cells), [(self.cells[2], OVER)])
+        """Hold that the others are looked at, and what is told of each."""
+        found = [None, self.broken.error, OVER]
+        self.assertEqual(exceeded(self.cells), list(zip(self.cells, found, strict=True)))
         self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
 
     def test_gone(self) -> None:
-        """One whose directories are just being removed is nothing special."""
+        """One whose directories are just being removed is told of, as others are."""
         self.check()
 
     def test_fails(self) -> None:
-        """One that cannot be looked at is told of, and does not keep the others from it."""
+        """Nor is any other error what keeps the others from it."""
         self.broken.error = ValueError("x")
         self.check()
-        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_none(self) -> None:
         """No cells, nothing found."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval import workspace as module
 from tawebeval.errors import EvaluationError
 from tawebeval.form import SubmissionFile
 from tawebeval.workspace import FileRefused, Workspace, remove
@@ -250,14 +251,44 @@ class RemoveTests(WorkspaceTestCase):
 
     def test_deep(self) -> None:
         """Directories deeper than any path, or Python's recursion, can go."""
+        self.dig(3000)
+        self.assert_removed()
+
+    def dig(self, levels: int) -> None:
+        """Make directories in one another."""
         here = os.open(self.workspace.tree, os.O_DIRECTORY)
-        for _ in range(3000):
+        for _ in range(levels):
             os.mkdir("dddd", dir_fd=here)
             below = os.open("dddd", os.O_DIRECTORY, dir_fd=here)
             os.close(here)
             here = below
         os.close(here)
+
+    def test_descriptors(self) -> None:
+        """However deep it is, the daemon's own descriptors are not taken."""
+        self.patch(os, "environ", {"PATH": "/nonexistent"})
+        self.dig(1500)
+        opened: list[object] = []
+        open_ = os.open
+        self.patch(os, "open", lambda *args, **how: (opened.append(args), open_(*args, **how))[1])
         self.assert_removed()
+        self.assertLess(len(opened), 5)
+
+    def test_what_stays(self) -> None:
+        """What cannot be removed is an error, which names the directory and says why."""
+        programs = Path(self.mktemp()).absolute()
+        programs.mkdir()
+        for name in ("rm", "chmod"):
+            (programs / name).write_text(
+                f"#!/bin/sh\necho '{name}: No way' >&2\n"
+                "i=0; while [ $i -lt 9999 ]; do echo more and more >&2; i=$((i+1)); done\n"
+            )
+            (programs / name).chmod(0o755)
+            self.patch(module, f"_{name.upper()}", str(programs / name))
+        with self.assertRaises(OSError) as caught:
+            self.workspace.remove()
+        self.assertEqual(caught.exception.filename, str(self.workspace.root))
+        self.assertEqual(caught.exception.strerror, "rm: No way")
 
     def test_odd_names(self) -> None:
         """Names that look like options, or are no UTF-8."""

@@ -46,7 +46,7 @@ class FirstProcessTests(CellTestCase):
     """Without a first process that is closed to its own user."""
 
     def test_first_process(self) -> None:
-        """bwrap's own can be written to, and its pipes are there."""
+        """The one of bwrap can be written to, and its pipes are there."""
         self.assertEqual(self.run_program(views.FIRST_PROCESS), "")
         with_bwrap = without("--as-pid-1")
         found = self.run_program(views.FIRST_PROCESS, change=with_bwrap).split()
