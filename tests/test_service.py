@@ -78,7 +78,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make(**settings)
         daemon.privilegedStartService()
         daemon.startService()
-        self.addCleanup(daemon.stopService)
+        self.addCleanup(lambda: daemon.stopService() if daemon.running else None)
         return daemon
 
     def site(self) -> ApiSite:
