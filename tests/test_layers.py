@@ -37,8 +37,8 @@ LAYERS = {
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
         " records following"
-        " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
-        " belongings"
+        " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace"
+        " directories belongings"
         " git gitbox gitversion bare quota remotes keyring repositories"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",
