@@ -29,19 +29,15 @@ from pathlib import Path
 import attrs
 
 from tawebeval.bare import Commit
+from tawebeval.bwrap import reopened, signal_inside, unprivileged
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
-from tawebeval.orphans import Orphans, descendants, send
+from tawebeval.orphans import Orphans
 from tawebeval.process import ChildProcess
 from tawebeval.sandbox import Cell, Exit, Launch
 from tawebeval.workspace import View, Workspace
 
-_UNPRIVILEGED = (
-    *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"),
-    *("--uid", "1000", "--gid", "1000", "--hostname", "evaluation", "--cap-drop", "ALL"),
-    "--as-pid-1",
-)
 # The first process, whose end is that of all others, waits for the command. The evaluator is the
 # same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
 # program that this user may execute and not read: its processes are closed to others (execve(2)).
@@ -141,7 +137,12 @@ class Bubblewrap:
         self, view: View, directory: Path, command: Sequence[str], descriptors: Descriptors
     ) -> Sequence[str]:
         """Return what runs `command` in `directory`, a path inside."""
-        argv = [self.program, *_UNPRIVILEGED, *(("--share-net",) if self.network else ())]
+        argv = [
+            self.program,
+            *unprivileged("evaluation"),
+            "--as-pid-1",
+            *(("--share-net",) if self.network else ()),
+        ]
         argv += ["--seccomp", str(descriptors.filter)]
         argv += ["--json-status-fd", str(descriptors.status)]
         argv += ["--args", str(descriptors.environment)]
@@ -184,8 +185,7 @@ class BubblewrapCell(Cell):
     def open(self) -> None:
         """Make the groups and the descriptors. Blocks. Raises OSError."""
         super().open()
-        # Opened again: bwrap reads it from where it stands.
-        filter_ = os.open(f"/proc/self/fd/{self._sandbox.filter}", os.O_RDONLY | os.O_CLOEXEC)
+        filter_ = reopened(self._sandbox.filter)
         self._opened.callback(os.close, filter_)
         files = []
         for name in ("environment", "status"):
@@ -209,15 +209,8 @@ class BubblewrapCell(Cell):
         return Launch(self._grouped(argv), {}, "/", tuple(self._descriptors))
 
     def signal(self, child: ChildProcess, number: int) -> None:
-        """Send a signal to those in the sandbox.
-
-        bwrap itself is left to see them end: when that is over nobody is there any more.
-        """
-        inside = descendants(child.pid)
-        for pid in inside:
-            send(pid, number)
-        if number == signal.SIGKILL and not inside:
-            child.signal_group(number)
+        """Send a signal to those in the sandbox."""
+        signal_inside(child, number)
 
     async def end(self) -> None:
         """End the first process in the sandbox, should it outlive bwrap; with it all others end."""

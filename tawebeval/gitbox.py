@@ -18,16 +18,12 @@ from typing import Protocol
 
 import attrs
 
-from tawebeval.orphans import descendants, send
+from tawebeval.bwrap import reopened, signal_inside, unprivileged
 from tawebeval.process import ChildProcess
 
 COMPLAINT = "bwrap: "
 """How the sandbox itself begins what it has to say, where it cannot be made."""
 
-_UNPRIVILEGED = (
-    *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"),
-    *("--uid", "1000", "--gid", "1000", "--hostname", "git", "--cap-drop", "ALL"),
-)
 _TEMPORARY = 16 * 2**20  # bytes: git itself needs none
 _KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
@@ -87,8 +83,7 @@ class GitBox:
     @contextmanager
     def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int]]:
         """Give what to put in front of a command, and the descriptor that it needs to start."""
-        # Opened again: bwrap reads it from where it stands.
-        filter_ = os.open(f"/proc/self/fd/{self.filter}", os.O_RDONLY | os.O_CLOEXEC)
+        filter_ = reopened(self.filter)
         try:
             yield self.argv(repository, reach, filter_), filter_
         finally:
@@ -96,7 +91,7 @@ class GitBox:
 
     def argv(self, repository: Path, reach: Reach, filter_: int) -> Sequence[str]:
         """Return what to put in front of a command; `filter_` is a descriptor of the filter."""
-        argv = [self.program, *_UNPRIVILEGED, *(("--share-net",) if reach.network else ())]
+        argv = [self.program, *unprivileged("git"), *(("--share-net",) if reach.network else ())]
         argv += ["--seccomp", str(filter_), *self.shown, "--proc", "/proc", "--dev", "/dev"]
         argv += ["--size", str(_TEMPORARY), "--tmpfs", "/tmp"]  # noqa: S108  (a path inside)
         if reach.network:
@@ -109,12 +104,5 @@ class GitBox:
         return [*argv, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/", "--"]
 
     def kill(self, child: ChildProcess) -> None:
-        """Kill what runs in the sandbox.
-
-        bwrap itself is left to see it end: so nothing writes any more when that is over.
-        """
-        inside = descendants(child.pid)
-        for pid in inside:
-            send(pid, signal.SIGKILL)
-        if not inside:
-            child.signal_group(signal.SIGKILL)
+        """Kill what runs in the sandbox: when bwrap has ended nothing writes any more."""
+        signal_inside(child, signal.SIGKILL)

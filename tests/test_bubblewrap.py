@@ -17,6 +17,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import bubblewrap as module
+from tawebeval import bwrap
 from tawebeval.bubblewrap import (
     Bubblewrap,
     BubblewrapCell,
@@ -268,8 +269,8 @@ class SignalTests(BubblewrapTestCase):
         super().setUp()
         self.sent: list[tuple[int, int]] = []
         self.asked: list[int] = []
-        self.patch(module, "descendants", lambda pid: self.asked.append(pid) or [31, 32])
-        self.patch(module, "send", lambda pid, number: self.sent.append((pid, number)))
+        self.patch(bwrap, "descendants", lambda pid: self.asked.append(pid) or [31, 32])
+        self.patch(bwrap, "send", lambda pid, number: self.sent.append((pid, number)))
         self.child: Any = FakeChild(Clock(), ProcessProtocol())
 
     def test_term(self) -> None:
@@ -287,7 +288,7 @@ class SignalTests(BubblewrapTestCase):
 
     def test_nobody_inside(self) -> None:
         """Before there is anybody bwrap itself is killed; to end in peace it is not asked."""
-        self.patch(module, "descendants", lambda pid: [])
+        self.patch(bwrap, "descendants", lambda pid: [])
         self.cell.signal(self.child, signal.SIGTERM)
         self.assertEqual(self.child.group_signals, [])
         self.cell.signal(self.child, signal.SIGKILL)

@@ -11,7 +11,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import gitbox
+from tawebeval import bwrap
 from tawebeval.gitbox import JUST_READ, GitBox, NoBox, Reach
 from tests.fake_children import FakeChild
 
@@ -77,10 +77,10 @@ class EnterTests(SynchronousTestCase):
     def test_kill(self) -> None:
         """It kills what is inside, so that bwrap ends when nothing is left; or bwrap itself."""
         sent: list[tuple[int, int]] = []
-        self.patch(gitbox, "send", lambda pid, number: sent.append((pid, number)))
+        self.patch(bwrap, "send", lambda pid, number: sent.append((pid, number)))
         for inside in ([31, 32], []):
             child = FakeChild(Clock(), ProcessProtocol())
-            self.patch(gitbox, "descendants", lambda pid, inside=inside: inside)
+            self.patch(bwrap, "descendants", lambda pid, inside=inside: inside)
             GitBox("bwrap", 7, ()).kill(child)
             self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
         self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])

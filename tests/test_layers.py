@@ -38,8 +38,8 @@ LAYERS = {
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
         " records following closing"
-        " sandbox sandboxes bubblewrap seccomp cgroups disk watch access workspace directories"
-        " belongings"
+        " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace"
+        " directories belongings"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
         " callbacks posting secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
