@@ -5,8 +5,8 @@ and resume at random, and a third never come back. What each was sent is compare
 was printed; the daemon's peak memory is shown beside its bound; at the end nothing may be
 left. The exit status is 0 only if all of that holds.
 
-Threads read, so they share one processor, as the daemon is on the other. It takes a minute or
-two, and a few hundred seconds at most.
+It takes a minute or two; nobody reads for longer than `--seconds`. `--pages` leaves streams out,
+of which half of the readers have one otherwise.
 """
 
 from __future__ import annotations
@@ -77,13 +77,14 @@ def memory(subject: Daemon, name: str) -> float:
     return int(status.partition(f"{name}:")[2].split()[0]) * 1024 / _MB
 
 
-def begin(subject: Daemon, client: Client, name: str, size: int, deadline: float) -> str:
+def begin(subject: Daemon, name: str, size: int, deadline: float) -> str:
     """Begin an evaluation, as soon as there is room for it; return its identifier."""
     program = Path(numbered.__file__).read_text()
     command = "exec " + shlex.join([PYTHON, "-I", "-S", "-c", program, name, str(size)])
     while True:
         try:
-            return subject.evaluate(client, command)
+            with Client(subject.port) as client:  # which an early refusal closes
+                return subject.evaluate(client, command)
         except HTTPError as error:
             if " 503 " not in str(error) or time.monotonic() > deadline:
                 raise
@@ -96,10 +97,10 @@ def soak(subject: Daemon, options: argparse.Namespace) -> list[Reader | str]:
     size = int(options.size * _MB) // 1000 * 1000
     manners = list(Manner)
     under_way: list[tuple[Reader, Future[None]]] = []
-    with ThreadPoolExecutor(options.evaluators) as threads, Client(subject.port) as client:
+    with ThreadPoolExecutor(options.evaluators) as threads:
         for number in range(options.evaluators):
             name = f"evaluator-{number}"
-            identifier = begin(subject, client, name, size, deadline)
+            identifier = begin(subject, name, size, deadline)
             manner = manners[number % len(manners)]
             pages = options.pages or number // len(manners) % 2 == 0
             reader = Reader(subject.port, identifier, name, size, manner, pages, deadline)
