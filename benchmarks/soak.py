@@ -32,7 +32,7 @@ from benchmarks.programs import numbered
 from benchmarks.readers import Manner, Reader, WrongStreamError
 
 _MB = 1_000_000
-_TOTAL = 64 * _MB
+_TOTAL = 256 * 2**20  # bytes: the default, which is less than 100 full rings of 4 MiB
 _CONFIGURATION = f"""\
 [evaluations]
 running = 100
