@@ -8,7 +8,7 @@ SCRIPTS := scripts/bootstrap examples/run-by-hand
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench soak clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,10 @@ check: ## check style, types, and that the layers import downwards only
 bench: ## measure it, against baselines taken in the same run
 	$(SETUP) --extras test --needs git,$(SANDBOX) --wants g++
 	$(BIN)/python -m benchmarks
+
+soak: ## let 200 evaluators print 2 GB to all kinds of readers; a minute or two
+	$(SETUP) --extras test --needs git
+	$(BIN)/python -m benchmarks.soak
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache

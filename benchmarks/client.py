@@ -37,6 +37,10 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, whatever is under way on it."""
         self._socket.close()
 
     def exchange(self, request: bytes) -> bytes:

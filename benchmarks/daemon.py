@@ -21,10 +21,13 @@ _CONFIGURATION = """\
 listen = ["tcp:{port}:interface=127.0.0.1"]
 [repositories]
 protocols = ["file"]
-[evaluations]
-running = 8
 [sandbox]
 kind = "{sandbox}"
+{more}
+"""
+_USUAL = """\
+[evaluations]
+running = 8
 """
 
 # What evaluators run: root's own Python may lie where no other user can.
@@ -42,8 +45,10 @@ user = "nobody"
 class Daemon(Server):
     """A daemon that runs, and a repository with one commit from which it has already fetched."""
 
-    def __init__(self, pid: int, port: int, url: str, commit: str) -> None:
+    def __init__(self, pid: int, port: int, root: Path, url: str, commit: str) -> None:
         super().__init__(pid, port)
+        self.state = root / "state"
+        self.log = root / "log"
         self._url = url
         self._commit = commit
 
@@ -61,16 +66,18 @@ class Daemon(Server):
 
 
 @contextmanager
-def daemon(profile: str | None = None, sandbox: str = "none") -> Iterator[Daemon]:
+def daemon(
+    profile: str | None = None, sandbox: str = "none", more: str = _USUAL
+) -> Iterator[Daemon]:
     """Run the daemon; with `profile` under cProfile, whose statistics go to that file.
 
-    `sandbox` is its setting `sandbox.kind`.
+    `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration.
     """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         root = Path(name)
         url, commit = _repository(root / "evaluator")
         port = free_port()
-        configuration = _CONFIGURATION.format(port=port, sandbox=sandbox)
+        configuration = _CONFIGURATION.format(port=port, sandbox=sandbox, more=more)
         if os.geteuid() == 0:
             configuration += _UNPRIVILEGED
             nobody = pwd.getpwnam("nobody")
@@ -91,7 +98,7 @@ def daemon(profile: str | None = None, sandbox: str = "none") -> Iterator[Daemon
         }
         with running(command, cwd=root, env={**os.environ, **directories}) as process:
             _await(process, port, root / "log")
-            started = Daemon(process.pid, port, url, commit)
+            started = Daemon(process.pid, port, root, url, commit)
             with Client(port) as client:
                 started.consume(client, started.evaluate(client, "true"))
             yield started

@@ -32,6 +32,11 @@ programs in `benchmarks/programs/`.
 
 Rates "by processor time" are per second of processor time that the program itself
 has spent, rather than of time on the clock.
+
+`make soak` (`python -m benchmarks.soak`) is not among these, for it tells right from wrong, not
+fast from slow, and takes a minute or two: 200 evaluators print 2 GB to readers that are slow, or
+break off and resume, or never come back. It compares every stream with what was printed, shows the
+daemon's peak memory beside its bound, and looks for what is left.
 """
 
 

@@ -1,0 +1,186 @@
+"""`python -m benchmarks.soak [--evaluators N] [--size MB] [--seconds N] [--pages]`.
+
+Many evaluators print numbered lines to clients of which a third are slow, a third break off
+and resume at random, and a third never come back. What each was sent is compared with what
+was printed; the daemon's peak memory is shown beside its bound; at the end nothing may be
+left. The exit status is 0 only if all of that holds.
+
+It takes a minute or two; nobody reads for longer than `--seconds`. `--pages` leaves streams out,
+of which half of the readers have one otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from glob import glob
+from http.client import HTTPException
+from pathlib import Path
+
+import attrs
+import orjson
+
+from benchmarks import machine
+from benchmarks.client import Client, HTTPError
+from benchmarks.daemon import PYTHON, Daemon, daemon
+from benchmarks.programs import numbered
+from benchmarks.readers import Manner, Reader, WrongStreamError
+
+_MB = 1_000_000
+_TOTAL = 256 * 2**20  # bytes: the default, which is less than 100 full rings of 4 MiB
+_CONFIGURATION = f"""\
+[evaluations]
+running = 100
+abandon_after = 10
+retain = 10
+[buffers]
+total = {_TOTAL}
+[http]
+connections_per_address = 0
+"""
+_FORGETTING = 40.0  # seconds until everything is gone, of which 10 to 20 are to be expected
+
+
+@attrs.frozen
+class Leavings:
+    """What there is of evaluations: nothing, and as many descriptors as before, it should be."""
+
+    known: int
+    processes: int
+    directories: int
+    descriptors: int | None
+
+    @classmethod
+    def of(cls, subject: Daemon) -> Leavings:
+        """Look at a daemon; its descriptors are seen by root alone."""
+        with Client(subject.port) as client:
+            known = len(orjson.loads(client.get("/evaluations"))["data"])
+        tasks = glob(f"/proc/{subject.pid}/task/*/children")
+        processes = sum(len(Path(path).read_text().split()) for path in tasks)
+        folders = [subject.state / name for name in ("evaluations", "uploads")]
+        directories = sum(1 for folder in folders for _ in folder.glob("*"))
+        try:
+            descriptors = len(os.listdir(f"/proc/{subject.pid}/fd"))
+        except PermissionError:
+            descriptors = None
+        return cls(known, processes, directories, descriptors)
+
+
+def memory(subject: Daemon, name: str) -> float:
+    """Return VmHWM (the peak) or VmRSS (now), in MB."""
+    status = Path(f"/proc/{subject.pid}/status").read_text()
+    return int(status.partition(f"{name}:")[2].split()[0]) * 1024 / _MB
+
+
+def begin(subject: Daemon, name: str, size: int, deadline: float) -> str:
+    """Begin an evaluation, as soon as there is room for it; return its identifier."""
+    program = Path(numbered.__file__).read_text()
+    command = "exec " + shlex.join([PYTHON, "-I", "-S", "-c", program, name, str(size)])
+    while True:
+        try:
+            with Client(subject.port) as client:  # which an early refusal closes
+                return subject.evaluate(client, command)
+        except HTTPError as error:
+            if " 503 " not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def soak(subject: Daemon, options: argparse.Namespace) -> list[Reader | str]:
+    """Let everybody read; return those who are content, and what the others say."""
+    deadline = time.monotonic() + options.seconds
+    size = int(options.size * _MB) // 1000 * 1000
+    manners = list(Manner)
+    under_way: list[tuple[Reader, Future[None]]] = []
+    with ThreadPoolExecutor(options.evaluators) as threads:
+        for number in range(options.evaluators):
+            name = f"evaluator-{number}"
+            identifier = begin(subject, name, size, deadline)
+            manner = manners[number % len(manners)]
+            pages = options.pages or number // len(manners) % 2 == 0
+            reader = Reader(subject.port, identifier, name, size, manner, pages, deadline)
+            under_way.append((reader, threads.submit(reader.read)))
+    found: list[Reader | str] = []
+    for reader, future in under_way:
+        error = future.exception()
+        if error is None:
+            found.append(reader)
+        elif isinstance(error, WrongStreamError | OSError | HTTPError | HTTPException):
+            found.append(f"{reader.manner.value}: {type(error).__name__}: {error}")
+        else:
+            raise error
+    return found
+
+
+def settle(subject: Daemon, descriptors: int | None) -> Leavings:
+    """Return what is left when that is nothing but so many descriptors, or after a time."""
+    nothing = Leavings(0, 0, 0, descriptors)
+    deadline = time.monotonic() + _FORGETTING
+    while (now := Leavings.of(subject)) != nothing and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return now
+
+
+def at_rest(subject: Daemon) -> int | None:
+    """Return the descriptors of a daemon that has nothing to do, None where nobody may look."""
+    looks = []
+    for _ in range(5):  # a connection that has just been closed may still be there
+        looks.append(Leavings.of(subject).descriptors)
+        time.sleep(0.2)
+    return min((look for look in looks if look is not None), default=None)
+
+
+def tell(found: Sequence[Reader | str], seconds: float, options: argparse.Namespace) -> None:
+    """Print what the readers have found."""
+    planned = options.evaluators * options.size / 1000
+    print(f"{options.evaluators} evaluators of {options.size:g} MB, {planned:.2f} GB to print,")
+    print(f"were read in {seconds:.0f} s")
+    for manner in Manner:
+        content = [one for one in found if isinstance(one, Reader) and one.manner is manner]
+        received = sum(reader.received for reader in content) / _MB
+        breaks = sum(reader.breaks for reader in content)
+        print(
+            f"  {len(content)} {manner.value}: {received:,.0f} MB, as they were printed"
+            + (f"; {breaks} connections broken off" if breaks else "")
+        )
+    for complaint in found:
+        if isinstance(complaint, str):
+            print(f"  WRONG: {complaint[:400]}")
+
+
+def main() -> int:
+    """Soak it; the result is the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Soak.")
+    parser.add_argument("--evaluators", type=int, default=200, help="default: 200")
+    parser.add_argument("--size", type=float, default=10.0, help="MB of each; default: 10")
+    parser.add_argument("--seconds", type=float, default=240.0, help="at most; default: 240")
+    parser.add_argument("--pages", action="store_true", help="no streams")
+    options = parser.parse_args()
+    print(*machine.describe(), sep="\n", end="\n\n")
+    with daemon(more=_CONFIGURATION) as subject:
+        small = memory(subject, "VmHWM")
+        descriptors = at_rest(subject)
+        started = time.monotonic()
+        found = soak(subject, options)
+        tell(found, time.monotonic() - started, options)
+        left = settle(subject, descriptors)
+        peak, now = memory(subject, "VmHWM"), memory(subject, "VmRSS")
+        log = subject.log.read_text(errors="replace")
+    print(f"peak memory {peak:,.0f} MB, {small:,.0f} before, {now:,.0f} when all had gone;")
+    print(f"buffers.total is {_TOTAL / _MB:,.0f} MB")
+    clean = left == Leavings(0, 0, 0, descriptors)
+    print("nothing is left" if clean else f"LEFT: {left}; there were {descriptors} descriptors")
+    defects = sum(log.count(word) for word in ("Traceback", "Unhandled"))
+    if defects:
+        print(f"DEFECTS in the log: {defects}")
+    wrong = any(isinstance(one, str) for one in found)
+    return 1 if wrong or defects or not clean else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""A proxy that cuts connections at random places: before, in and after a response.
+
+It knows nothing of HTTP. What a client sends counts as a request, what comes back as its
+response, until the client sends again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from enum import Enum, auto
+from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
+
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.interfaces import IAddress, IListeningPort
+from twisted.protocols.portforward import (
+    ProxyClient,
+    ProxyClientFactory,
+    ProxyFactory,
+    ProxyServer,
+)
+from twisted.python.failure import Failure
+
+_BUFFER = 32 * 1024  # bytes: what a cut loses here should be little beside what a server keeps
+
+
+class Place(Enum):
+    """Where a connection is cut."""
+
+    WITHIN_REQUEST = auto()
+    """When the server has a part of the request, which may be all of it."""
+    BEFORE_RESPONSE = auto()
+    """When the server has answered, before the client has any of that."""
+    WITHIN_RESPONSES = auto()
+    """When the client has so many bytes of responses."""
+    AFTER_RESPONSE = auto()
+    """When the client sends the next request, or the server has closed the connection."""
+
+
+class CuttingProxy(ProxyFactory):
+    """Listens on 127.0.0.1 for `port` there, and lets no connection through to its end.
+
+    What happens to the first, second, … connection follows from `seed`. A cut is one of
+    `places`; within responses it comes after 1 to `longest` bytes, of which small numbers
+    are as likely as large ones. `cuts` counts them.
+    """
+
+    noisy = False
+
+    def __init__(
+        self, port: int, seed: int, places: Sequence[Place] = tuple(Place), longest: int = 2**17
+    ) -> None:
+        super().__init__("127.0.0.1", port)
+        self.cuts: Counter[Place] = Counter()
+        self._chance = random.Random(seed)
+        self._places = places
+        self._longest = longest
+        self._open: set[_Near | _Far] = set()
+        self._closed: Deferred[None] | None = None
+        self._listening: IListeningPort | None = None
+
+    def buildProtocol(self, addr: IAddress | None) -> _Near:
+        """Return a connection, whose fate is drawn here."""
+        place = self._chance.choice(self._places)
+        left = int(self._longest ** self._chance.random())
+        near = _Near(self, place, left, rude=self._chance.random() < 0.5)
+        near.factory = self
+        return near
+
+    async def listen(self) -> int:
+        """Begin, and return the port."""
+        endpoint = TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1")
+        self._listening = await endpoint.listen(self)
+        port: int = self._listening.getHost().port
+        return port
+
+    async def stop(self) -> None:
+        """Close everything; return when nothing is left."""
+        if self._listening is not None:
+            await self._listening.stopListening()
+        for connection in list(self._open):
+            connection.transport.abortConnection()
+        if self._open:
+            self._closed = Deferred()
+            await self._closed
+
+    def opened(self, connection: _Near | _Far) -> None:
+        """Note one more."""
+        self._open.add(connection)
+
+    def closed(self, connection: _Near | _Far) -> None:
+        """Note one less."""
+        self._open.discard(connection)
+        if self._closed is not None and not self._open:
+            self._closed.callback(None)
+
+
+class _Far(ProxyClient):
+    """The side of the server."""
+
+    peer: _Near
+
+    def connectionMade(self) -> None:
+        self.peer.proxy.opened(self)
+        self.transport.socket.setsockopt(SOL_SOCKET, SO_RCVBUF, _BUFFER)
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        self.peer.responds(data)
+
+    def connectionLost(self, reason: Failure) -> None:
+        near = self.peer
+        near.proxy.closed(self)
+        near.server_closed()
+
+
+class _FarFactory(ProxyClientFactory):
+    protocol = _Far
+    noisy = False
+
+
+class _Near(ProxyServer):
+    """The side of the client, and what is to become of the connection."""
+
+    clientProtocolFactory = _FarFactory  # noqa: N815  (Twisted's name)
+    peer: _Far | None
+
+    def __init__(self, proxy: CuttingProxy, place: Place, left: int, *, rude: bool) -> None:
+        self.proxy = proxy
+        self._place = place
+        self._left = left  # bytes that still pass, where the cut is within something
+        self._rude = rude  # with a reset, rather than as if everything had been said
+        self._responded = False
+        self._cut = False
+
+    def connectionMade(self) -> None:
+        self.proxy.opened(self)
+        self.transport.socket.setsockopt(SOL_SOCKET, SO_SNDBUF, _BUFFER)
+        super().connectionMade()
+
+    def dataReceived(self, data: bytes) -> None:
+        if self._cut or self.peer is None:
+            return
+        if self._place is Place.AFTER_RESPONSE and self._responded:
+            self._end()
+        elif self._place is Place.WITHIN_REQUEST:
+            self.peer.transport.write(data[: self._left])
+            self._left -= len(data)
+            if self._left <= 0:
+                self._end()
+        else:
+            self.peer.transport.write(data)
+
+    def responds(self, data: bytes) -> None:
+        """Take some of a response."""
+        if self._cut:
+            return
+        self._responded = True
+        if self._place is Place.WITHIN_RESPONSES:
+            self.transport.write(data[: self._left])
+            self._left -= len(data)
+            if self._left <= 0:
+                self._end()
+        elif self._place is Place.AFTER_RESPONSE:
+            self.transport.write(data)
+        else:  # a request that was shorter than what passes of it is answered, too
+            self._end()
+
+    def _end(self) -> None:
+        """Cut both sides."""
+        self._cut = True
+        self.proxy.cuts[self._place] += 1
+        if self.peer is not None:
+            self.peer.transport.abortConnection()
+        self._close()
+
+    def _close(self) -> None:
+        self.transport.unregisterProducer()
+        if self._rude and self._place is not Place.AFTER_RESPONSE:
+            self.transport.abortConnection()
+        else:
+            self.transport.loseConnection()
+
+    def server_closed(self) -> None:
+        """End when all that the server has said is there."""
+        self.peer = None
+        if not self._cut:
+            if self._place is Place.AFTER_RESPONSE:
+                self.proxy.cuts[self._place] += 1
+            self._cut = True
+            self._close()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self._cut = True
+        self.proxy.closed(self)
+        if self.peer is not None:
+            self.peer.transport.abortConnection()
