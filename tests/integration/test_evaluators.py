@@ -5,26 +5,10 @@ from __future__ import annotations
 import os
 import time
 
+from tests.integration.attacks.strays import LEFT_BEHIND
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.processes import new_word, processes
-
-# Each says when what it leaves behind is there.
-LEFT_BEHIND = """
-import os, sys, time
-told, tell = os.pipe()
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        os.chdir("/")
-        os.write(1, b"there\\n")
-        os.write(tell, b".")
-        {before}
-        time.sleep(60)
-    os._exit(0)
-os.read(told, 1)
-{after}
-"""
 
 
 class EvaluatorTests(DaemonTestCase):

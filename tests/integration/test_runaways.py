@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from tests.integration.attacks.strays import DEEP
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.processes import new_word, processes
 
 # Its environment, working directory and session are its own: nothing shows whose it is.
 HIDDEN = "cd /; exec env -i setsid yes"
-# Each shell waits for the next one; the last says that all are there.
-DEEP = "if [ $1 -eq 0 ]; then echo deep; sleep 60; else sh $0 $(($1 - 1)) $2; :; fi"
 
 
 class RunawayTests(DaemonTestCase):

@@ -8,31 +8,13 @@ from __future__ import annotations
 
 import os
 
+from tests.integration.attacks.strays import DEEP, LEFT_BEHIND
 from tests.integration.client import python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import alive, new_word, processes
 
-# Leaves a process in a session of its own, in another directory, whose parent has gone.
-LEFT_BEHIND = """
-import os, sys, time
-told, tell = os.pipe()
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        os.chdir("/")
-        os.write(1, b"there\\n")
-        os.write(tell, b".")
-        {before}
-        time.sleep(60)
-    os._exit(0)
-os.read(told, 1)
-{after}
-"""
-
 # Its environment, working directory and session are its own: nothing shows whose it is.
 HIDDEN = "cd /; exec env -i setsid sh -c 'echo $$; exec yes'"
-# Each shell waits for the next one; the last says that all are there.
-DEEP = "if [ $1 -eq 0 ]; then echo deep; sleep 60; else sh $0 $(($1 - 1)) $2; :; fi"
 
 
 class UnsandboxedTests(DaemonTestCase):
