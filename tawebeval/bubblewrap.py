@@ -115,8 +115,8 @@ class Bubblewrap:
     """Makes cells of bubblewrap.
 
     `program` is the path of bwrap, `accounts` the directory of `write_accounts`, `filter` a
-    descriptor of the filter of system calls,
-    `shown` the arguments of `system_view`, `readable` what else may be read.
+    descriptor of the filter of system calls, `shown` the arguments of `system_view`, `readable`
+    what else may be read.
     """
 
     program: str
@@ -175,9 +175,8 @@ class BubblewrapCell(Cell):
         orphans: Orphans,
         sandbox: Bubblewrap,
     ) -> None:
-        super().__init__(workspace, commit, limits, cgroups)
+        super().__init__(workspace, commit, limits, cgroups, orphans)
         self.view = workspace.elsewhere(Path("/evaluation"))
-        self._orphans = orphans
         self._sandbox = sandbox
         self._opened = contextlib.ExitStack()
         self._descriptors: Descriptors | None = None

@@ -125,8 +125,8 @@ class EvaluationError(TawebevalError):
     """Why an evaluation did not come to a good end: its final event.
 
     `reason` is a word of the contract (`repository`, `commit`, `directory`, `exit`,
-    `timeout`, `output`, `cancelled`, `shutdown`, `lost`); `message` is for people;
-    `members` are the further members of the event.
+    `timeout`, `cpu`, `memory`, `processes`, `disk`, `file_size`, `output`, `stderr`, `cancelled`,
+    `shutdown`, `lost`); `message` is for people; `members` are the further members of the event.
     """
 
     reason: str
@@ -143,10 +143,9 @@ class ForbiddenHost(TawebevalError):
 
 def over_limit(reason: str, limit: str, unit: str, value: float) -> EvaluationError:
     """Return the error of a run that was stopped by a limit: a setting of `[limits]`."""
+    shown = f"{value:g}" if isinstance(value, float) else value
     return EvaluationError(
         reason,
-        f"the evaluator was stopped: it went over its limit of {value:g} {unit}"
-        if isinstance(value, float)
-        else f"the evaluator was stopped: it went over its limit of {value} {unit}",
+        f"the evaluator was stopped: it went over its limit of {shown} {unit}",
         {"limit": f"limits.{limit}", "value": value},
     )

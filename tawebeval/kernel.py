@@ -75,40 +75,41 @@ class Process:
         # Effective, permitted and inheritable: of the first 32 capabilities, and of the rest.
         data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
         _check(_libc.capset(header, data))
-        _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+        prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
 
     def keep_capabilities(self) -> None:
         """Let the permitted capabilities outlive the next change from root to another user."""
-        _prctl(_PR_SET_KEEPCAPS, 1)
+        prctl(_PR_SET_KEEPCAPS, 1)
 
     def empty_bounding_set(self) -> None:
         """Let no program that is executed gain a capability."""
         for capability in range(64):
             try:
-                _prctl(_PR_CAPBSET_READ, capability)
+                prctl(_PR_CAPBSET_READ, capability)
             except OSError as error:
                 if error.errno == errno.EINVAL:  # the kernel knows no more of them
                     return
                 raise
-            _prctl(_PR_CAPBSET_DROP, capability)
+            prctl(_PR_CAPBSET_DROP, capability)
 
     def gain_nothing(self) -> None:
         """Let no program that is executed have more rights than this process (setuid bits)."""
-        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
     def hide(self) -> None:
         """Let no process of the same user read this one's memory or environment, or trace it."""
-        _prctl(_PR_SET_DUMPABLE, 0)
+        prctl(_PR_SET_DUMPABLE, 0)
 
     def is_hidden(self) -> bool:
         """Tell whether `hide` holds: a change of user may have ended it."""
-        return _prctl(_PR_GET_DUMPABLE) == 0
+        return prctl(_PR_GET_DUMPABLE) == 0
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _prctl(option: int, argument: int = 0) -> int:
+def prctl(option: int, argument: int = 0) -> int:
+    """Ask for something of this process (prctl(2)). Raises OSError where the kernel refuses."""
     zero = ctypes.c_ulong(0)
     return _check(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
 

@@ -12,7 +12,6 @@ promise more.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
+from tawebeval.kernel import prctl
 from tawebeval.process import Spawner
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -33,9 +33,7 @@ log = Logger()
 
 def become_subreaper() -> None:
     """Let orphans among the daemon's descendants become its children (prctl(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "cannot become a subreaper")
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int | str) -> Iterator[int]:

@@ -61,10 +61,12 @@ class Cell(ABC):
         commit: Commit,
         limits: Limits,
         cgroups: Cgroups,
+        orphans: Orphans,
     ) -> None:
         self.limits = limits
         self.workspace = workspace
         self._cgroups = cgroups
+        self._orphans = orphans
         self._group: Group | None = None
         # What is checked out is there from the start; the limit is for what is added.
         self._most_disk = limits.disk + commit.size + _BLOCK * commit.files
@@ -191,9 +193,8 @@ class NoCell(Cell):
         cgroups: Cgroups,
         orphans: Orphans,
     ) -> None:
-        super().__init__(workspace, commit, limits, cgroups)
+        super().__init__(workspace, commit, limits, cgroups, orphans)
         self.view = workspace.as_it_is()
-        self._orphans = orphans
         self._mark = b""
 
     def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
