@@ -5,10 +5,14 @@ after a cursor acknowledges what lies before it. A *stream* says nothing; what i
 has taken counts as read, though some of that may yet get lost on the way. So:
 
 - What pages have acknowledged is discarded at once, save what a live stream has yet to take.
-- What streams have taken stays for a resume until the ring is short of room. Then the oldest
-  of it goes, down to three quarters of the capacity, which leaves a quarter to print into.
+- What streams have taken stays for a resume, up to three quarters of the capacity: enough for
+  what connections hold. The oldest of what is more goes, in whole batches. What they have yet
+  to take does not count, so a slow reader finds as much behind it as a quick one.
 - Nothing goes that a live stream has yet to take; nor, while somebody reads by pages, what
   these have not acknowledged.
+
+A quarter, at least, is for what nobody has taken. Where the streams have all there is the ring
+is never full, so a reader who takes everything always gets more.
 """
 
 from __future__ import annotations
@@ -54,16 +58,15 @@ class Retention:
         self._discard_acknowledged()
 
     def make_room(self, capacity: int, *, paged: bool) -> None:
-        """Discard what streams have taken, if need be; `paged` is whether pages are read, too.
+        """Discard what streams have taken, if it is too much; `paged` is whether pages are read.
 
         `capacity` is the size of the ring, in bytes, at which its evaluator has to wait now.
         """
         self._discard_acknowledged()
-        if self._readers:
+        kept = capacity * 3 // 4
+        if self._readers and not paged and self._ring.size > kept:
             before = self._taken_by_all()
-            if paged:
-                before = min(before, self._acknowledged)
-            self._ring.shrink(capacity * 3 // 4, before)
+            self._ring.shrink(kept + self._ring.size_after(before), before)
 
     def _discard_acknowledged(self) -> None:
         self._ring.acknowledge(min(self._acknowledged, self._taken_by_all()))

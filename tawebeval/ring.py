@@ -93,6 +93,16 @@ class Ring:
         while self.size > size and self.oldest + self._batches[0].count <= before:
             self._discard()
 
+    def size_after(self, cursor: int) -> int:
+        """Return the bytes of all batches in which there are events after the cursor."""
+        size, first = 0, self.newest
+        for batch in reversed(self._batches):
+            if first <= cursor:
+                break
+            first -= batch.count
+            size += len(batch.lines)
+        return size
+
     def _discard(self) -> None:
         batch = self._batches.popleft()
         self.oldest += batch.count

@@ -174,6 +174,13 @@ class AcknowledgeTests(SynchronousTestCase):
             self.assertEqual(ring.size, (6 - oldest) * LINE)
             self.assertEqual(ring.read(oldest, PLENTY), numbers(oldest, 6 - oldest))
 
+    def test_size_after(self) -> None:
+        """What follows a cursor is measured in whole batches."""
+        ring = Ring(newest=6, size=6 * LINE)
+        ring._batches.extend(numbers(first, 2) for first in (0, 2, 4))
+        sizes = [ring.size_after(cursor) // LINE for cursor in range(7)]
+        self.assertEqual(sizes, [6, 6, 4, 4, 2, 2, 0])
+
     def test_append_after_all_was_acknowledged(self) -> None:
         """A ring that has become empty goes on at the next number."""
         ring = filled(3)
