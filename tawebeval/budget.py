@@ -6,6 +6,12 @@ So n rings that want all they can get have a part of 1 / (n + 1) each, and anoth
 free for whoever comes next. Shares are neither asked for nor given back, and what one frees is
 there for all.
 
+A quarter of `total` is not free in this sense but a reserve. As many rings as are filled at once
+may each have an equal part of it, however much others hold, and one such part is left over. So
+what was taken from a ring stays for a while also where others are not read. No new ring is to
+begin when only the reserve is left; but some may have been waiting for their turn by then. Where
+they are not read either, and fill the reserve, what is left of it is divided like the rest.
+
 An empty ring is never full. Hence whoever reads all of its events always gets more of them,
 whatever the others hold, and the sum is over `total` by one read for each ring at most. (What
 ended processes leave in their pipes comes on top of that, and is counted like the rest.)
@@ -83,15 +89,19 @@ class Share:
 class Budget:
     """At most about `total` bytes in all rings, and `each` in one of them.
 
-    `later(call)` makes a call in another turn of the reactor. `used` is what all hold.
+    `running` is how many are filled at once. `later(call)` makes a call in another turn of the
+    reactor. `used` is what all hold.
     """
 
     def __init__(
-        self, total: int, each: int, later: Callable[[Callable[[], None]], object]
+        self, total: int, each: int, running: int, later: Callable[[Callable[[], None]], object]
     ) -> None:
         self.used = 0
         self._total = total
         self._each = each
+        reserve = total // 4
+        self._common = total - reserve
+        self._reserved = min(each, reserve // (running + 1))
         self._later = later
         self._numbers = 0
         self._waiting: list[Share] = []  # who holds least is first
@@ -100,12 +110,13 @@ class Budget:
     @property
     def limit(self) -> int:
         """The size from which a ring is full, in bytes."""
-        return max(1, min(self._each, self._total - self.used))
+        reserved = min(self._reserved, self._total - self.used)
+        return max(1, min(self._each, self._common - self.used), reserved)
 
     @property
     def spent(self) -> bool:
-        """Whether nothing is free."""
-        return self.used >= self._total
+        """Whether nothing is free but the reserve."""
+        return self.used >= self._common
 
     def enter(self) -> Share:
         """Return the share of one more ring."""
@@ -136,10 +147,11 @@ class Budget:
     def _admit(self) -> None:
         """Let some go on: as many as can read into what is free, the others after these have.
 
-        All at once would take more than there is, and as many turns to stop as there are.
+        All at once would take more than there is, the reserve too, and as many turns to stop as
+        there are.
         """
         self._due = False
-        for _ in range(1 + max(0, self._total - self.used) // _READ):
+        for _ in range(1 + max(0, self._common - self.used) // _READ):
             if not self._have_room():
                 return
             self._waiting.pop(0).admit()

@@ -217,6 +217,7 @@ def make_service(
         keyring,
         capacity=settings.cache,
     )
+    running = configuration.evaluations.running or len(os.sched_getaffinity(0))
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,
@@ -229,10 +230,10 @@ def make_service(
         budget=Budget(
             configuration.buffers.total,
             configuration.buffers.evaluation,
+            running,
             lambda call: reactor.callLater(0, call),
         ),
     )
-    running = configuration.evaluations.running or len(os.sched_getaffinity(0))
     callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)
     registry = Registry(
         surroundings,

@@ -190,7 +190,9 @@ class Service:
     def __attrs_post_init__(self) -> None:
         for name in ("uploads", "evaluations"):
             (self.root / name).mkdir(parents=True)
-        self.world = World(configuration=self.configuration, clock=self.reactor)
+        self.world = World(
+            configuration=self.configuration, clock=self.reactor, running=self.running
+        )
         self.registry = Registry(
             self.world.surroundings(),
             Identities(b"k" * 32, straw(1)),

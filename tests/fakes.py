@@ -170,7 +170,10 @@ class FakeGit:
 
 @attrs.define
 class World:
-    """All that evaluations need, fake: `surroundings()` hands it in."""
+    """All that evaluations need, fake: `surroundings()` hands it in.
+
+    `running` is how many evaluations divide the reserve of the buffers.
+    """
 
     configuration: Configuration = attrs.field(factory=Configuration)
     clock: Clock = attrs.field(factory=Clock)
@@ -183,12 +186,16 @@ class World:
         default=attrs.Factory(lambda self: FakeSandbox(self.configuration.limits), takes_self=True)
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
+    running: int = 4
     budget: Budget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         buffers = self.configuration.buffers
         self.budget = Budget(
-            buffers.total, buffers.evaluation, lambda call: self.clock.callLater(0, call)
+            buffers.total,
+            buffers.evaluation,
+            self.running,
+            lambda call: self.clock.callLater(0, call),
         )
 
     def surroundings(self) -> Surroundings:

@@ -166,7 +166,7 @@ class Comparison(RuleBasedStateMachine):
             limits=Limits(wall_clock=10**6),
             buffers=Buffers(total=TOTAL, evaluation=CAPACITY, page=PAGE),
         )
-        self.world = World(configuration=configuration, threads=IdleThreads())
+        self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
         self.world.spawn.obeys = (SIGTERM,)
         self.budget = self.world.budget
         self.identities = Identities(b"k" * 32, straw(1))

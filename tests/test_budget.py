@@ -18,7 +18,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import budget as module
 from tawebeval.budget import Budget, Share
 
-TOTAL, EACH, READ = 1000, 300, 10
+# Of the total a quarter is the reserve, and the rest is free for all: so much.
+# Of the total a quarter, rounded down, is the reserve; the rest is common.
+TOTAL, COMMON, EACH, READ = 1333, 1000, 300, 10
+RUNNING, RESERVED = 2, 111  # who fill rings at once, and what of the reserve each may have
 
 
 class Turns:
@@ -45,12 +48,17 @@ class Turns:
 
 
 class BudgetTestCase(SynchronousTestCase):
-    """A budget, of which `told` are the shares that were told of room, in order."""
+    """A budget, of which `told` are the shares that were told of room, in order.
+
+    So many rings are filled at once that none has a byte of the reserve.
+    """
+
+    running = 1000
 
     def setUp(self) -> None:
         self.patch(module, "_READ", READ)
         self.turns = Turns()
-        self.budget = Budget(TOTAL, EACH, self.turns.later)
+        self.budget = Budget(TOTAL, EACH, self.running, self.turns.later)
         self.told: list[Share] = []
 
     def enter(self, size: int = 0) -> Share:
@@ -75,7 +83,7 @@ class LimitTests(BudgetTestCase):
     def test_as_much_as_is_free(self) -> None:
         """Where less is free than that, a ring may hold as much as is free."""
         first, second, third = self.enter(EACH), self.enter(EACH), self.enter(199)
-        self.assertEqual(third.limit, TOTAL - 2 * EACH - 199)
+        self.assertEqual(third.limit, COMMON - 2 * EACH - 199)
         self.assertFalse(third.full)
         third.resize(200)
         self.assertTrue(third.full)
@@ -90,12 +98,12 @@ class LimitTests(BudgetTestCase):
             for share in shares:
                 if not share.full:
                     share.resize(share.size + 1)
-        sizes = {share.size for share in shares} | {TOTAL - self.budget.used}
+        sizes = {share.size for share in shares} | {COMMON - self.budget.used}
         self.assertLessEqual(max(sizes) - min(sizes), len(shares))
 
     def test_empty(self) -> None:
         """An empty ring is never full, and one with a byte is, when everything is used."""
-        self.enter(TOTAL + 50)
+        self.enter(COMMON + 50)
         self.assertTrue(self.budget.spent)
         share = self.enter()
         self.assertFalse(share.full)
@@ -103,10 +111,10 @@ class LimitTests(BudgetTestCase):
         self.assertTrue(share.full)
 
     def test_spent(self) -> None:
-        """Everything is used at the total and not one byte before."""
-        share = self.enter(TOTAL - 1)
+        """Nothing but the reserve is left at three quarters of the total, not one byte before."""
+        share = self.enter(COMMON - 1)
         self.assertFalse(self.budget.spent)
-        share.resize(TOTAL)
+        share.resize(COMMON)
         self.assertTrue(self.budget.spent)
 
     def test_unbound(self) -> None:
@@ -114,14 +122,14 @@ class LimitTests(BudgetTestCase):
         share = self.enter(EACH)
         share.unbind()
         self.assertEqual((share.full, self.told), (False, [share]))
-        share.resize(TOTAL)
-        self.assertEqual((share.full, self.budget.used), (False, TOTAL))
+        share.resize(COMMON)
+        self.assertEqual((share.full, self.budget.used), (False, COMMON))
         self.turns.settle()
         self.assertEqual(self.told, [share])
 
     def test_left(self) -> None:
         """One that has left holds nothing, is told nothing, and cannot come back."""
-        share, other = self.enter(TOTAL), self.enter(1)
+        share, other = self.enter(COMMON), self.enter(1)
         share.leave()
         self.assertEqual((self.budget.used, share.full), (1, False))
         share.resize(50)
@@ -130,6 +138,44 @@ class LimitTests(BudgetTestCase):
         self.assertEqual(self.budget.used, 1)
         self.turns.settle()
         self.assertEqual(self.told, [other])
+
+
+class ReserveTests(BudgetTestCase):
+    """What each may have however much the others hold."""
+
+    running = RUNNING
+
+    def fill(self, share: Share) -> int:
+        """Let a ring take what it may, byte by byte; return how much that is."""
+        while not share.full:
+            share.resize(share.size + 1)
+        return share.size
+
+    def test_all_have_their_part(self) -> None:
+        """As many as are filled at once each have their part, and one part is left over."""
+        self.enter(COMMON).unbind()
+        shares = [self.enter() for _ in range(RUNNING)]
+        self.assertEqual([self.fill(share) for share in shares], [RESERVED] * RUNNING)
+        self.assertEqual(TOTAL - self.budget.used, RESERVED)
+        self.assertTrue(self.budget.spent)
+
+    def test_not_beside_what_is_common(self) -> None:
+        """While more than that is free for all the reserve changes nothing."""
+        self.assertEqual(self.fill(self.enter()), EACH)
+        self.assertEqual(self.fill(self.enter()), EACH)
+        self.assertEqual(self.fill(self.enter()), 200)
+        self.assertEqual(self.fill(self.enter()), RESERVED)
+
+    def test_never_more_than_each(self) -> None:
+        """Where few are filled at once the part of each is what one may have, and no more."""
+        self.budget = Budget(TOTAL, 100, 1, self.turns.later)
+        self.enter(COMMON).unbind()
+        self.assertEqual(self.fill(self.enter()), 100)
+
+    def test_others_have_filled_it(self) -> None:
+        """What is left of the reserve is divided where more than were expected hold some."""
+        self.enter(TOTAL - 100).unbind()
+        self.assertEqual([self.fill(self.enter()) for _ in range(2)], [50, 25])
 
 
 class RoomTests(BudgetTestCase):
@@ -179,11 +225,11 @@ class RoomTests(BudgetTestCase):
 
     def test_a_few_at_a_time(self) -> None:
         """No more are told in a turn than can read into what is free, in the end all."""
-        large = self.enter(TOTAL - 1)
+        large = self.enter(COMMON - 1)
         shares = [self.enter(1) for _ in range(20)]
         self.assertTrue(all(share.full for share in shares))
-        large.resize(TOTAL - 20 - 45)
-        large.resize(TOTAL - 20 - 46)
+        large.resize(COMMON - 20 - 45)
+        large.resize(COMMON - 20 - 46)
         counts = []
         while self.turns.turn():
             counts.append(len(self.told))
@@ -192,14 +238,14 @@ class RoomTests(BudgetTestCase):
 
     def test_they_read(self) -> None:
         """Those who are told and read leave less for those after them, who then wait on."""
-        large = self.enter(TOTAL - 1)
+        large = self.enter(COMMON - 1)
         shares = [self.enter(1) for _ in range(20)]
         for share in shares:
             share.room = lambda share=share: (self.told.append(share), share.resize(READ))
-        large.resize(TOTAL - 20 - 45)
+        large.resize(COMMON - 20 - 45)
         self.turns.settle()
         self.assertEqual(len(self.told), 5)
-        self.assertLessEqual(self.budget.used, TOTAL)
+        self.assertLessEqual(self.budget.used, COMMON)
 
 
 class Machine(RuleBasedStateMachine):
@@ -208,7 +254,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.turns = Turns()
-        self.budget = Budget(TOTAL, EACH, self.turns.later)
+        self.budget = Budget(TOTAL, EACH, RUNNING, self.turns.later)
         self.shares: list[Share] = []
         self.reading: set[Share] = set()  # as who drives them knows from `full` and `room`
 
@@ -270,6 +316,13 @@ class Machine(RuleBasedStateMachine):
             assert share.size or share in self.reading
             if share.full and not self.turns.calls:
                 assert share.size >= self.budget.limit
+
+    @invariant()
+    def the_reserve_is_there(self) -> None:
+        """Let nobody wait with less than its part of the reserve, as long as that is free."""
+        for share in self.shares:
+            if share.size < RESERVED and self.budget.used <= TOTAL - RESERVED:
+                assert not share.full or self.turns.calls
 
     def teardown(self) -> None:
         """When all is read everybody reads."""

@@ -40,7 +40,7 @@ class IntakeTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.ring = Ring()
-        self.budget = Budget(2**41, self.capacity, lambda call: self.clock.callLater(0, call))
+        self.budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
         self.share = self.budget.enter()
         self.changes = 0
         self.held: list[bool] = []

@@ -38,7 +38,9 @@ class RegistryTestCase(SynchronousTestCase):
     running, queued = 2, 2
 
     def setUp(self) -> None:
-        self.world = World(configuration=self.configuration, threads=IdleThreads())
+        self.world = World(
+            configuration=self.configuration, threads=IdleThreads(), running=self.running
+        )
         self.registry = self.make()
         self.addCleanup(self.end_all)
 

@@ -47,7 +47,7 @@ class RunTestCase(SynchronousTestCase):
             self.clock,
             Parser(MARKERS),
             self.ring,
-            Budget(2**41, self.capacity, lambda call: self.clock.callLater(0, call)).enter(),
+            Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)).enter(),
             changed=lambda: None,
             held=self.hold,
             read_file=lambda wanted: self.file,

@@ -20,6 +20,7 @@ from tawebeval import directories, ground
 from tawebeval import service as module
 from tawebeval.callers import new_token
 from tawebeval.config import (
+    Buffers,
     CallbackSettings,
     Callers,
     Configuration,
@@ -249,13 +250,19 @@ class ServiceTests(SynchronousTestCase):
             evaluations._registry.check_admission()
 
     def test_places(self) -> None:
-        """As many run as is configured, or as there are processors."""
+        """As many run as is configured, or as there are processors, and divide the reserve."""
         for running, places in ((3, 3), (0, 5)):
             self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
-            daemon = self.make(evaluations=Evaluations(running=running, queued=0))
+            daemon = self.make(
+                evaluations=Evaluations(running=running, queued=0),
+                buffers=Buffers(total=256 * 1024),
+            )
             evaluations = daemon.getServiceNamed("evaluations")
             assert isinstance(evaluations, EvaluationService)
             queue = evaluations._registry._queue
+            budget = evaluations._registry._surroundings.budget
+            budget.change(192 * 1024)  # all but the reserve
+            self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
             for number in range(places):
                 self.assertFalse(queue.full())
                 queue.enter(str(number))

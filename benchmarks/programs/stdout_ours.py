@@ -61,7 +61,7 @@ def main() -> None:
         reactor,
         Parser(Markers.fresh(os.urandom)),
         ring,
-        Budget(2**40, _CAPACITY, lambda call: reactor.callLater(0, call)).enter(),
+        Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call)).enter(),
         changed=acknowledge,
         held=lambda held: run.hold(held),
         read_file=no_file,
