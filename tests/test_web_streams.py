@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import socket
 import weakref
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import ISystemHandle
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import CertificateOptions
 from twisted.internet.testing import StringTransport
+from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
@@ -451,20 +455,40 @@ class ClientGoneTests(StreamTestCase):
 class KernelTests(SynchronousTestCase):
     """What the kernel keeps."""
 
-    def test_send_buffer(self) -> None:
-        """It is asked to keep less, where the transport has a socket."""
+    def limited(self, wrap: Callable[[Any], Any]) -> int:
+        """Return the bytes that the kernel keeps of what is sent by a transport."""
         one, other = socket.socketpair()
         self.addCleanup(one.close)
         self.addCleanup(other.close)
 
         @implementer(ISystemHandle)
-        class Transport:
+        class Transport(StringTransport):
             def getHandle(self) -> socket.socket:
                 return one
 
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
-        streams.limit_send_buffer(Transport())
-        self.assertEqual(one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF), 2 * 128 * 1024)
+        streams.limit_send_buffer(wrap(Transport()))
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    def test_send_buffer(self) -> None:
+        """It is asked to keep less, which Linux doubles."""
+        self.assertEqual(self.limited(lambda transport: transport), 2 * 64 * 1024)
+
+    def test_tls(self) -> None:
+        """Also below TLS."""
+
+        def tls(transport: Any) -> Any:
+            factory = TLSMemoryBIOFactory(
+                CertificateOptions(), False, Factory.forProtocol(Protocol)
+            )
+            protocol = factory.buildProtocol(None)
+            protocol.makeConnection(transport)
+            return protocol
+
+        self.assertEqual(self.limited(tls), 2 * 64 * 1024)
+
+    def test_no_socket(self) -> None:
+        """A transport without a socket is left as it is."""
         streams.limit_send_buffer(StringTransport())
 
 

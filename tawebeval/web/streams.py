@@ -17,6 +17,7 @@ from twisted.internet.defer import TimeoutError as NothingHappened
 from twisted.internet.interfaces import IPushProducer, IReactorTime, ISystemHandle
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
+from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.http import Request
 from zope.interface import implementer
 
@@ -27,7 +28,7 @@ from tawebeval.signals import Signal
 PIECE = 64 * 1024
 """Bytes of JSON Lines that are framed and written at once, save that one event always is."""
 
-_SEND_BUFFER = 128 * 1024  # bytes, of which Linux makes twice as many
+_SEND_BUFFER = 64 * 1024  # bytes, of which Linux makes twice as many; half would stall loopback
 
 log = Logger()
 
@@ -128,6 +129,8 @@ def limit_send_buffer(transport: Any) -> None:
 
     A client that comes back finds what it has not got only as far as the ring reaches.
     """
+    while isinstance(transport, ProtocolWrapper):  # TLS, which has no socket of its own
+        transport = transport.transport
     handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
     if isinstance(handle, socket):
         handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
