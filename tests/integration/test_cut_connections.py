@@ -209,8 +209,8 @@ class CutTestCase(DaemonTestCase):
         self.assertIsNone(page["end"])
 
 
-class CutAnswerTests(CutTestCase):
-    """Answers that are complete in themselves, with less memory than is printed."""
+class LittleMemoryTests(CutTestCase):
+    """With less memory than is printed, so that the evaluator waits for its reader."""
 
     configuration: ClassVar[str] = CONFIGURATION + _LITTLE_MEMORY
 
@@ -268,6 +268,18 @@ class CutAnswerTests(CutTestCase):
             headers={"Idempotency-Key": key},
         )
 
+    async def test_server_sent_events(self) -> None:
+        """What a stream has taken last is there for the next, also when as much waits."""
+        reader = await self.through(7, 200_000, UNFINISHED)
+        await reader.server_sent()
+        await self.check(reader, UNFINISHED)
+
+    async def test_json_lines(self) -> None:
+        """The same with JSON Lines, of which more get lost: nothing is between them."""
+        reader = await self.through(8, 200_000, UNFINISHED)
+        await reader.lines()
+        await self.check(reader, UNFINISHED)
+
     async def listed(self) -> set[str]:
         """Return the identifiers of all evaluations that the daemon knows."""
         listing = (await self.client.get("/evaluations")).json
@@ -276,7 +288,7 @@ class CutAnswerTests(CutTestCase):
 
 
 class CutStreamTests(CutTestCase):
-    """Streams, where memory reaches back to what is lost on the way."""
+    """Streams, with the memory that is usual."""
 
     async def test_server_sent_events(self) -> None:
         """`Last-Event-ID`, and once more after the end, as a browser would that missed it."""
