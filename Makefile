@@ -32,8 +32,8 @@ bench: ## measure it, against baselines taken in the same run
 	$(SETUP) --extras test --needs git,$(SANDBOX) --wants g++
 	$(BIN)/python -m benchmarks
 
-soak: ## let 200 evaluators print 2 GB to all kinds of readers; a minute or two
-	$(SETUP) --extras test --needs git
+soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes
+	$(SETUP) --extras test --needs git,$(SANDBOX)
 	$(BIN)/python -m benchmarks.soak
 
 clean: ## remove all that was made here, the virtualenv too

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.client import Client
-from benchmarks.running import Server, free_port, running
+from benchmarks.running import Server, environment, free_port, running
 
 _START = 20.0  # seconds
 _CONFIGURATION = """\
@@ -49,6 +49,7 @@ class Daemon(Server):
         super().__init__(pid, port)
         self.state = root / "state"
         self.log = root / "log"
+        self.objects = root / "objects"
         self._url = url
         self._commit = commit
 
@@ -67,11 +68,15 @@ class Daemon(Server):
 
 @contextmanager
 def daemon(
-    profile: str | None = None, sandbox: str = "none", more: str = _USUAL
+    profile: str | None = None,
+    sandbox: str = "none",
+    more: str = _USUAL,
+    counted: bool = False,
 ) -> Iterator[Daemon]:
     """Run the daemon; with `profile` under cProfile, whose statistics go to that file.
 
-    `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration.
+    `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
+    that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it.
     """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         root = Path(name)
@@ -88,15 +93,18 @@ def daemon(
         profiling = (
             [f"--profile={profile}", "--profiler=cprofile", "--savestats"] if profile else []
         )
+        program = [twistd]
+        if counted:
+            program = ["-m", "benchmarks.programs.counted", str(root / "objects")]
         command = [
-            *(sys.executable, twistd, "--nodaemon", "--pidfile=", f"--logfile={root}/log"),
+            *(sys.executable, *program, "--nodaemon", "--pidfile=", f"--logfile={root}/log"),
             *(*profiling, "tawebeval", f"--config={root}/tawebeval.toml"),
         ]
         directories = {
             "STATE_DIRECTORY": str(root / "state"),
             "CACHE_DIRECTORY": str(root / "cache"),
         }
-        with running(command, cwd=root, env={**os.environ, **directories}) as process:
+        with running(command, cwd=root, env={**environment(), **directories}) as process:
             _await(process, port, root / "log")
             started = Daemon(process.pid, port, root, url, commit)
             with Client(port) as client:

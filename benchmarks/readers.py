@@ -9,11 +9,10 @@ import json
 import random
 import socket
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from enum import Enum
 from hashlib import sha256
-from http.client import HTTPConnection
 from typing import Any
 
 import attrs
@@ -21,6 +20,7 @@ import orjson
 
 from benchmarks.client import Client, get
 from benchmarks.programs.numbered import blocks
+from benchmarks.streams import Lines, Messages, ServerSent, Way, pieces
 
 _PIECE = 64 * 1024  # bytes that are read of a stream at once
 _GO = 0.06  # the chance to go away after a piece or page, for those who do
@@ -36,6 +36,15 @@ class Manner(Enum):
     VANISHING = "gone and never back"
 
 
+WAYS: dict[str, type[Way] | None] = {
+    "pages": None,
+    "JSON Lines": Lines,
+    "server-sent events": ServerSent,
+    "WebSocket": Messages,
+}
+"""How a reader reads; pages are no stream."""
+
+
 class WrongStreamError(Exception):
     """A reader was not sent what was printed, or was refused."""
 
@@ -44,6 +53,7 @@ class WrongStreamError(Exception):
 class Reader:
     """Reads the evaluation `identifier`, which prints the lines of `name`, `size` bytes.
 
+    `way` is one of `WAYS`.
     `deadline` is when it gives up (time.monotonic). `breaks` counts the connections that it
     has broken off, and `received` the bytes of text that it was sent.
     """
@@ -53,7 +63,7 @@ class Reader:
     name: str
     size: int
     manner: Manner
-    pages: bool
+    way: str
     deadline: float
     received: int = 0
     breaks: int = 0
@@ -69,13 +79,14 @@ class Reader:
         enough = self.size
         if self.manner is Manner.VANISHING:
             enough = self._chance.randrange(self.size // 3)
-        for _ in self._pages() if self.pages else self._lines():
+        way = WAYS[self.way]
+        for _ in self._pages() if way is None else self._streams(way):
             if time.monotonic() > self.deadline:
                 raise WrongStreamError(f"{self.name}: not at its end in time")
             if self.manner is Manner.VANISHING and self.received >= enough:
                 break
             if self.manner is Manner.SLOW:
-                time.sleep(self._chance.random() * _PAUSE * (4 if self.pages else 1))
+                time.sleep(self._chance.random() * _PAUSE * (1 if way else 4))
         if self.manner is not Manner.VANISHING and self.received != self.size:
             raise WrongStreamError(f"{self.name}: {self.received} bytes instead of {self.size}")
         if self._digest.digest() != self._printed():
@@ -131,29 +142,18 @@ class Reader:
             if self._chance.random() < 0.5:
                 connection.recv(self._chance.randrange(1, _PIECE))
 
-    def _lines(self) -> Iterator[None]:
-        """Read JSON Lines to their end, and ask after it."""
-        while not (yield from self._stream()):
-            pass
+    def _streams(self, way: type[Way]) -> Iterator[None]:
+        """Read one stream after another to their end, and ask after it."""
+        path = f"/evaluation/{self.identifier}/events"
+        over = False
+        while not over:
+            with closing(pieces(self.port, way(), path, self._events)) as stream:
+                for events in stream:
+                    self._take([orjson.loads(event) for event in events])
+                    yield
+                    if self._goes():
+                        break
+                else:
+                    over = True
         with Client(self.port) as client:
             assert client.page(self.identifier, "end")["end"] is None
-
-    def _stream(self) -> Generator[None, None, bool]:
-        """Read one stream; return whether that was the end."""
-        with closing(HTTPConnection("127.0.0.1", self.port, _TIMEOUT)) as connection:
-            connection.connect()
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _PIECE)
-            path = f"/evaluation/{self.identifier}/events?skip={self._events}"
-            connection.request("GET", path, headers={"Accept": "application/jsonl"})
-            response = connection.getresponse()
-            if response.status != 200:
-                said = response.read(500).decode()
-                raise WrongStreamError(f"{self.name}, after {self.received} bytes: {said}")
-            rest = b""
-            while some := response.read1(_PIECE):
-                *lines, rest = (rest + some).split(b"\n")
-                self._take([orjson.loads(line) for line in lines])
-                yield
-                if self._goes():
-                    return False
-        return True

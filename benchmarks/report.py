@@ -34,9 +34,10 @@ Rates "by processor time" are per second of processor time that the program itse
 has spent, rather than of time on the clock.
 
 `make soak` (`python -m benchmarks.soak`) is not among these, for it tells right from wrong, not
-fast from slow, and takes a minute or two: 200 evaluators print 2 GB to readers that are slow, or
-break off and resume, or never come back. It compares every stream with what was printed, shows the
-daemon's peak memory beside its bound, and looks for what is left.
+fast from slow, and takes a few minutes: 200 evaluators in the sandbox print 2 GB to readers that
+are slow, or break off and resume, or never come back, by pages and all kinds of streams. It
+compares every stream with what was printed, shows the daemon's peak memory beside its bound, and
+looks for what is left: processes, directories, descriptors, and objects in the daemon's memory.
 """
 
 

@@ -1,12 +1,12 @@
-"""`python -m benchmarks.soak [--evaluators N] [--size MB] [--seconds N] [--pages]`.
+"""`python -m benchmarks.soak [--evaluators N] [--size MB] [--seconds N] [--sandbox KIND]`.
 
 Many evaluators print numbered lines to clients of which a third are slow, a third break off
-and resume at random, and a third never come back. What each was sent is compared with what
-was printed; the daemon's peak memory is shown beside its bound; at the end nothing may be
-left. The exit status is 0 only if all of that holds.
+and resume at random, and a third never come back; a quarter each read by pages, JSON Lines,
+server-sent events and WebSocket. What each was sent is compared with what was printed; the
+daemon's peak memory is shown beside its bound; at the end nothing may be left, not even an
+object. The exit status is 0 only if all of that holds.
 
-It takes a minute or two; nobody reads for longer than `--seconds`. `--pages` leaves streams out,
-of which half of the readers have one otherwise.
+It takes a few minutes; nobody reads for longer than `--seconds`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from glob import glob
-from http.client import HTTPException
 from pathlib import Path
 
 import attrs
@@ -29,7 +29,8 @@ from benchmarks import machine
 from benchmarks.client import Client, HTTPError
 from benchmarks.daemon import PYTHON, Daemon, daemon
 from benchmarks.programs import numbered
-from benchmarks.readers import Manner, Reader, WrongStreamError
+from benchmarks.readers import WAYS, Manner, Reader, WrongStreamError
+from benchmarks.streams import BrokenStreamError
 
 _MB = 1_000_000
 _TOTAL = 256 * 2**20  # bytes: the default, which is less than 100 full rings of 4 MiB
@@ -48,12 +49,13 @@ _FORGETTING = 40.0  # seconds until everything is gone, of which 10 to 20 are to
 
 @attrs.frozen
 class Leavings:
-    """What there is of evaluations: nothing, and as many descriptors as before, it should be."""
+    """What there is of evaluations; `objects` are counted by class."""
 
     known: int
     processes: int
     directories: int
     descriptors: int | None
+    objects: dict[str, int]
 
     @classmethod
     def of(cls, subject: Daemon) -> Leavings:
@@ -64,11 +66,41 @@ class Leavings:
         processes = sum(len(Path(path).read_text().split()) for path in tasks)
         folders = [subject.state / name for name in ("evaluations", "uploads")]
         directories = sum(1 for folder in folders for _ in folder.glob("*"))
+        counted = objects(subject)
+        return cls(known, processes, directories, at_rest(subject), counted)
+
+    def beyond(self, before: Leavings) -> dict[str, int]:
+        """Return what there is more than there was, by name."""
+        found = {
+            name: getattr(self, name) - getattr(before, name)
+            for name in ("known", "processes", "directories")
+        }
+        if self.descriptors is not None and before.descriptors is not None:
+            found["descriptors"] = self.descriptors - before.descriptors
+        for name, count in self.objects.items():
+            found[name] = count - before.objects.get(name, 0)
+        return {name: count for name, count in found.items() if count > 0}
+
+
+def objects(subject: Daemon) -> dict[str, int]:
+    """Return how many instances of its own classes a daemon has."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(subject.objects))
+        with connection.makefile("rb") as file:
+            found: dict[str, int] = orjson.loads(file.read())
+    return found
+
+
+def at_rest(subject: Daemon) -> int | None:
+    """Return the descriptors of a daemon that has nothing to do, None where nobody may look."""
+    looks = []
+    for _ in range(5):  # a connection that has just been closed may still be there
         try:
-            descriptors = len(os.listdir(f"/proc/{subject.pid}/fd"))
+            looks.append(len(os.listdir(f"/proc/{subject.pid}/fd")))
         except PermissionError:
-            descriptors = None
-        return cls(known, processes, directories, descriptors)
+            return None
+        time.sleep(0.1)
+    return min(looks)
 
 
 def memory(subject: Daemon, name: str) -> float:
@@ -95,44 +127,34 @@ def soak(subject: Daemon, options: argparse.Namespace) -> list[Reader | str]:
     """Let everybody read; return those who are content, and what the others say."""
     deadline = time.monotonic() + options.seconds
     size = int(options.size * _MB) // 1000 * 1000
-    manners = list(Manner)
+    manners, ways = list(Manner), list(WAYS)
     under_way: list[tuple[Reader, Future[None]]] = []
     with ThreadPoolExecutor(options.evaluators) as threads:
         for number in range(options.evaluators):
             name = f"evaluator-{number}"
             identifier = begin(subject, name, size, deadline)
             manner = manners[number % len(manners)]
-            pages = options.pages or number // len(manners) % 2 == 0
-            reader = Reader(subject.port, identifier, name, size, manner, pages, deadline)
+            way = ways[number // len(manners) % len(ways)]
+            reader = Reader(subject.port, identifier, name, size, manner, way, deadline)
             under_way.append((reader, threads.submit(reader.read)))
     found: list[Reader | str] = []
     for reader, future in under_way:
         error = future.exception()
         if error is None:
             found.append(reader)
-        elif isinstance(error, WrongStreamError | OSError | HTTPError | HTTPException):
-            found.append(f"{reader.manner.value}: {type(error).__name__}: {error}")
+        elif isinstance(error, WrongStreamError | BrokenStreamError | OSError | HTTPError):
+            found.append(f"{reader.way}, {reader.manner.value}: {type(error).__name__}: {error}")
         else:
             raise error
     return found
 
 
-def settle(subject: Daemon, descriptors: int | None) -> Leavings:
-    """Return what is left when that is nothing but so many descriptors, or after a time."""
-    nothing = Leavings(0, 0, 0, descriptors)
+def settle(subject: Daemon, before: Leavings) -> dict[str, int]:
+    """Return what is left that was not there before, when that is nothing, or after a time."""
     deadline = time.monotonic() + _FORGETTING
-    while (now := Leavings.of(subject)) != nothing and time.monotonic() < deadline:
-        time.sleep(0.2)
-    return now
-
-
-def at_rest(subject: Daemon) -> int | None:
-    """Return the descriptors of a daemon that has nothing to do, None where nobody may look."""
-    looks = []
-    for _ in range(5):  # a connection that has just been closed may still be there
-        looks.append(Leavings.of(subject).descriptors)
-        time.sleep(0.2)
-    return min((look for look in looks if look is not None), default=None)
+    while (left := Leavings.of(subject).beyond(before)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
 
 
 def tell(found: Sequence[Reader | str], seconds: float, options: argparse.Namespace) -> None:
@@ -148,6 +170,8 @@ def tell(found: Sequence[Reader | str], seconds: float, options: argparse.Namesp
             f"  {len(content)} {manner.value}: {received:,.0f} MB, as they were printed"
             + (f"; {breaks} connections broken off" if breaks else "")
         )
+    gone = sum(" 410 " in one for one in found if isinstance(one, str))
+    print(f"  {gone} refused because what was lost on the way was not there any more (410)")
     for complaint in found:
         if isinstance(complaint, str):
             print(f"  WRONG: {complaint[:400]}")
@@ -159,27 +183,27 @@ def main() -> int:
     parser.add_argument("--evaluators", type=int, default=200, help="default: 200")
     parser.add_argument("--size", type=float, default=10.0, help="MB of each; default: 10")
     parser.add_argument("--seconds", type=float, default=240.0, help="at most; default: 240")
-    parser.add_argument("--pages", action="store_true", help="no streams")
+    parser.add_argument("--sandbox", default="auto", help="`sandbox.kind`; default: auto")
     options = parser.parse_args()
     print(*machine.describe(), sep="\n", end="\n\n")
-    with daemon(more=_CONFIGURATION) as subject:
-        small = memory(subject, "VmHWM")
-        descriptors = at_rest(subject)
+    with daemon(sandbox=options.sandbox, more=_CONFIGURATION, counted=True) as subject:
+        small, before = memory(subject, "VmHWM"), Leavings.of(subject)
         started = time.monotonic()
         found = soak(subject, options)
         tell(found, time.monotonic() - started, options)
-        left = settle(subject, descriptors)
+        left = settle(subject, before)
         peak, now = memory(subject, "VmHWM"), memory(subject, "VmRSS")
         log = subject.log.read_text(errors="replace")
     print(f"peak memory {peak:,.0f} MB, {small:,.0f} before, {now:,.0f} when all had gone;")
     print(f"buffers.total is {_TOTAL / _MB:,.0f} MB")
-    clean = left == Leavings(0, 0, 0, descriptors)
-    print("nothing is left" if clean else f"LEFT: {left}; there were {descriptors} descriptors")
+    print(f"LEFT: {left}" if left else "nothing is left, not an object")
+    if before.descriptors is None:
+        print("(but root alone can count its descriptors)")
     defects = sum(log.count(word) for word in ("Traceback", "Unhandled"))
     if defects:
         print(f"DEFECTS in the log: {defects}")
     wrong = any(isinstance(one, str) for one in found)
-    return 1 if wrong or defects or not clean else 0
+    return 1 if wrong or defects or left else 0
 
 
 if __name__ == "__main__":
