@@ -101,7 +101,7 @@ class Intake:
         if self._parser.wanted is not None and not self._reading:
             self._reading = True
             Deferred.fromCoroutine(self._supply(self._parser.wanted))
-        if self._parser.partial and self._flush is None:
+        if self._flush is None and self._parser.partial:
             self._flush = self._clock.callLater(PARTIAL_LINE, self._deliver_partial)
         self._balance()
         if batch.count:

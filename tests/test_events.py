@@ -64,6 +64,17 @@ class TextTests(SynchronousTestCase):
         self.check(b"a\n\nb", ["a", "\n", "\n", "b"])
         self.check(b"\n\na\n\n\nb\n\n", ["\n"] * 2 + ["a"] + ["\n"] * 3 + ["b"] + ["\n"] * 2)
 
+    def test_blank_lines_between_long_ones(self) -> None:
+        """They are found where terminators are few, too: first, last, or in the middle."""
+        long = "x" * 5000
+        for count in (1, 2, 3):
+            blank = ["\n"] * count
+            self.check(("\n" * count + long).encode(), [*blank, long])
+            self.check((long + "\n" * count).encode(), [long, *blank])
+            self.check((long + "\n" * count + long).encode(), [long, *blank, long])
+            several = f"a\n{long}\nb\n{long}" + "\n" * count + "c"
+            self.check(several.encode(), ["a", "\n", long, "\n", "b", "\n", long, *blank, "c"])
+
     def test_delete_character(self) -> None:
         """0x7f does not become a terminator, nor a terminator 0x7f."""
         self.check(b"\x7f", ["\x7f"])
