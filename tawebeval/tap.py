@@ -13,6 +13,7 @@ from twisted.application.service import IService
 from twisted.python import usage
 
 from tawebeval import __version__
+from tawebeval.allocator import keep_freed_memory
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.config import Configuration, parse_configuration
@@ -77,6 +78,7 @@ def makeService(
         directories = open_directories(environment, os.urandom, privileges)
         user = privileges.user
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
+        keep_freed_memory()
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         return make_service(configuration, directories, reactor, privileges, cgroups)
     except ConfigurationError as error:

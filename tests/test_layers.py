@@ -29,7 +29,7 @@ LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
         "twisted.plugins tap cli doctor findings premises service reloading interrupts ground"
-        " preload",
+        " preload allocator",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.

@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 import tawebeval
-from tawebeval import __version__, preload
+from tawebeval import __version__, preload, tap
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.tap import Options, makeService, read_configuration
@@ -194,6 +194,13 @@ class MakeServiceTests(SynchronousTestCase):
         self.make("-c", path).privilegedStartService()
         self.assertEqual(self.process.users, (pwd.getpwnam("nobody").pw_uid,) * 3)
         self.assertEqual(loaded, [True])
+
+    def test_memory(self) -> None:
+        """The daemon keeps the memory that events pass through."""
+        told: list[bool] = []
+        self.patch(tap, "keep_freed_memory", lambda: told.append(True))
+        self.make()
+        self.assertEqual(told, [True])
 
     def test_directories(self) -> None:
         """So are directories that cannot be had."""

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from tawebeval.allocator import keep_freed_memory
 from tawebeval.markers import Markers
 from tawebeval.ring import Ring
 from tawebeval.segi import Parser
@@ -27,6 +28,7 @@ def resident() -> int:
 
 def main() -> None:
     """Fill a ring, and report."""
+    keep_freed_memory()  # as the daemon does at its start
     chunk = int(sys.argv[1])
     text = _LINE * (chunk // len(_LINE) + 1)
     parser, ring = Parser(Markers.fresh(os.urandom)), Ring()

@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
+from tawebeval.allocator import keep_freed_memory
 from tawebeval.bare import Commit
 from tawebeval.budget import Budget
 from tawebeval.cgroups import Cgroups
@@ -45,6 +46,7 @@ class MeasuredRun(Run):
 
 def main() -> None:
     """Run the writer, store its events, and report."""
+    keep_freed_memory()  # as the daemon does at its start
     argv, total = arguments()
     stopwatch = Stopwatch()
     ring = Ring()

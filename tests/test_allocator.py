@@ -1,0 +1,89 @@
+"""`tawebeval.allocator`: what the C library keeps, seen by the kernel's count of pages.
+
+The kernel counts a fault for each page that is touched for the first time since the process
+got it. Each test has a process of its own, for the setting holds until the process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+import tawebeval
+from tawebeval import allocator
+from tawebeval.allocator import KEPT, keep_freed_memory
+
+BLOCK = 256 * 1024
+"""Bytes of one allocation: as large as what becomes of a read."""
+
+SCRIPT = f"""
+import json, resource, sys
+from pathlib import Path
+from tawebeval.allocator import keep_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+kept, size = sys.argv[1] == "kept", int(sys.argv[2])
+if kept:
+    assert keep_freed_memory()
+
+def use():
+    blocks = [b"x" * {BLOCK} for _ in range(size // {BLOCK})]
+    blocks.clear()
+
+small = resident()
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(json.dumps([faults * resource.getpagesize() / 10, resident() - small]))
+"""
+
+
+def mapped_and_left(how: str, size: int) -> tuple[float, int]:
+    """Let a process use and free `size` bytes several times, "kept" or "as it is".
+
+    Return the bytes that the kernel has to map for it each time, and those that stay.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, how, str(size)],
+        env={"PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    mapped, left = json.loads(done.stdout)
+    return mapped, left
+
+
+class AllocatorTests(SynchronousTestCase):
+    """Memory that is free, and used again."""
+
+    if platform.libc_ver()[0] != "glibc":
+        skip = "this C library is not glibc"
+
+    def test_used_again(self) -> None:
+        """What is freed and used again is mapped once, where else it is each time."""
+        size = KEPT // 2
+        self.assertGreater(mapped_and_left("as it is", size)[0], size / 2)
+        self.assertLess(mapped_and_left("kept", size)[0], size / 20)
+
+    def test_given_back(self) -> None:
+        """Of much more than is to be kept the rest goes back."""
+        left = mapped_and_left("kept", 8 * KEPT)[1]
+        self.assertLess(left, 1.2 * KEPT)
+
+
+class OtherLibraryTests(SynchronousTestCase):
+    """A C library that has no such setting."""
+
+    def test_nothing(self) -> None:
+        """It stays as it is, and the daemon starts all the same."""
+        self.patch(allocator.ctypes, "CDLL", lambda name: object())
+        self.assertFalse(keep_freed_memory())
