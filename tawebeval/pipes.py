@@ -16,12 +16,15 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 _READ = 64 * 1024
-_PIPE = 256 * 1024
+_PIPE = 256 * 1024  # what a pipe is to hold whose writer is faster than we are
 
 
 @implementer(IReadDescriptor)
 class PipeReader:
     """Reads one pipe of a child in large pieces, and can be paused.
+
+    A pipe that is found full is made larger: its writer would wait for us. All pipes of a user
+    other than root have a bound together (pipe(7)), so those that are never full stay small.
 
     `received(chunk)` gets what is read, `lost()` is called once at the end.
     """
@@ -40,6 +43,7 @@ class PipeReader:
         self._paused = False
         self._left: int | None = None  # bytes that are still to be read, if that is decided
         self._closed = False
+        self._holds = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -60,8 +64,15 @@ class PipeReader:
             return CONNECTION_DONE
         if not chunk:
             return CONNECTION_DONE
+        if len(chunk) >= self._holds:
+            self._enlarge()
         self._received(chunk)
         return None
+
+    def _enlarge(self) -> None:
+        """Let the pipe hold more; where there are too many large ones just now, perhaps later."""
+        with contextlib.suppress(OSError):
+            self._holds = fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _PIPE)
 
     def connectionLost(self, reason: Failure) -> None:
         """Close the pipe: its end was reached, or nobody wants more of it."""
@@ -118,7 +129,4 @@ def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> t
     reading.callback(os.close, ends[0])
     writing.callback(os.close, ends[1])
     os.set_blocking(ends[0], False)
-    with contextlib.suppress(OSError):
-        # Users other than root have only so many large pipes: take what is given.
-        fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, _PIPE)
     return ends

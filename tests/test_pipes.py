@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from typing import Any
 
@@ -72,6 +73,25 @@ class PipeTests(SynchronousTestCase):
             os.close(self.writing)
             self.writing = -1
 
+    def write(self, size: int) -> int:
+        """Write so many bytes into a pipe that can hold them; return how many."""
+        fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, 2**18)
+        os.set_blocking(self.writing, False)
+        return os.write(self.writing, b"x" * size)
+
+    def capacity(self) -> int:
+        """Return how many bytes the pipe can hold."""
+        return fcntl.fcntl(self.reading, fcntl.F_GETPIPE_SZ)
+
+    def fill(self) -> int:
+        """Write as much as the pipe takes; return how much that was."""
+        os.set_blocking(self.writing, False)
+        written = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                written += os.write(self.writing, b"x" * 4096)
+        return written
+
     def assert_lost(self, received: bytes) -> None:
         """Hold that just this was read, that the end was told once, and that nothing is left."""
         self.assertEqual((b"".join(self.received), self.lost), (received, 1))
@@ -84,10 +104,9 @@ class PipeTests(SynchronousTestCase):
         """What is there is read, 64 KiB at a time, until the end, which is told once."""
         verifyObject(IReadDescriptor, self.reader)
         self.assertEqual(self.reader.fileno(), self.reading)
-        os.set_blocking(self.writing, False)
-        written = os.write(self.writing, b"x" * 200_000)
+        written = self.write(200_000)
         self.reactor.read()
-        self.assertEqual(list(map(len, self.received)), [min(written, 2**16)])
+        self.assertEqual(list(map(len, self.received)), [2**16])
         while sum(map(len, self.received)) < written:
             self.reactor.read()
         self.reactor.read()  # in vain
@@ -97,6 +116,37 @@ class PipeTests(SynchronousTestCase):
         self.assert_lost(b"x" * written)
         self.reader.connectionLost(Failure(CONNECTION_DONE))
         self.assertEqual(self.lost, 1)
+
+    def test_larger(self) -> None:
+        """A pipe that is found full holds 256 KiB from then on, one that is not stays as it is."""
+        small = self.capacity()
+        self.assertLess(small, 2**18)
+        os.write(self.writing, b"x" * (small - 1))
+        self.reactor.read()
+        self.assertEqual(self.capacity(), small)
+        self.fill()
+        self.reactor.read()
+        self.assertEqual(self.capacity(), 2**18)
+
+    def test_no_larger(self) -> None:
+        """Where the kernel refuses it is read as it is, and asked for again when it is full."""
+        refused: list[int] = []
+        real = fcntl.fcntl
+
+        def refuse(descriptor: int, command: int, argument: int = 0) -> int:
+            if command == fcntl.F_SETPIPE_SZ:
+                refused.append(argument)
+                raise PermissionError
+            return real(descriptor, command, argument)
+
+        self.patch(fcntl, "fcntl", refuse)
+        written = self.fill()
+        self.reactor.read()
+        self.assertEqual((sum(map(len, self.received)), refused), (written, [2**18]))
+        written += self.fill()
+        self.patch(fcntl, "fcntl", real)
+        self.reactor.read()
+        self.assertEqual((sum(map(len, self.received)), self.capacity()), (written, 2**18))
 
     def test_pause(self) -> None:
         """Paused it is no reader, resumed it is one again, and never twice."""
@@ -109,8 +159,7 @@ class PipeTests(SynchronousTestCase):
 
     def test_the_rest(self) -> None:
         """Of what it holds all is read, of what comes later nothing, and nobody is waited for."""
-        os.set_blocking(self.writing, False)
-        written = os.write(self.writing, b"x" * 150_000)
+        written = self.write(150_000)
         self.reader.read_the_rest()
         self.assertEqual((self.reactor.readers, self.received), ([], []))
         self.reactor.turn()
@@ -135,8 +184,7 @@ class PipeTests(SynchronousTestCase):
 
     def test_the_rest_while_paused(self) -> None:
         """The rest waits while it is paused, before or in the middle, and is whole in the end."""
-        os.set_blocking(self.writing, False)
-        written = os.write(self.writing, b"x" * 150_000)
+        written = self.write(150_000)
         self.reader.pauseProducing()
         self.reader.read_the_rest()
         self.reactor.turn(5)

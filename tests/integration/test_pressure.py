@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+from contextlib import suppress as suppressing
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -137,6 +139,11 @@ print("{line}\\n" * 190, end="", flush=True)
         (gate,) = await until(
             lambda: list(self.daemon.state.glob("evaluations/*/tree/gate")), "it waits"
         )
+        # Its pipe holds all of that, as it does when much was printed before.
+        for one in processes(word):
+            # Some of a sandbox may be closed to us, but all have the same stdout.
+            with suppressing(PermissionError), open(f"/proc/{one}/fd/1", "wb") as stdout:
+                fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, 2**18)
         pid = self.daemon.pid
         self.addCleanup(os.kill, pid, signal.SIGCONT)
         os.kill(pid, signal.SIGSTOP)
