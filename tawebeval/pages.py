@@ -39,11 +39,13 @@ class Page:
 
     def encode(self) -> bytes:
         """Return the page as JSON."""
-        return b'{"begin":%s,"end":%s,"data":[%s]}' % (
+        head = b'{"begin":%s,"end":%s,"data":[' % (
             _encode_cursor(self.begin),
             _encode_cursor(self.end),
-            self.events.lines[:-1].replace(b"\n", b","),
         )
+        # A view, for what is large is to be copied as seldom as can be.
+        events = memoryview(self.events.lines.replace(b"\n", b","))[:-1]
+        return b"".join((head, events, b"]}"))
 
 
 def _encode_cursor(cursor: str | None) -> bytes:
