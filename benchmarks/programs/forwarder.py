@@ -1,6 +1,7 @@
 """Baseline: a forwarder in Twisted, from the stdout of a process to a socket, as it comes.
 
-`forwarder COMMAND` runs the shell command once for each connection.
+`forwarder COMMAND` runs the shell command once for each connection. It is not read faster than
+the socket takes it.
 """
 
 from __future__ import annotations
@@ -9,17 +10,38 @@ import sys
 from typing import Any
 
 from twisted.internet import reactor as installed
+from twisted.internet.interfaces import IPushProducer
 from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.python.failure import Failure
+from zope.interface import implementer
 
 reactor: Any = installed
 
 
+@implementer(IPushProducer)
 class Forward(ProcessProtocol):
     """Writes stdout to the socket, which is closed at its end."""
 
+    transport: Any
+
     def __init__(self, socket: Any) -> None:
         self._socket = socket
+
+    def connectionMade(self) -> None:
+        """Let the socket tell when it has enough."""
+        self._socket.registerProducer(self, True)
+
+    def pauseProducing(self) -> None:
+        """Read no more for now."""
+        self.transport.pauseProducing()
+
+    def resumeProducing(self) -> None:
+        """Read on."""
+        self.transport.resumeProducing()
+
+    def stopProducing(self) -> None:
+        """Nobody wants more of it."""
+        self.transport.loseConnection()
 
     def outReceived(self, data: bytes) -> None:
         """Forward."""
@@ -27,6 +49,7 @@ class Forward(ProcessProtocol):
 
     def processEnded(self, reason: Failure) -> None:
         """End the connection."""
+        self._socket.unregisterProducer()
         self._socket.loseConnection()
 
 

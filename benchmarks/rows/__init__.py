@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.measure import Row
-from benchmarks.rows import latency, memory, pages, polls, spawning, start, stdout
+from benchmarks.rows import delivery, latency, memory, pages, polls, spawning, start, stdout
 
 Benchmark = Callable[[int], Sequence[Row]]
 
 BENCHMARKS: dict[str, Benchmark] = {
     "stdout": stdout.measure,
+    "delivery": delivery.measure,
     "polls": polls.measure,
     "pages": pages.measure,
     "start": start.measure,

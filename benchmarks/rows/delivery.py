@@ -1,0 +1,110 @@
+"""From stdout to an HTTP client: pages that are acknowledged, and a raw forwarder.
+
+The client asks for each page as soon as it has the one before, and looks at its cursor only.
+Time runs from the first bytes that it receives to the last ones, and is told per byte of stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+from benchmarks import programs
+from benchmarks.client import Client
+from benchmarks.daemon import PYTHON, Daemon, daemon
+from benchmarks.measure import Round, Row, interleave
+from benchmarks.running import Server, server
+
+_MB = 1_000_000
+_LENGTH = 100
+_TOTAL = 150 * _MB
+_TARGET = 0.3
+_TIMEOUT = 60.0
+_READ = 256 * 1024
+
+_WRITER = Path(programs.__file__).with_name("writer.py")
+_COMMAND = shlex.join([PYTHON, "-I", "-S", str(_WRITER), str(_LENGTH), str(_TOTAL)])
+_SETTINGS = f"""\
+[limits]
+output = {_TOTAL}
+"""
+# An event for each line, and one for its terminator.
+_SMALLEST = len('{"type":"text","payload":""},' * 2 + r"\n") + _LENGTH - 1
+
+
+def measure(rounds: int) -> Sequence[Row]:
+    """Return the rows."""
+    with daemon(more=_SETTINGS) as ours, server("forwarder", _COMMAND) as raw:
+        samples = interleave(
+            rounds,
+            {"ours": lambda: _by_pages(ours), "raw": lambda: _by_socket(raw)},
+        )
+    what = f"stdout to an HTTP client, pages, lines of {_LENGTH} bytes"
+    return [
+        Row(
+            f"{what}, to a raw forwarder",
+            "MB/s",
+            samples["ours.rate"],
+            samples["raw.rate"],
+            _TARGET,
+        ),
+        Row(
+            "… by the server's processor time",
+            "MB/s",
+            samples["ours.processor_rate"],
+            samples["raw.processor_rate"],
+        ),
+    ]
+
+
+@attrs.define
+class _Stopwatch:
+    """From the first bytes of an answer to the last ones, in processor time of the server, too."""
+
+    _server: Server
+    received: int = 0
+    _clock: float = 0.0
+    _processor: float = 0.0
+
+    def count(self, size: int) -> None:
+        """Note that so many bytes were received."""
+        if not self.received:
+            self._clock = time.perf_counter()
+            self._processor = self._server.processor_time()
+        self.received += size
+
+    def stop(self) -> Round:
+        """Return bytes of stdout per second, and per second of processor time."""
+        clock = time.perf_counter() - self._clock
+        processor = self._server.processor_time() - self._processor
+        return {"rate": _TOTAL / clock / _MB, "processor_rate": _TOTAL / processor / _MB}
+
+
+def _by_pages(ours: Daemon) -> Round:
+    stopwatch = _Stopwatch(ours)
+    with Client(ours.port) as client:
+        path = f"/evaluation/{ours.evaluate(client, _COMMAND)}/events?wait=30"
+        after: str | None = ""
+        while after is not None:
+            page = client.get(f"{path}&after={after}")
+            stopwatch.count(len(page))
+            after = json.loads(page[: page.index(b',"data":')] + b"}")["end"]
+    measured = stopwatch.stop()
+    assert stopwatch.received >= _TOTAL // _LENGTH * _SMALLEST, "events were lost"
+    return measured
+
+
+def _by_socket(raw: Server) -> Round:
+    stopwatch = _Stopwatch(raw)
+    with socket.create_connection(("127.0.0.1", raw.port), _TIMEOUT) as connection:
+        while chunk := connection.recv(_READ):
+            stopwatch.count(len(chunk))
+    measured = stopwatch.stop()
+    assert stopwatch.received == _TOTAL, "bytes were lost"
+    return measured
