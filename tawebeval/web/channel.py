@@ -9,7 +9,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
 from tawebeval import __version__
@@ -55,6 +55,11 @@ class ApiChannel(PacedChannel):
         """The settings."""
         return self.site.connections.limits
 
+    @property
+    def clock(self) -> IReactorTime:
+        """The clock of all deadlines."""
+        return self.site.api.clock
+
     def request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
         return self._command, self._path, self._version
@@ -74,7 +79,7 @@ class ApiChannel(PacedChannel):
         elif connections.turned_away < _TURNED_AWAY:
             connections.turned_away += 1
             self._turned_away = True
-            self.write_within(LINGER)
+            self.take_within(LINGER)
         else:
             self.forceAbortClient()
 
@@ -253,8 +258,8 @@ class ApiChannel(PacedChannel):
         transport = self.transport
         if IHalfCloseableDescriptor.providedBy(transport):
             self.phase = Phase.CLOSED
-            self.read_within(None)
-            self.write_within(patience)
+            self._reading.never()
+            self.take_within(patience)
             self.clearLineBuffer()
             self._networkProducer.unregisterProducer()
             self._networkProducer.resumeProducing()
