@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
-from tawebeval import __version__
 from tawebeval.config import Http
 from tawebeval.errors import TooSlow
 from tawebeval.web import problems
 from tawebeval.web.connections import group_of
-from tawebeval.web.origins import share_with
+from tawebeval.web.exchange import general_headers, lines, status_line
 from tawebeval.web.pacing import LINGER, PacedChannel, Phase
+from tawebeval.web.shortcut import Shortcut
 
 if TYPE_CHECKING:
     from tawebeval.web.site import ApiSite
@@ -29,12 +29,6 @@ _SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send, all frames
 _TOO_BIG = 1009  # the close code for that
 _DIGITS = 18  # of a Content-Length; more are no length of anything
 
-HEADERS = {
-    b"Server": b"tawebeval/" + __version__.encode(),
-    b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
-    b"X-Content-Type-Options": b"nosniff",
-}
-
 
 class ApiChannel(PacedChannel):
     """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
@@ -44,6 +38,7 @@ class ApiChannel(PacedChannel):
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
+    _shortcut: Shortcut
     _group: str | None = None  # None while the connection is not counted
     _turned_away = False
     _socket: Any = None  # what takes the connection's bytes when it has become a WebSocket
@@ -70,6 +65,7 @@ class ApiChannel(PacedChannel):
         """Count the connection, and wait for a head; where there are too many, see it off."""
         self.MAX_LENGTH = self.limits.line
         super().connectionMade()
+        self._shortcut = Shortcut(self, self.site.api)
         assert self.transport is not None
         group = group_of(self.transport.getPeer())
         connections = self.site.connections
@@ -109,9 +105,21 @@ class ApiChannel(PacedChannel):
         if self._socket is not None:
             self._socket_receives(data)
             return
+        if self._at_rest and self._shortcut.take(data):
+            return
         super().dataReceived(data)
         if self._buffer:
             self.head_begins()
+
+    @property
+    def _at_rest(self) -> bool:
+        """Whether nothing has come since the last request, and that is answered."""
+        return (
+            (self.phase is Phase.IDLE or self.phase is Phase.NEW)
+            and not self._head_size  # of an empty line, which may precede a request
+            and not self._buffer
+            and not self._busyReceiving
+        )
 
     def lineReceived(self, line: bytes) -> None:
         """Take a line of a head."""
@@ -241,16 +249,13 @@ class ApiChannel(PacedChannel):
             return
         body = problems.document(status, detail)
         headers = {
-            **HEADERS,
-            **share_with(self.site.api.configuration.callers.origins, []),
+            **general_headers(self.site.api.configuration.callers.origins, []),
             b"Connection": b"close",
-            b"Content-Type": problems.CONTENT_TYPE.encode(),
+            b"Content-Type": problems.CONTENT_TYPE,
             b"Content-Length": b"%d" % len(body),
             **(more or {}),
         }
-        head = b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
-        lines = (b"%s: %s\r\n" % header for header in headers.items())
-        self.write(b"".join((head, *lines, b"\r\n", body)))
+        self.write(b"".join((status_line(status), lines(headers), b"\r\n", body)))
         self._close_after_answer()
 
     def _close_after_answer(self, patience: float = LINGER) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
-from twisted.web.http import HTTPChannel, Request
+from twisted.web.http import HTTPChannel
 
 from tawebeval.config import Http
 from tawebeval.web.deadlines import Deadline
@@ -34,6 +34,15 @@ class Phase(Enum):
     CLOSED = "the end"  # what still comes is thrown away
 
 
+class Answered(Protocol):
+    """A request as far as its channel knows it while it is answered: Twisted's, or another."""
+
+    startedWriting: bool  # noqa: N815  (the name that Twisted gave it)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Take that there is nobody to answer any more."""
+
+
 class PacedChannel(HTTPChannel):
     """A connection with deadlines, which knows in what phase it is.
 
@@ -45,7 +54,7 @@ class PacedChannel(HTTPChannel):
     _unsent = 0  # bytes at most that the client has yet to take of the answer
     _reading: Deadline  # for what the client sends
     _writing: Deadline  # for what it has to take
-    _answered: Request | None = None  # is done, save that the client has yet to take it
+    _answered: Answered | None = None  # is done, save that the client has yet to take it
 
     @property
     @abstractmethod
@@ -116,10 +125,11 @@ class PacedChannel(HTTPChannel):
         self._reading.within(self.limits.window, self._look_at_rate)
         super().allHeadersReceived()
 
-    def whole_request_received(self, request: Any) -> None:
-        """Take a request without a body, whose head has come at once; it is in `requests`.
+    def whole_request_received(self, request: Answered) -> None:
+        """Take a request without a body, whose head has come at once.
 
-        Until `requestDone` what else comes is kept, as Twisted keeps it for its own.
+        It is in `requests` until `requestDone`, and Twisted keeps what else comes as it does
+        behind its own.
         """
         self.phase = Phase.ANSWER
         self._unsent = 0
@@ -170,7 +180,7 @@ class PacedChannel(HTTPChannel):
         if request is not None:
             self.requestDone(request)
 
-    def requestDone(self, request: Request) -> None:
+    def requestDone(self, request: Answered) -> None:
         """Go on to the next request, once the client has taken most of this one's answer.
 
         Otherwise requests that were sent together would pile up answers in memory.
