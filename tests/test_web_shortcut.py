@@ -293,6 +293,18 @@ class ShortcutTests(RawTestCase):
         self.assertIn("Retry-After", connection.answer().headers)
         self.assertEqual(self.made, 0)
 
+    def test_empty_lines(self) -> None:
+        """An empty line before each request is passed over, wherever it ends (RFC 9112, 2.2)."""
+        connection = self.connect()
+        for made in (1, 2, 3):
+            for piece in (b"\r\n", self.poll()):
+                connection.send(piece)
+            self.assertEqual(connection.answer().status, 200)
+            self.assertEqual(self.made, made)
+        connection.send(self.poll())
+        self.assertEqual(connection.answer().status, 200)
+        self.assertEqual(self.made, 3)
+
     def test_gone(self) -> None:
         """A client that goes away while it waits leaves nothing, and the events stay."""
         calls = len(self.service.reactor.getDelayedCalls())

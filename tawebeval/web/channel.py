@@ -114,12 +114,8 @@ class ApiChannel(PacedChannel):
     @property
     def _at_rest(self) -> bool:
         """Whether nothing has come since the last request, and that is answered."""
-        return (
-            (self.phase is Phase.IDLE or self.phase is Phase.NEW)
-            and not self._head_size  # of an empty line, which may precede a request
-            and not self._buffer
-            and not self._busyReceiving
-        )
+        # An empty line, which may precede a request, begins none, but is counted.
+        return (self.phase is Phase.IDLE or self.phase is Phase.NEW) and not self._head_size
 
     def lineReceived(self, line: bytes) -> None:
         """Take a line of a head."""
