@@ -95,7 +95,7 @@ VERSIONS = st.sampled_from(["HTTP/1.1"] * 12 + ["HTTP/1.0", "HTTP/1.2", "http/1.
 PATHS = st.sampled_from(
     ["/evaluation/ID/events"] * 12
     + ["/evaluation/NONE/events", "/evaluation/x/events", "//evaluation//ID/events"]
-    + ["http://localhost/evaluation/ID/events", "/evaluation/ID/event%73", "/evaluation/ID"]
+    + ["http://localhost/evaluation/ID/events", "/evaluation/ID/event%73", "/health"]
 )
 FIELDS = st.lists(
     st.sampled_from(PLAIN) | st.sampled_from(PLAIN + NOT_PLAIN), max_size=6, unique=True
@@ -214,7 +214,7 @@ class World:
 class EqualityTests(RawTestCase):
     """The shortcut and the usual road, side by side."""
 
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=100)
     @given(st.sampled_from(sorted(CONFIGURATIONS)), STEPS)
     def test_bytes(self, kind: str, steps: list[Any]) -> None:
         """Whatever is asked, in whatever state, each client gets the same bytes."""
