@@ -69,7 +69,7 @@ class Fields:
     answer has the lines `before` its date, and those `behind` it.
     """
 
-    authorization: Sequence[bytes]
+    authorization: Sequence[bytes] = attrs.field(repr=False)
     wait: int | None
     before: bytes
     behind: bytes
