@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
@@ -56,11 +56,10 @@ PLAIN = (
     f"Authorization: Bearer {TOKEN}",
     "Authorization: Bearer another",
 )
+ODD_HOSTS = ("Host: [::1", "Host: ..", "Host:", "Host: a b")
 NOT_PLAIN = (
-    "Host: other.example.org",  # a second one, mostly
-    "Host: [::1",
-    "Host: ..",
-    "Host:",
+    *ODD_HOSTS,
+    "Host: other.example.org",  # as the second one
     "Accept: text/event-stream",
     "Accept: text/html",
     "Connection: close",
@@ -100,6 +99,12 @@ PATHS = st.sampled_from(
 FIELDS = st.lists(
     st.sampled_from(PLAIN) | st.sampled_from(PLAIN + NOT_PLAIN), max_size=6, unique=True
 )
+
+
+def asking(query: str, *headers: str) -> bytes:
+    """Return a request for a page."""
+    first = f"GET /evaluation/ID/events{query} HTTP/1.1"
+    return "\r\n".join([first, *headers, "", ""]).encode("latin-1")
 
 
 @st.composite
@@ -215,6 +220,12 @@ class EqualityTests(RawTestCase):
     """The shortcut and the usual road, side by side."""
 
     @settings(deadline=None, max_examples=100)
+    @example("usual", [(asking("?after=1wait=2"), 0, None)])
+    @example("usual", [(asking("", "Host: localhost", "Host: localhost"), 0, None)])
+    @example("usual", [(asking("", "Host: .."), 0, None)])
+    @example("little", [(asking("", *["X: y"] * 5), 0, None)])
+    @example("little", [(asking("?after=" + "9" * 100), 0, None)])
+    @example("little", [(asking("", "X: " + "y" * 100, "Y: " + "y" * 100), 0, None)])
     @given(st.sampled_from(sorted(CONFIGURATIONS)), STEPS)
     def test_bytes(self, kind: str, steps: list[Any]) -> None:
         """Whatever is asked, in whatever state, each client gets the same bytes."""
@@ -257,8 +268,7 @@ class ShortcutTests(RawTestCase):
 
     def poll(self, query: str = "", *headers: str) -> bytes:
         """Return a request for a page."""
-        first = f"GET /evaluation/{self.identifier}/events{query} HTTP/1.1"
-        return "\r\n".join([first, *headers, "", ""]).encode("latin-1")
+        return asking(query, *headers).replace(b"ID", self.identifier.encode())
 
     def test_plain(self) -> None:
         """No request is made for a plain poll, such as clients send them."""
@@ -275,7 +285,8 @@ class ShortcutTests(RawTestCase):
         """One is made for all others."""
         for header in NOT_PLAIN:
             before = self.made
-            self.connect().send(self.poll("", "Host: localhost", header))
+            hosts = [] if header in ODD_HOSTS else ["Host: localhost"]
+            self.connect().send(self.poll("", *hosts, header))
             self.assertEqual(self.made, before + 1, header)
         for start in (b"HEAD", b"POST"):
             before = self.made
@@ -353,8 +364,17 @@ class ShortcutTests(RawTestCase):
                 connection.channel.resumeProducing()
                 self.assertEqual(connection.received.count(b"200 OK"), count + 1)
         self.assertEqual(self.made, 0)
-        connection.send(self.poll())
-        for _ in range(21):
+
+    def test_never_taken(self) -> None:
+        """Who takes an answer no more is cut off soon, however much it has taken before."""
+        connection = self.connect()
+        for _ in range(200):
+            connection.send(self.poll())
+        connection.channel.pauseProducing()
+        for _ in range(19):
+            self.service.reactor.advance(1)
+        self.assertFalse(connection.aborted)
+        for _ in range(2):
             self.service.reactor.advance(1)
         self.assertTrue(connection.aborted)
 
