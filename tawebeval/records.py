@@ -122,9 +122,11 @@ class Records:
         Who does not read counts as asking for it only while it gets on without a reader: one
         that is held by what nobody reads would keep its place for ever.
         """
-        if not self._identities.issued(identifier, caller):
-            raise UnknownEvaluation
         record = self._records.get(identifier)
+        if (record is None or record.caller != caller) and not self._identities.issued(
+            identifier, caller
+        ):
+            raise UnknownEvaluation
         if record is not None and (reads or not record.evaluation.share.full):
             self.touch(record)
         return record

@@ -170,7 +170,7 @@ class Registry:
             return after_the_end()
         self._closing.note_reader(identifier)
         limit = self._configuration.buffers.page
-        return read_page(record.evaluation.ring, parse_cursor(after), limit)
+        return read_page(record.evaluation.ring, after or None, limit)
 
     def page(self, identifier: str, after: str | None, caller: str = "", wait: float = 0) -> Page:
         """Return the page as `peek` does, acknowledging what is before it.

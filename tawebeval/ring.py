@@ -16,7 +16,7 @@ from collections import deque
 
 import attrs
 
-from tawebeval.events import Batch
+from tawebeval.events import NOTHING, Batch
 
 _GATHER = 16 * 1024  # bytes up to which small batches are put together
 
@@ -53,6 +53,8 @@ class Ring:
         They take at most `limit` bytes, save that one event is always let through.
         """
         assert self.oldest <= after <= self.newest
+        if after == self.newest:
+            return NOTHING
         count = 0
         taken: list[bytes] = []
         index, first = self._find(after)

@@ -35,11 +35,15 @@ class Api:
 
         Raises Unauthorized, OverShare, ForeignPage.
         """
+        self.check_origin(method, headers)
+        return self.access.admit(headers.getRawHeaders(b"Authorization", []))
+
+    def check_origin(self, method: bytes, headers: Headers) -> None:
+        """Raise ForeignPage for a page that may not ask for this where callers have no tokens."""
         callers = self.configuration.callers
         if self.access.open and not callers.open:
             origin, host = _header(headers, "Origin"), _header(headers, "Host")
             check_page(method, origin, host, callers.origins)
-        return self.access.admit(headers.getRawHeaders(b"Authorization", []))
 
     def check_websocket(self, headers: Headers) -> None:
         """Raise ForeignPage for a page that may not read answers: browsers let all ask for this.

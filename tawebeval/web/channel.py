@@ -9,16 +9,16 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
-from tawebeval import __version__
 from tawebeval.config import Http
 from tawebeval.errors import TooSlow
 from tawebeval.web import problems
 from tawebeval.web.connections import group_of
-from tawebeval.web.origins import share_with
+from tawebeval.web.exchange import general_headers, lines, status_line
 from tawebeval.web.pacing import LINGER, PacedChannel, Phase
+from tawebeval.web.shortcut import Shortcut
 
 if TYPE_CHECKING:
     from tawebeval.web.site import ApiSite
@@ -29,12 +29,6 @@ _SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send, all frames
 _TOO_BIG = 1009  # the close code for that
 _DIGITS = 18  # of a Content-Length; more are no length of anything
 
-HEADERS = {
-    b"Server": b"tawebeval/" + __version__.encode(),
-    b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
-    b"X-Content-Type-Options": b"nosniff",
-}
-
 
 class ApiChannel(PacedChannel):
     """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
@@ -44,6 +38,7 @@ class ApiChannel(PacedChannel):
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
+    _shortcut: Shortcut
     _group: str | None = None  # None while the connection is not counted
     _turned_away = False
     _socket: Any = None  # what takes the connection's bytes when it has become a WebSocket
@@ -55,6 +50,11 @@ class ApiChannel(PacedChannel):
         """The settings."""
         return self.site.connections.limits
 
+    @property
+    def clock(self) -> IReactorTime:
+        """The clock of all deadlines."""
+        return self.site.api.clock
+
     def request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
         return self._command, self._path, self._version
@@ -65,6 +65,7 @@ class ApiChannel(PacedChannel):
         """Count the connection, and wait for a head; where there are too many, see it off."""
         self.MAX_LENGTH = self.limits.line
         super().connectionMade()
+        self._shortcut = Shortcut(self, self.site.api)
         assert self.transport is not None
         group = group_of(self.transport.getPeer())
         connections = self.site.connections
@@ -74,7 +75,7 @@ class ApiChannel(PacedChannel):
         elif connections.turned_away < _TURNED_AWAY:
             connections.turned_away += 1
             self._turned_away = True
-            self.write_within(LINGER)
+            self.take_within(LINGER)
         else:
             self.forceAbortClient()
 
@@ -104,9 +105,17 @@ class ApiChannel(PacedChannel):
         if self._socket is not None:
             self._socket_receives(data)
             return
+        if self._at_rest and self._shortcut.take(data):
+            return
         super().dataReceived(data)
         if self._buffer:
             self.head_begins()
+
+    @property
+    def _at_rest(self) -> bool:
+        """Whether nothing has come since the last request, and that is answered."""
+        # An empty line, which may precede a request, begins none, but is counted.
+        return (self.phase is Phase.IDLE or self.phase is Phase.NEW) and not self._head_size
 
     def lineReceived(self, line: bytes) -> None:
         """Take a line of a head."""
@@ -236,16 +245,13 @@ class ApiChannel(PacedChannel):
             return
         body = problems.document(status, detail)
         headers = {
-            **HEADERS,
-            **share_with(self.site.api.configuration.callers.origins, []),
+            **general_headers(self.site.api.configuration.callers.origins, []),
             b"Connection": b"close",
-            b"Content-Type": problems.CONTENT_TYPE.encode(),
+            b"Content-Type": problems.CONTENT_TYPE,
             b"Content-Length": b"%d" % len(body),
             **(more or {}),
         }
-        head = b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
-        lines = (b"%s: %s\r\n" % header for header in headers.items())
-        self.write(b"".join((head, *lines, b"\r\n", body)))
+        self.write(b"".join((status_line(status), lines(headers), b"\r\n", body)))
         self._close_after_answer()
 
     def _close_after_answer(self, patience: float = LINGER) -> None:
@@ -253,8 +259,8 @@ class ApiChannel(PacedChannel):
         transport = self.transport
         if IHalfCloseableDescriptor.providedBy(transport):
             self.phase = Phase.CLOSED
-            self.read_within(None)
-            self.write_within(patience)
+            self._reading.never()
+            self.take_within(patience)
             self.clearLineBuffer()
             self._networkProducer.unregisterProducer()
             self._networkProducer.resumeProducing()

@@ -7,15 +7,15 @@ that is wrong with a request is answered before a stream begins.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 from twisted.web.http import NO_CONTENT
 
 from tawebeval.errors import MalformedRequest
 from tawebeval.framing import EVENT_STREAM, LINES
 from tawebeval.pages import Page
-from tawebeval.web.exchange import argument, number, preferred_wait, send
+from tawebeval.web.exchange import argument, number, preferred_wait, send, set_headers
 from tawebeval.web.negotiation import negotiate
+from tawebeval.web.polls import Poll
 from tawebeval.web.streams import send_stream
 from tawebeval.web.websockets import check_handshake, send_messages, wants_websocket
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from tawebeval.web.api import Api
     from tawebeval.web.site import ApiRequest
 
-PAGE = "application/json"
 STREAMS = {
     "text/event-stream": EVENT_STREAM,
     "application/jsonl": LINES,
     "application/x-ndjson": LINES,
 }
 
-_POLL_AGAIN = 1  # seconds after an empty page, for those who do not wait
+PAGE = "application/json"
+OFFERED = (PAGE, *STREAMS)
 
 
 async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
@@ -45,37 +45,31 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
         heartbeat = api.configuration.streams.heartbeat
         await send_messages(request, following, api.clock, heartbeat)
         return b""
-    media_type = negotiate(request.requestHeaders, [PAGE, *STREAMS])
+    media_type = negotiate(request.requestHeaders, OFFERED)
     if media_type == PAGE:
-        page = await send_page(api, request, identifier)
-        if page.end is not None:
-            target = f"/evaluation/{identifier}/events?{urlencode({'after': page.end})}"
-            request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
+        poll, page = await read_page(api, request, identifier)
+        set_headers(request, poll.link(page))
         return send(request, page.encode())
     await _send_stream(api, request, identifier, media_type)
     return b""
 
 
-async def send_page(api: Api, request: ApiRequest, identifier: str, usual_wait: int = 0) -> Page:
-    """Return the page for a request, and set the headers that tell when to ask again.
+async def read_page(
+    api: Api, request: ApiRequest, identifier: str, usual_wait: int = 0
+) -> tuple[Poll, Page]:
+    """Return what a request asks for, and the page; set the headers that tell when to ask again.
 
-    With nothing new it comes as many seconds later as the client would wait; `usual_wait` is
-    for those who do not say.
+    `usual_wait` is for those who do not say how many seconds they would wait.
     """
-    after = argument(request, "after")
-    preferred = preferred_wait(request)
+    after, preferred = argument(request, "after"), preferred_wait(request)
     if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
-        wait = 0
+        poll = Poll(request.caller, identifier, after)
         page = api.registry.peek(identifier, after, request.caller)
     else:
-        wait = usual_wait if preferred is None else preferred
-        wait = min(wait, api.configuration.polls.wait)
-        page = await api.registry.next_page(identifier, after, wait, request.caller)
-    if wait and preferred:
-        request.setHeader(b"Preference-Applied", b"wait=%d" % wait)
-    elif not (wait or page.events.count or page.final):
-        request.setHeader(b"Retry-After", b"%d" % _POLL_AGAIN)
-    return page
+        poll = Poll.of(api, request.caller, identifier, after, preferred, usual_wait)
+        page = poll.page(api.registry) or await poll.later(api.registry)
+    set_headers(request, poll.headers(page))
+    return poll, page
 
 
 async def _send_stream(api: Api, request: ApiRequest, identifier: str, media_type: str) -> None:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache, lru_cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import orjson
+from twisted.web.http import datetimeToString
+from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 from werkzeug.http import parse_dict_header
 
+from tawebeval import __version__
 from tawebeval.errors import MalformedRequest
+from tawebeval.web.origins import share_with
 
 if TYPE_CHECKING:
     from tawebeval.web.site import ApiRequest
 
+SERVER = b"tawebeval/" + __version__.encode()
+JSON = b"application/json"
+
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_HEADERS = {
+    b"Server": SERVER,
+    b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
+    b"X-Content-Type-Options": b"nosniff",
+}
 
 
 def received(request: IRequest) -> ApiRequest:
@@ -22,11 +37,46 @@ def received(request: IRequest) -> ApiRequest:
     return cast("ApiRequest", request)
 
 
-def send(request: IRequest, body: bytes, content_type: str = "application/json") -> bytes:
+def general_headers(origins: Collection[str], asking: Sequence[bytes]) -> dict[bytes, bytes]:
+    """Return the headers of any answer; for the arguments see `share_with`."""
+    return {**_HEADERS, **share_with(origins, asking)}
+
+
+def body_headers(body: bytes, content_type: bytes = JSON) -> dict[bytes, bytes]:
+    """Return the headers of an answer with this body."""
+    return {
+        b"Content-Type": content_type,
+        b"Content-Length": b"%d" % len(body),
+        b"Cache-Control": b"no-store",
+    }
+
+
+@cache
+def status_line(status: HTTPStatus) -> bytes:
+    """Return the first line of an answer."""
+    return b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
+
+
+@lru_cache(1)
+def date_line(seconds: int) -> bytes:
+    """Return the line of an answer that tells when it was made, in seconds of the epoch."""
+    return b"Date: %b\r\n" % datetimeToString(seconds)
+
+
+def lines(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return headers as they stand in an answer."""
+    return b"".join([b"%s: %s\r\n" % header for header in headers.items()])
+
+
+def set_headers(request: IRequest, headers: Mapping[bytes, bytes]) -> None:
+    """Let the answer to a request have these headers."""
+    for name, value in headers.items():
+        request.setHeader(name, value)
+
+
+def send(request: IRequest, body: bytes, content_type: bytes = JSON) -> bytes:
     """Set the headers of an answer with this body, and return it."""
-    request.setHeader(b"Content-Type", content_type.encode())
-    request.setHeader(b"Content-Length", b"%d" % len(body))
-    request.setHeader(b"Cache-Control", b"no-store")
+    set_headers(request, body_headers(body, content_type))
     return body
 
 
@@ -56,7 +106,12 @@ def preferred_wait(request: IRequest) -> int | None:
     wait = number(request, "wait")
     if wait is not None:
         return wait
-    for header in request.requestHeaders.getRawHeaders(b"Prefer", []):
+    return preference_of(request.requestHeaders)
+
+
+def preference_of(headers: Headers) -> int | None:
+    """Return the seconds that `Prefer: wait=N` asks for, None if none does."""
+    for header in headers.getRawHeaders(b"Prefer", []):
         preference = parse_dict_header(header.decode("latin-1")).get("wait") or ""
         if _NUMBER.fullmatch(preference):
             return int(preference)

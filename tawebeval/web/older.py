@@ -13,7 +13,7 @@ from klein import Klein
 from twisted.web.iweb import IRequest
 
 from tawebeval.errors import InvalidField
-from tawebeval.web.events import send_page
+from tawebeval.web.events import read_page
 from tawebeval.web.exchange import argument, received, send
 
 if TYPE_CHECKING:
@@ -43,4 +43,5 @@ def add_routes(app: Klein, api: Api) -> None:
         if not identifier:
             raise InvalidField("evaluation", "is missing")
         wait = api.configuration.polls.older
-        return send(request, (await send_page(api, received(request), identifier, wait)).encode())
+        _, page = await read_page(api, received(request), identifier, wait)
+        return send(request, page.encode())

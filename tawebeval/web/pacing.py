@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
-from twisted.web.http import HTTPChannel, Request
+from twisted.web.http import HTTPChannel
 
 from tawebeval.config import Http
+from tawebeval.web.deadlines import Deadline
 
 LINGER = 5.0  # seconds for which what a refused client still sends is read
 _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
@@ -33,6 +34,15 @@ class Phase(Enum):
     CLOSED = "the end"  # what still comes is thrown away
 
 
+class Answered(Protocol):
+    """A request as far as its channel knows it while it is answered: Twisted's, or another."""
+
+    startedWriting: bool  # noqa: N815  (the name that Twisted gave it)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Take that there is nobody to answer any more."""
+
+
 class PacedChannel(HTTPChannel):
     """A connection with deadlines, which knows in what phase it is.
 
@@ -42,14 +52,19 @@ class PacedChannel(HTTPChannel):
     phase = Phase.NEW
     _body_size = 0  # bytes of the body that have come since the last look
     _unsent = 0  # bytes at most that the client has yet to take of the answer
-    _reading: IDelayedCall | None = None  # the deadline for what the client sends
-    _writing: IDelayedCall | None = None  # the deadline for what it has to take
-    _answered: Request | None = None  # is done, save that the client has yet to take it
+    _reading: Deadline  # for what the client sends
+    _writing: Deadline  # for what it has to take
+    _answered: Answered | None = None  # is done, save that the client has yet to take it
 
     @property
     @abstractmethod
     def limits(self) -> Http:
         """The settings."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> IReactorTime:
+        """The clock of all deadlines."""
 
     @abstractmethod
     def head_late(self) -> None:
@@ -59,11 +74,16 @@ class PacedChannel(HTTPChannel):
     def body_late(self) -> None:
         """Answer a client whose body comes too slowly."""
 
+    def connectionMade(self) -> None:
+        """Have no deadline yet."""
+        self._reading, self._writing = Deadline(self.clock), Deadline(self.clock)
+        super().connectionMade()
+
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Forget all deadlines, and the request that was answered."""
         self.phase = Phase.CLOSED
-        self.read_within(None)
-        self.write_within(None)
+        self._reading.end()
+        self._writing.end()
         if self._answered is not None:
             self.requests.remove(self._answered)
             self._answered = None
@@ -72,9 +92,9 @@ class PacedChannel(HTTPChannel):
     def loseConnection(self) -> None:
         """Close it when the client has taken all; abort it when that takes too long."""
         self.phase = Phase.CLOSED
-        self.read_within(None)
-        if self._writing is None:
-            self.write_within(self._patience())
+        self._reading.never()
+        if not self._writing.set:
+            self.take_within(self._patience())
         super().loseConnection()
 
     def forceAbortClient(self) -> None:
@@ -87,13 +107,13 @@ class PacedChannel(HTTPChannel):
 
     def connection_begins(self) -> None:
         """Wait for the first head."""
-        self.read_within(self.limits.head_deadline, self._head_late)
+        self._reading.within(self.limits.head_deadline, self._head_late)
 
     def head_begins(self) -> None:
         """Note that something of a head has come."""
         if self.phase is Phase.IDLE:
             self.phase = Phase.HEAD
-            self.read_within(self.limits.head_deadline, self._head_late)
+            self._reading.within(self.limits.head_deadline, self._head_late)
         elif self.phase is Phase.NEW:
             self.phase = Phase.HEAD  # with the deadline that the connection began with
 
@@ -102,8 +122,21 @@ class PacedChannel(HTTPChannel):
         self.phase = Phase.BODY
         self._body_size = 0
         self._unsent = 0
-        self.read_within(self.limits.window, self._look_at_rate)
+        self._reading.within(self.limits.window, self._look_at_rate)
         super().allHeadersReceived()
+
+    def whole_request_received(self, request: Answered) -> None:
+        """Take a request without a body, whose head has come at once.
+
+        It is in `requests` until `requestDone`, and Twisted keeps what else comes as it does
+        behind its own.
+        """
+        self.phase = Phase.ANSWER
+        self._unsent = 0
+        self._reading.never()
+        self.requests.append(request)
+        self._handlingRequest = True
+        self.setRawMode()
 
     def body_received(self, count: int) -> None:
         """Note that so many bytes of the body have come, without what frames them."""
@@ -112,7 +145,7 @@ class PacedChannel(HTTPChannel):
     def allContentReceived(self) -> None:
         """Take the end of a request."""
         self.phase = Phase.ANSWER
-        self.read_within(None)
+        self._reading.never()
         super().allContentReceived()
 
     # What the client takes
@@ -136,18 +169,18 @@ class PacedChannel(HTTPChannel):
     def pauseProducing(self) -> None:
         """Wait for the client to take what was written: the transport has enough."""
         super().pauseProducing()
-        self.write_within(self._patience())
+        self.take_within(self._patience())
 
     def resumeProducing(self) -> None:
         """Go on: the client has taken all that was written."""
         self._unsent = 0
-        self.write_within(None)
+        self._writing.never()
         super().resumeProducing()
         request, self._answered = self._answered, None
         if request is not None:
             self.requestDone(request)
 
-    def requestDone(self, request: Request) -> None:
+    def requestDone(self, request: Answered) -> None:
         """Go on to the next request, once the client has taken most of this one's answer.
 
         Otherwise requests that were sent together would pile up answers in memory.
@@ -157,22 +190,14 @@ class PacedChannel(HTTPChannel):
             return
         if self.persistent:
             self.phase = Phase.IDLE
-            self.read_within(self.limits.idle, self.loseConnection)
+            self._reading.within(self.limits.idle, self.loseConnection)
         super().requestDone(request)
 
     # Deadlines
 
-    def read_within(self, seconds: float | None, late: Any = None) -> None:
-        """Call `late` in so many seconds, unless this is called before; None is never."""
-        if self._reading is not None and self._reading.active():
-            self._reading.cancel()
-        self._reading = None if seconds is None else self.callLater(seconds, late)
-
-    def write_within(self, seconds: float | None) -> None:
-        """Abort in so many seconds, unless this is called before; None is never."""
-        if self._writing is not None and self._writing.active():
-            self._writing.cancel()
-        self._writing = None if seconds is None else self.callLater(seconds, self.forceAbortClient)
+    def take_within(self, seconds: float) -> None:
+        """Abort in so many seconds, unless the client has taken all before."""
+        self._writing.within(seconds, self.forceAbortClient)
 
     def _patience(self) -> float:
         """Return for how many seconds a client may take what was written."""
@@ -182,7 +207,7 @@ class PacedChannel(HTTPChannel):
         """See whether enough of the body has come since the last look."""
         if self._body_size >= self.limits.window * self.limits.rate:
             self._body_size = 0
-            self.read_within(self.limits.window, self._look_at_rate)
+            self._reading.within(self.limits.window, self._look_at_rate)
         else:
             self.body_late()
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import attrs
 import orjson
-from twisted.web.http import Request
+from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException
 
 from tawebeval import errors
+from tawebeval.web.exchange import set_headers
 
-CONTENT_TYPE = "application/problem+json"
+CONTENT_TYPE = b"application/problem+json"
 
 STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
@@ -49,29 +51,46 @@ def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
     )
 
 
-def answer(request: Request, error: BaseException | None) -> bytes:
-    """Set status and headers of the answer that an exception deserves; return its body.
+@attrs.frozen
+class Problem:
+    """What an exception is answered: `headers` are those besides which all problems have."""
+
+    status: HTTPStatus
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+def problem_of(error: BaseException | None) -> Problem:
+    """Return the answer that an exception deserves.
 
     What is not in the table is a defect, of which the client learns no more than that.
     """
     members: dict[str, Any] = {}
+    headers: dict[bytes, bytes] = {}
     if isinstance(error, errors.RequestError):
         status, detail = STATUS[type(error)], error.detail
         members.update(error.members)
         if isinstance(error, errors.Busy):
-            request.setHeader(b"Retry-After", b"%d" % error.retry_after)
+            headers[b"Retry-After"] = b"%d" % error.retry_after
         if isinstance(error, errors.Unauthorized):
-            request.setHeader(b"WWW-Authenticate", b"Bearer")
+            headers[b"WWW-Authenticate"] = b"Bearer"
     elif isinstance(error, HTTPException) and error.code is not None:
         status = HTTPStatus(error.code)
         detail = error.description or status.description or status.phrase
         for name, value in error.get_headers():
             if name == "Allow":
-                request.setHeader(name, value)
+                headers[b"Allow"] = value.encode()
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "the server has met a defect of its own; its log tells more"
+    return Problem(status, headers, document(status, detail, **members))
+
+
+def answer(request: IRequest, error: BaseException | None) -> bytes:
+    """Set status and headers of the answer that an exception deserves; return its body."""
+    problem = problem_of(error)
+    set_headers(request, problem.headers)
     # Twisted does not know the phrases of all of them.
-    request.setResponseCode(status, status.phrase.encode())
-    request.setHeader(b"Content-Type", CONTENT_TYPE.encode())
-    return document(status, detail, **members)
+    request.setResponseCode(problem.status, problem.status.phrase.encode())
+    request.setHeader(b"Content-Type", CONTENT_TYPE)
+    return problem.body

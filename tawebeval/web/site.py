@@ -26,9 +26,9 @@ from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web import problems
 from tawebeval.web.api import Api
-from tawebeval.web.channel import HEADERS, ApiChannel
+from tawebeval.web.channel import ApiChannel
 from tawebeval.web.connections import Connections
-from tawebeval.web.origins import share_with
+from tawebeval.web.exchange import SERVER, general_headers, set_headers
 from tawebeval.web.pacing import LINGER
 from tawebeval.web.upload import FormReceiver
 
@@ -64,9 +64,8 @@ class ApiRequest(Request):
         """Judge the headers: Twisted calls this between them and the body."""
         self.content = BytesIO()
         origins = self.channel.site.api.configuration.callers.origins
-        shared = share_with(origins, self.requestHeaders.getRawHeaders(b"Origin", []))
-        for name, value in {**HEADERS, **shared}.items():
-            self.setHeader(name, value)
+        asking = self.requestHeaders.getRawHeaders(b"Origin", [])
+        set_headers(self, general_headers(origins, asking))
         self.method, target, self.clientproto = self.channel.request_line()
         self.uri = _origin_form(target)
         self.path = self.uri.split(b"?", 1)[0]
@@ -148,8 +147,7 @@ class ApiRequest(Request):
         if self._refused:
             self.finish()
         elif self.method == b"OPTIONS":
-            for name, value in _PREFLIGHT.items():
-                self.setHeader(name, value)
+            set_headers(self, _PREFLIGHT)
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
@@ -158,7 +156,7 @@ class ApiRequest(Request):
 
     def render(self, resource: Any) -> None:
         """Let the resource answer; `Server` is ours, not Twisted's."""
-        self.setHeader(b"Server", HEADERS[b"Server"])
+        self.setHeader(b"Server", SERVER)
         super().render(resource)
 
     def processingFailed(self, reason: Failure) -> Failure:

@@ -1,0 +1,81 @@
+"""Polls: questions for a page, and when to ask for the next.
+
+However a request was read, this is what its answer is made of.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from tawebeval.pages import Page
+from tawebeval.registry import Registry
+
+if TYPE_CHECKING:
+    from tawebeval.web.api import Api
+
+_POLL_AGAIN = b"1"  # seconds after an empty page, for those who do not wait
+
+
+@attrs.frozen
+class Poll:
+    """A question of `caller` for the events of `identifier` that follow the cursor `after`.
+
+    While there are none the answer comes up to `wait` seconds later; `asked_to` is whether it
+    was the client who has said so.
+    """
+
+    caller: str
+    identifier: str
+    after: str | None
+    wait: int = 0
+    asked_to: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        api: Api,
+        caller: str,
+        identifier: str,
+        after: str | None,
+        preferred: int | None,
+        usual: int = 0,
+    ) -> Poll:
+        """Return the poll of a client that would wait for so many seconds, as far as it may.
+
+        None stands for `usual` ones.
+        """
+        wait = min(usual if preferred is None else preferred, api.configuration.polls.wait)
+        return cls(caller, identifier, after, wait, bool(wait and preferred))
+
+    def page(self, registry: Registry) -> Page | None:
+        """Return the page; None where it is still to be waited for. Raises RequestErrors."""
+        page = registry.page(self.identifier, self.after, self.caller, self.wait)
+        return None if self.wait and not _says_something(page) else page
+
+    async def later(self, registry: Registry) -> Page:
+        """Return the page when there is something in it, or the time is over.
+
+        Raises RequestErrors.
+        """
+        return await registry.next_page(self.identifier, self.after, self.wait, self.caller)
+
+    def headers(self, page: Page) -> dict[bytes, bytes]:
+        """Return the headers that tell when to ask again."""
+        if self.asked_to:
+            return {b"Preference-Applied": b"wait=%d" % self.wait}
+        if self.wait or _says_something(page):
+            return {}
+        return {b"Retry-After": _POLL_AGAIN}
+
+    def link(self, page: Page) -> dict[bytes, bytes]:
+        """Return the header that tells for what to ask then, if anything."""
+        if page.end is None:
+            return {}
+        link = f'</evaluation/{self.identifier}/events?after={page.end}>; rel="next"'
+        return {b"Link": link.encode()}
+
+
+def _says_something(page: Page) -> bool:
+    return bool(page.events.count) or page.final

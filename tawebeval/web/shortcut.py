@@ -1,0 +1,226 @@
+"""A shortcut for plain polls: they are answered without a request of Twisted's being made.
+
+Most of what the daemon is asked is for a page, by a client that repeats the same few headers,
+and most of what that costs would be taking the request apart and calling each of the layers
+above. So a request that has come in one piece, and in which nothing is out of the ordinary,
+is recognised by its bytes. Everything else takes the usual road: other requests, those that
+come in pieces or have others behind them, those with a body or a header that is not plain,
+and those to be refused before it is known what they ask for.
+
+What the answer says is not made here: headers are read by the functions of the usual road,
+once for each connection, since clients repeat them; a `Poll` makes the page; `problems` has
+the errors. `tests/test_web_shortcut.py` holds the bytes of both roads against each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import attrs
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+from twisted.web.http_headers import Headers
+
+from tawebeval.errors import RequestError
+from tawebeval.pages import Page
+from tawebeval.web import problems
+from tawebeval.web.events import OFFERED, PAGE
+from tawebeval.web.exchange import (
+    body_headers,
+    date_line,
+    general_headers,
+    lines,
+    preference_of,
+    status_line,
+)
+from tawebeval.web.negotiation import negotiate
+from tawebeval.web.polls import Poll
+
+if TYPE_CHECKING:
+    from tawebeval.web.api import Api
+    from tawebeval.web.channel import ApiChannel
+
+_LONGEST = 4096  # bytes of a request; longer ones are not plain
+
+_LINE = re.compile(
+    rb"GET /evaluation/([a-z2-7]{40})/events"
+    rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=([0-9]{1,9}))?)? HTTP/1\.1"
+)
+_HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)\r\n"
+_BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)
+_HEADERS = re.compile(_HEADER)
+_HOST = re.compile(rb"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*(?::[0-9]{1,5})?")
+
+# Where these begin, other things are to be judged than what a page needs.
+_NOT_PLAIN = (b"Content-Length", b"Transfer-Encoding", b"Expect", b"Upgrade")
+
+log = Logger()
+
+
+@attrs.frozen
+class Fields:
+    """What the headers of a plain poll come to.
+
+    `authorization` is what such headers say, `wait` the seconds that `Prefer` asks for. The
+    answer has the lines `before` its date, and those `behind` it.
+    """
+
+    authorization: Sequence[bytes] = attrs.field(repr=False)
+    wait: int | None
+    before: bytes
+    behind: bytes
+
+
+class Shortcut:
+    """The shortcut on one connection."""
+
+    __slots__ = ("_api", "_block", "_channel", "_fields", "_longest")
+
+    def __init__(self, channel: ApiChannel, api: Api) -> None:
+        limits = api.configuration.http
+        self._channel = channel
+        self._api = api
+        self._longest = min(_LONGEST, limits.line, limits.header_bytes)
+        self._block = b""  # the headers that came last, with the empty line
+        self._fields: Fields | None = None  # what these come to, None if they are not plain
+
+    def take(self, data: bytes) -> bool:
+        """Answer what has come, and return True, if it is one plain poll and nothing else.
+
+        Otherwise nothing has been done. No request may have begun before.
+        """
+        if len(data) > self._longest:
+            return False
+        line, _, block = data.partition(b"\r\n")
+        found = _LINE.fullmatch(line)
+        if found is None:
+            return False
+        if block != self._block:
+            self._block, self._fields = block, read_fields(block, self._api)
+        fields = self._fields
+        if fields is None:
+            return False
+        try:
+            caller = self._api.access.admit(fields.authorization)
+        except RequestError:
+            return False  # it has not been counted, and is refused on the usual road
+        identifier, after, wait = found.groups()
+        poll = Poll.of(
+            self._api,
+            caller,
+            identifier.decode(),
+            None if after is None else after.decode(),
+            fields.wait if wait is None else int(wait),
+        )
+        PlainRequest(self._channel, self._api, fields, poll).begin()
+        return True
+
+
+class PlainRequest:
+    """A plain poll while it is answered, in the place that a request has on its channel."""
+
+    __slots__ = ("_api", "_channel", "_fields", "_poll", "_waiting", "startedWriting")
+
+    def __init__(self, channel: ApiChannel, api: Api, fields: Fields, poll: Poll) -> None:
+        self.startedWriting = False
+        self._api = api
+        self._channel = channel
+        self._fields = fields
+        self._poll = poll
+        self._waiting: Deferred[Page] | None = None
+
+    def begin(self) -> None:
+        """Answer, now or when there is something to say."""
+        self._channel.whole_request_received(self)
+        try:
+            page = self._poll.page(self._api.registry)
+        except Exception:  # noqa: BLE001  (silence is no answer)
+            self._refuse(Failure())
+            return
+        if page is not None:
+            self._send(page)
+        else:
+            self._waiting = Deferred.fromCoroutine(self._poll.later(self._api.registry))
+            self._waiting.addCallbacks(self._send, self._refuse)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Wait no longer: the client has gone."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _send(self, page: Page) -> None:
+        headers = {**self._poll.headers(page), **self._poll.link(page)}
+        body = page.encode()
+        self._write(HTTPStatus.OK, {**headers, **body_headers(body)}, body)
+
+    def _refuse(self, failure: Failure) -> None:
+        if failure.check(CancelledError):
+            return
+        if not failure.check(RequestError):
+            log.failure("a request failed", failure)
+        problem = problems.problem_of(failure.value)
+        headers = {**problem.headers, **body_headers(problem.body, problems.CONTENT_TYPE)}
+        self._write(problem.status, headers, problem.body)
+
+    def _write(self, status: HTTPStatus, headers: dict[bytes, bytes], body: bytes) -> None:
+        self.startedWriting = True
+        self._channel.write(
+            b"".join(
+                (
+                    status_line(status),
+                    self._fields.before,
+                    date_line(int(self._api.clock.seconds())),
+                    self._fields.behind,
+                    lines(headers),
+                    b"\r\n",
+                    body,
+                )
+            )
+        )
+        self._channel.requestDone(self)
+
+
+def read_fields(block: bytes, api: Api) -> Fields | None:
+    """Return what headers come to, with the empty line behind them; None if they are not plain."""
+    if not _BLOCK.fullmatch(block) or block.count(b"\r\n") > api.configuration.http.headers:
+        return None
+    headers = Headers()
+    for name, value in _HEADERS.findall(block):
+        headers.addRawHeader(name, value.strip(b" \t"))
+    if any(map(headers.hasHeader, _NOT_PLAIN)) or not _keeps_alive(headers):
+        return None
+    hosts = headers.getRawHeaders(b"Host", [])
+    if len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
+        return None
+    try:
+        api.check_origin(b"GET", headers)
+        if negotiate(headers, OFFERED) != PAGE:
+            return None
+    except RequestError:
+        return None
+    origins = api.configuration.callers.origins
+    answer = Headers()
+    general = general_headers(origins, headers.getRawHeaders(b"Origin", []))
+    for name, value in {**general, b"Date": b""}.items():
+        answer.setRawHeaders(name, [value])
+    answer.addRawHeader(b"Vary", b"Accept")
+    return Fields(
+        headers.getRawHeaders(b"Authorization", []), preference_of(headers), *_around_date(answer)
+    )
+
+
+def _keeps_alive(headers: Headers) -> bool:
+    said = headers.getRawHeaders(b"Connection", [])
+    return all(value.lower() == b"keep-alive" for value in said)
+
+
+def _around_date(headers: Headers) -> tuple[bytes, bytes]:
+    """Return the lines of headers before and behind `Date`."""
+    pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
+    encoded = [b"%s: %s\r\n" % pair for pair in pairs]
+    at = [name for name, _ in pairs].index(b"Date")
+    return b"".join(encoded[:at]), b"".join(encoded[at + 1 :])
