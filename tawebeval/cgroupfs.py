@@ -150,6 +150,14 @@ class Directory:
         """Move this process, with all of its threads, into the group."""
         self.write("cgroup.procs", "0")
 
+    def entrance(self) -> str:
+        """Return the file to which a process with a single thread writes "0" to get in.
+
+        Version 1 has one for single threads. The other is for all threads of a process: for that
+        the kernel keeps everybody from starting any, and waits some 15 ms until that is sure.
+        """
+        return f"{self.path}/{'tasks' if self.has('tasks') else 'cgroup.procs'}"
+
     def groups(self) -> list[Directory]:
         """Return the groups in this one."""
         with os.scandir(self.path) as entries:

@@ -71,10 +71,10 @@ class Group:
     def entry(self) -> Sequence[str]:
         """Return the files into which a process has to write "0" to get in, up to three.
 
-        What it starts later is in, too. It cannot get out by itself as long as it does not
-        see the file system of the cgroups.
+        It must have a single thread. What it starts later is in, too. It cannot get out by itself
+        as long as it does not see the file system of the cgroups.
         """
-        return [f"{group.path}/cgroup.procs" for group in _directories(self._parts)]
+        return [group.entrance() for group in _directories(self._parts)]
 
     def usage(self) -> Usage:
         """Return what the group has used until now; a few small reads."""

@@ -52,7 +52,8 @@ class CgroupsTestCase(SynchronousTestCase):
     def enter(self, group: Group, *pids: int) -> None:
         """Have processes in a group."""
         for entry in group.entry():
-            Path(entry).write_text("".join(f"{pid}\n" for pid in pids))
+            members = Path(entry).with_name("cgroup.procs")
+            members.write_text("".join(f"{pid}\n" for pid in pids))
 
 
 class UnifiedTests(CgroupsTestCase):
@@ -211,7 +212,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
         group = cgroups.make("abc", LIMITS)
-        entries = [f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in places]
+        entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in places]
         self.assertEqual(group.entry(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.memsw.limit_in_bytes"), str(64 * MIB))
@@ -225,7 +226,7 @@ class LegacyTests(CgroupsTestCase):
         place = self.machine.mount_legacy("cpu,cpuacct,memory,pids")
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
-        entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/cgroup.procs"
+        entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
         self.assertEqual(cgroups.make("abc", LIMITS).entry(), [entry])
         self.assertEqual(self.machine.given, [("uid-7", (7, 8)), ("uid-7/tawebeval-x", (7, 8))])
 
@@ -249,9 +250,7 @@ class LegacyTests(CgroupsTestCase):
         cpu = self.machine.mount_legacy("cpu,cpuacct")
         self.machine.mount_unified("", own="/")
         group = self.machine.open().make("abc", LIMITS)
-        entries = [
-            f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in (memory, pids, cpu)
-        ]
+        entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in (memory, pids, cpu)]
         self.assertEqual(group.entry(), entries)
 
     def test_hybrid_with_parts(self) -> None:
@@ -261,10 +260,9 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
         group = cgroups.make("abc", LIMITS)
-        entries = [
-            f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in (memory, pids, unified)
-        ]
-        self.assertEqual(group.entry(), entries)
+        within = "tawebeval-x/evaluation-abc"
+        entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
+        self.assertEqual(group.entry(), [*entries, f"{unified}/{within}/cgroup.procs"])
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
         self.assertEqual(group.usage().cpu_seconds, 2.5)
 
