@@ -25,6 +25,7 @@ from tawebeval.intake import Intake
 from tawebeval.life import State, step
 from tawebeval.markers import Markers
 from tawebeval.process import Spawner
+from tawebeval.removal import remove
 from tawebeval.repositories import Repositories
 from tawebeval.ring import Ring
 from tawebeval.run import Run
@@ -32,7 +33,7 @@ from tawebeval.sandbox import Cell, Sandbox
 from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal, Threads, completed
 from tawebeval.watch import Watch
-from tawebeval.workspace import View, Workspace, remove
+from tawebeval.workspace import View, Workspace
 
 log = Logger()
 
