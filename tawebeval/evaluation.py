@@ -137,11 +137,8 @@ class Evaluation:
             self.commit = await self._surroundings.repositories.check_out(
                 self.request.repository, self.request.commit_oid, self.workspace, self.caller
             )
-            directory = await self._surroundings.threads.run(
-                self.workspace.working_directory, self.request.directory
-            )
             cell = self._cell = self._surroundings.sandbox.cell(self.workspace, self.commit)
-            await self._surroundings.threads.run(cell.open)
+            directory = await self._surroundings.threads.run(self._open, cell)
             self._enter(State.RUNNING)
             return await self._run(directory, cell)
         except EvaluationError as error:
@@ -153,6 +150,12 @@ class Evaluation:
             # Of the machine's own, such as a path, the log tells.
             why = error.strerror if isinstance(error, OSError) else type(error).__name__
             return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
+
+    def _open(self, cell: Cell) -> Path:
+        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError."""
+        directory = self.workspace.working_directory(self.request.directory)
+        cell.open()
+        return directory
 
     async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
         configuration, surroundings = self._surroundings.configuration, self._surroundings
