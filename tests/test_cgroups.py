@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+import attrs
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -379,6 +381,34 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.exceeded(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.exceeded(), {"memory", "processes"})
+
+    def test_over_cpu(self) -> None:
+        """Processor time is looked at when its limit can have been met, and not before."""
+        self.machine.mount_legacy("cpuacct")
+        self.patch(os, "cpu_count", lambda: 2)
+        clock = Clock()
+        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=clock.seconds)
+
+        def used(seconds: int) -> bool:
+            self.put(group, "cpuacct.usage", f"{seconds}000000000\n")
+            return group.over_cpu(10)
+
+        self.assertFalse(used(4))
+        clock.advance(2.5)
+        self.assertFalse(used(11), "two processors cannot have done this: it is not looked at")
+        clock.advance(0.5)
+        self.assertFalse(used(10))
+        self.assertTrue(used(11))
+        self.assertTrue(used(11), "it stays so")
+
+    def test_cpu_unknown(self) -> None:
+        """What cannot be read is read again the next time."""
+        self.machine.mount_legacy("cpuacct")
+        group = self.machine.open().make("abc", LIMITS)
+        self.put(group, "cpuacct.usage", "?")
+        self.assertFalse(group.over_cpu(10))
+        self.put(group, "cpuacct.usage", "11000000000\n")
+        self.assertTrue(group.over_cpu(10))
 
     def test_unknown_figures(self) -> None:
         """What a kernel does not say is unknown, and no error."""
