@@ -158,6 +158,16 @@ class Evaluation:
         return directory
 
     async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
+        run = self.run = self._start(directory, cell)
+        with self._surroundings.watch.over(cell, run.stop), suppress(CancelledError):
+            # Not raised: `run.failure` tells of it.
+            await completed(run.ended, lambda: run.stop(self._reason()))
+        if run.stderr:
+            log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
+        return run.failure
+
+    def _start(self, directory: Path, cell: Cell) -> Run:
+        """Start the evaluator. Raises OSError."""
         configuration, surroundings = self._surroundings.configuration, self._surroundings
         limits = configuration.limits
         markers = Markers.fresh(surroundings.random)
@@ -176,7 +186,7 @@ class Evaluation:
             held=lambda held: run.hold(held),
             read_file=read_file,
         )
-        run = self.run = Run(
+        run = Run(
             surroundings.clock,
             self._intake,
             configuration.evaluations.grace,
@@ -195,12 +205,7 @@ class Evaluation:
             launch.directory,
             descriptors=launch.descriptors,
         )
-        with surroundings.watch.over(cell, run.stop), suppress(CancelledError):
-            # Not raised: `run.failure` tells of it.
-            await completed(run.ended, lambda: run.stop(self._reason()))
-        if run.stderr:
-            log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
-        return run.failure
+        return run
 
     def _reason(self) -> EvaluationError:
         assert self._stopped is not None, "only `stop` cancels"
