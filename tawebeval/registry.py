@@ -129,20 +129,23 @@ class Registry:
             caller=caller,
             callback=callback,
         )
-        # Before it is forgotten, if it is already, for that changes its state.
-        evaluation.over.wait().addCallback(lambda _: self._telling.tell(evaluation))
-        self._records.add(evaluation, upload, caller)
+        record = self._records.add(evaluation, upload, caller)
         self._alive[identifier] = evaluation
+        evaluation.over.wait().addCallback(lambda _: self._over(record))
         evaluation.begin(
             lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
-        evaluation.over.wait().addCallback(lambda _: self._over(identifier, upload.size))
         return identifier
 
-    def _over(self, identifier: str, size: int) -> None:
-        del self._alive[identifier]
-        self.spool.give_back(size)
-        self._closing.progress()
+    def _over(self, record: Record) -> None:
+        try:
+            # Before it is forgotten, if it is already, for that changes its state.
+            self._telling.tell(record.evaluation)
+        finally:
+            self._records.end(record)
+            del self._alive[record.evaluation.identifier]
+            self.spool.give_back(record.upload.size)
+            self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:
         """Remove the directory of a form that no evaluation takes over, and of that size."""
