@@ -28,9 +28,10 @@ from tawebeval.gitwords import is_not_offered, is_not_there
 from tawebeval.hosts import Route
 from tawebeval.quota import FetchLimits, bounded, disk_use, files
 from tawebeval.remotes import Remotes
+from tawebeval.removal import remove
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeMeter
-from tawebeval.workspace import Workspace, remove
+from tawebeval.workspace import Workspace
 
 _FETCH = (
     "fetch",

@@ -6,6 +6,8 @@ tells what works, and why the rest does not. All of this blocks, though mostly n
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -65,24 +67,42 @@ class Group:
     """The processes of one evaluation; made by `Cgroups.make`."""
 
     _parts: Parts
+    _time: Callable[[], float] = time.monotonic
     _exceeded: frozenset[What] = frozenset()
     _killed: bool = False
+    _cpu_due: float = 0.0  # not before this can the processor time be over its limit
 
     def entry(self) -> Sequence[str]:
         """Return the files into which a process has to write "0" to get in, up to three.
 
-        What it starts later is in, too. It cannot get out by itself as long as it does not
-        see the file system of the cgroups.
+        It must have a single thread. What it starts later is in, too. It cannot get out by itself
+        as long as it does not see the file system of the cgroups.
         """
-        return [f"{group.path}/cgroup.procs" for group in _directories(self._parts)]
+        return [group.entrance() for group in _directories(self._parts)]
 
     def usage(self) -> Usage:
         """Return what the group has used until now; a few small reads."""
         parts = self._parts.values()
         return Usage(
-            _known(control.cpu_seconds(group) for control, group in parts),
-            _known(control.peak_memory(group) for control, group in parts),
+            self._cpu_seconds(), _known(control.peak_memory(group) for control, group in parts)
         )
+
+    def _cpu_seconds(self) -> float | None:
+        return _known(control.cpu_seconds(group) for control, group in self._parts.values())
+
+    def over_cpu(self, limit: float) -> bool:
+        """Tell whether it has used more than so many seconds of all processors; False if unknown.
+
+        A small read, and only when it can be so by now: faster than all processors run nobody is.
+        """
+        now = self._time()
+        if now < self._cpu_due:
+            return False
+        used = self._cpu_seconds()
+        if used is None:
+            return False
+        self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
+        return used > limit
 
     def exceeded(self) -> frozenset[What]:
         """Return which limits have stopped somebody in the group; a few small reads.

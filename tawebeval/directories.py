@@ -22,7 +22,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.identity import KEY_BYTES
 from tawebeval.ownership import check_owner, give
 from tawebeval.privileges import Privileges
-from tawebeval.workspace import remove
+from tawebeval.removal import remove
 
 _OF_EVALUATIONS = ("uploads", "evaluations")
 

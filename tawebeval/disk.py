@@ -42,14 +42,23 @@ def _gone() -> Iterator[None]:
 class DiskUse:
     """What was counted: bytes on the disk, files and directories, the size of the largest.
 
-    `too_deep` tells that there are directories below those that were counted. What has not
-    changed `since` then, in seconds since the epoch, is no candidate for the largest.
+    `too_deep` tells that there are directories below those that were counted.
     """
 
     size: int = 0
     files: int = 0
     largest: int = 0
     too_deep: bool = False
+
+
+@attrs.define
+class Count(DiskUse):
+    """What has been counted until now, and what is needed to count on.
+
+    What has not changed `since` then, in seconds since the epoch, is no candidate for the
+    largest.
+    """
+
     _since: float = attrs.field(default=0.0, repr=False, eq=False)
     _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
     _mapped: dict[int, int] = attrs.field(factory=dict, repr=False, eq=False)
@@ -147,21 +156,21 @@ def measure(
 ) -> DiskUse:
     """Return what lies below `directory`, and what those processes hold of its file system.
 
-    `apart` and `since` are as `DiskUse` says.
+    `apart` and `since` are as `Count` says.
     """
-    use = DiskUse(since=since)
+    count = Count(since=since)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        use.add_below(top, apart=apart)
+        count.add_below(top, apart=apart)
         device = os.fstat(top).st_dev
     finally:
         os.close(top)
     pids = list(pids)
     for pid in pids:
-        use.add_nameless(pid, device)
+        count.add_nameless(pid, device)
     for pid in pids:  # what somebody has open was counted exactly
-        use.add_mapped(pid, device)
-    return use
+        count.add_mapped(pid, device)
+    return DiskUse(count.size, count.files, count.largest, count.too_deep)
 
 
 @attrs.define

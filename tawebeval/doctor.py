@@ -33,9 +33,9 @@ from tawebeval.preload import unreadable
 from tawebeval.premises import Premises
 from tawebeval.privileges import Privileges, find_privileges
 from tawebeval.process import Spawner
+from tawebeval.removal import remove
 from tawebeval.sandboxes import open_bubblewrap, try_out
 from tawebeval.tap import read_configuration
-from tawebeval.workspace import remove
 
 _DESCRIPTORS = 8  # of an evaluation: pipes, pidfd, files of its sandbox; and git's beside them
 _SPARE = 128  # descriptors of the daemon's own, and connections that are just being refused

@@ -25,6 +25,7 @@ from tawebeval.intake import Intake
 from tawebeval.life import State, step
 from tawebeval.markers import Markers
 from tawebeval.process import Spawner
+from tawebeval.removal import remove
 from tawebeval.repositories import Repositories
 from tawebeval.ring import Ring
 from tawebeval.run import Run
@@ -32,7 +33,7 @@ from tawebeval.sandbox import Cell, Sandbox
 from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal, Threads, completed
 from tawebeval.watch import Watch
-from tawebeval.workspace import View, Workspace, remove
+from tawebeval.workspace import View, Workspace
 
 log = Logger()
 
@@ -136,11 +137,8 @@ class Evaluation:
             self.commit = await self._surroundings.repositories.check_out(
                 self.request.repository, self.request.commit_oid, self.workspace, self.caller
             )
-            directory = await self._surroundings.threads.run(
-                self.workspace.working_directory, self.request.directory
-            )
             cell = self._cell = self._surroundings.sandbox.cell(self.workspace, self.commit)
-            await self._surroundings.threads.run(cell.open)
+            directory = await self._surroundings.threads.run(self._open, cell)
             self._enter(State.RUNNING)
             return await self._run(directory, cell)
         except EvaluationError as error:
@@ -153,7 +151,23 @@ class Evaluation:
             why = error.strerror if isinstance(error, OSError) else type(error).__name__
             return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
 
+    def _open(self, cell: Cell) -> Path:
+        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError."""
+        directory = self.workspace.working_directory(self.request.directory)
+        cell.open()
+        return directory
+
     async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
+        run = self.run = self._start(directory, cell)
+        with self._surroundings.watch.over(cell, run.stop), suppress(CancelledError):
+            # Not raised: `run.failure` tells of it.
+            await completed(run.ended, lambda: run.stop(self._reason()))
+        if run.stderr:
+            log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
+        return run.failure
+
+    def _start(self, directory: Path, cell: Cell) -> Run:
+        """Start the evaluator. Raises OSError."""
         configuration, surroundings = self._surroundings.configuration, self._surroundings
         limits = configuration.limits
         markers = Markers.fresh(surroundings.random)
@@ -172,7 +186,7 @@ class Evaluation:
             held=lambda held: run.hold(held),
             read_file=read_file,
         )
-        run = self.run = Run(
+        run = Run(
             surroundings.clock,
             self._intake,
             configuration.evaluations.grace,
@@ -191,12 +205,7 @@ class Evaluation:
             launch.directory,
             descriptors=launch.descriptors,
         )
-        with surroundings.watch.over(cell, run.stop), suppress(CancelledError):
-            # Not raised: `run.failure` tells of it.
-            await completed(run.ended, lambda: run.stop(self._reason()))
-        if run.stderr:
-            log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
-        return run.failure
+        return run
 
     def _reason(self) -> EvaluationError:
         assert self._stopped is not None, "only `stop` cancels"

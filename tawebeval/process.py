@@ -97,6 +97,7 @@ class ChildProcess:
                 umask=0o022,
             )
             self.pid = self._popen.pid
+            self._popen.args = ()  # which would be kept until the end, and are long
             try:
                 _PidReader(reactor, os.pidfd_open(self.pid), self._exited)
             except OSError:

@@ -14,9 +14,9 @@ from twisted.internet.task import LoopingCall
 
 from tawebeval.errors import EvaluationError
 from tawebeval.git import Outcome
+from tawebeval.removal import remove
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
-from tawebeval.workspace import remove
 
 _LOOK = 0.25  # seconds between two looks at how much a fetch has brought
 

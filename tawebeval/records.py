@@ -89,8 +89,8 @@ class Records:
     def __getitem__(self, identifier: str) -> Record:
         return self._records[identifier]
 
-    def add(self, evaluation: Evaluation, upload: Upload, caller: str) -> None:
-        """Note a new evaluation."""
+    def add(self, evaluation: Evaluation, upload: Upload, caller: str) -> Record:
+        """Note a new evaluation; `end` is for when it is over."""
         self._accepted += 1
         identifier = evaluation.identifier
         record = self._records[identifier] = self._living[identifier] = Record(
@@ -103,9 +103,10 @@ class Records:
         )
         if upload.key is not None:
             self._keys[caller, upload.key] = record
-        evaluation.over.wait().addCallback(lambda _: self._end(record))
+        return record
 
-    def _end(self, record: Record) -> None:
+    def end(self, record: Record) -> None:
+        """Note that nothing is left of an evaluation but its events."""
         identifier = record.evaluation.identifier
         if self._living.pop(identifier, None) is not None:
             self._kept[identifier] = record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ from tawebeval.identity import Identities
 from tawebeval.life import State
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
 from tawebeval.records import Record, Records, Upload
+from tawebeval.removal import remove
 from tawebeval.spool import Spool
 from tawebeval.status import status, summary
 from tawebeval.telling import Telling
-from tawebeval.workspace import Workspace, remove
+from tawebeval.workspace import Workspace, directory_of
 
 _RETRY_AFTER = 5  # seconds, where a place in the queue is missing
 _RETRY_LATER = 30  # seconds, where readers are behind
@@ -129,20 +129,23 @@ class Registry:
             caller=caller,
             callback=callback,
         )
-        # Before it is forgotten, if it is already, for that changes its state.
-        evaluation.over.wait().addCallback(lambda _: self._telling.tell(evaluation))
-        self._records.add(evaluation, upload, caller)
+        record = self._records.add(evaluation, upload, caller)
         self._alive[identifier] = evaluation
+        evaluation.over.wait().addCallback(lambda _: self._over(record))
         evaluation.begin(
             lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
         )
-        evaluation.over.wait().addCallback(lambda _: self._over(identifier, upload.size))
         return identifier
 
-    def _over(self, identifier: str, size: int) -> None:
-        del self._alive[identifier]
-        self.spool.give_back(size)
-        self._closing.progress()
+    def _over(self, record: Record) -> None:
+        try:
+            # Before it is forgotten, if it is already, for that changes its state.
+            self._telling.tell(record.evaluation)
+        finally:
+            self._records.end(record)
+            del self._alive[record.evaluation.identifier]
+            self.spool.give_back(record.upload.size)
+            self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:
         """Remove the directory of a form that no evaluation takes over, and of that size."""
@@ -290,11 +293,3 @@ class Registry:
         Tell whether there was anything to end, or anybody.
         """
         return await self._closing.close(drain)
-
-
-def directory_of(identifier: str) -> str:
-    """Return the name of an evaluation's directory.
-
-    Evaluators can read it among their mounts; the identifier gives rights to who knows it.
-    """
-    return hashlib.sha256(identifier.encode()).hexdigest()[:32]

@@ -27,8 +27,9 @@ from tawebeval.gitwords import is_damage
 from tawebeval.keyring import Keyring
 from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
+from tawebeval.removal import remove
 from tawebeval.signals import Latch, Threads, completed, outcome
-from tawebeval.workspace import Workspace, remove
+from tawebeval.workspace import Workspace
 
 log = Logger()
 

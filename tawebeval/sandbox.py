@@ -121,7 +121,7 @@ class Cell(ABC):
                 return over_limit("memory", "memory", "bytes of memory", limits.memory)
             if "processes" in over:
                 return over_limit("processes", "processes", "processes", limits.processes)
-            if (self.usage().cpu_seconds or 0) > limits.cpu:
+            if self._group.over_cpu(limits.cpu):
                 return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
         disk = self._disk.look(again=final)
         if disk.size > self._most_disk:

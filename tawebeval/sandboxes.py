@@ -21,9 +21,10 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
 from tawebeval.privileges import Privileges, User
+from tawebeval.removal import remove
 from tawebeval.sandbox import Launch, NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
-from tawebeval.workspace import Workspace, remove
+from tawebeval.workspace import Workspace
 
 _PATIENCE = 20.0  # seconds for an empty sandbox to start and end
 

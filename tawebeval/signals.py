@@ -23,9 +23,12 @@ class Signal(Generic[T]):
 
     def wait(self) -> Deferred[T]:
         """Return a Deferred of the next firing; cancelling it leaves no trace."""
-        waiter: Deferred[T] = Deferred(lambda waiter: self._waiting.pop(waiter, None))
+        waiter: Deferred[T] = Deferred(self._forget)
         self._waiting[waiter] = None
         return waiter
+
+    def _forget(self, waiter: Deferred[T]) -> None:
+        self._waiting.pop(waiter, None)
 
     def fire(self, value: T) -> None:
         """Wake those who wait now."""
@@ -38,27 +41,44 @@ class Signal(Generic[T]):
         return len(self._waiting)
 
 
+_NOT_YET: Any = object()
+
+
 @attrs.define
 class Latch(Generic[T]):
-    """Something that happens once; whoever waits later is answered at once."""
+    """Something that happens once; whoever waits later is answered at once.
 
-    _signal: Signal[T] = attrs.field(factory=Signal)
-    _values: list[T] = attrs.field(factory=list)
+    There are several for each evaluation, so this is no more than a list of those who wait.
+    """
+
+    _value: T = _NOT_YET
+    _waiting: list[Deferred[T]] = attrs.field(factory=list, repr=False)
 
     @property
     def is_set(self) -> bool:
         """Whether it has happened."""
-        return bool(self._values)
+        return self._value is not _NOT_YET
 
     def wait(self) -> Deferred[T]:
-        """Return a Deferred of its value, one for each who waits."""
-        return succeed(self._values[0]) if self._values else self._signal.wait()
+        """Return a Deferred of its value, one for each who waits; cancelling leaves no trace."""
+        if self.is_set:
+            return succeed(self._value)
+        waiter: Deferred[T] = Deferred(self._forget)
+        self._waiting.append(waiter)
+        return waiter
 
     def set(self, value: T) -> None:
         """Let it have happened. The first value stays."""
-        if not self._values:
-            self._values.append(value)
-            self._signal.fire(value)
+        if not self.is_set:
+            self._value = value
+            waiting, self._waiting = self._waiting, []
+            for waiter in waiting:
+                if not waiter.called:  # cancelled by one who was woken before
+                    waiter.callback(value)
+
+    def _forget(self, waiter: Deferred[T]) -> None:
+        if not self.is_set:
+            self._waiting.remove(waiter)
 
 
 def outcome(deferred: Deferred[T]) -> Latch[Callable[[], T]]:

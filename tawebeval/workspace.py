@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
 import stat
-import subprocess
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -22,9 +21,7 @@ import attrs
 
 from tawebeval.errors import EvaluationError
 from tawebeval.form import SubmissionFile
-
-_RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
-_COMPLAINT = 8 * 1024  # bytes: more than a line with a path
+from tawebeval.removal import remove
 
 
 class FileRefused(Exception):
@@ -165,6 +162,14 @@ class Workspace:
         remove(self.root)
 
 
+def directory_of(identifier: str) -> str:
+    """Return the name of an evaluation's directory.
+
+    Evaluators can read it among their mounts; the identifier gives rights to who knows it.
+    """
+    return hashlib.sha256(identifier.encode()).hexdigest()[:32]
+
+
 def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> bytes:
     """Read a file below `root` component by component: the evaluator may change it meanwhile."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -187,32 +192,3 @@ def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> by
     if len(content) > limit:
         raise FileRefused(f"{path!r} is over {limit} bytes")
     return content
-
-
-def remove(directory: Path) -> None:
-    """Remove a directory and all in it; one that is gone already is as good. Raises OSError.
-
-    A process of its own does it: `shutil.rmtree` holds a descriptor for each level, so a stranger
-    could take all of the daemon's.
-    """
-    if not os.path.lexists(directory):
-        return
-    _run(_RM, "-rf", "--", directory)
-    if os.path.lexists(directory):  # directories without permissions
-        _run(_CHMOD, "-R", "u+rwX", "--", directory)
-        said = _run(_RM, "-rf", "--", directory)
-        if os.path.lexists(directory):
-            raise OSError(errno.ENOTEMPTY, said or "cannot be removed", str(directory))
-
-
-def _run(*command: str | Path) -> str:
-    """Run a command to its end; return the first line of what it complains of.
-
-    There may be a complaint for each file of millions: no more than one is kept.
-    """
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
-        assert child.stderr is not None, "it is a pipe"
-        said = child.stderr.read(_COMPLAINT)
-        while child.stderr.read(_COMPLAINT):
-            pass
-    return said.decode(errors="replace").partition("\n")[0]

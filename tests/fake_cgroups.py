@@ -163,6 +163,7 @@ class FakeMachine(Kernel):
         files = {"cgroup.procs": ""}
         for top, controllers in self._trees:
             if path.startswith(str(top)) and controllers is not None:
+                files["tasks"] = ""
                 for controller in controllers:
                     files |= LEGACY_FILES[controller]
         if self.is_unified(path):

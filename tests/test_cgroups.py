@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+import attrs
+from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -52,7 +54,8 @@ class CgroupsTestCase(SynchronousTestCase):
     def enter(self, group: Group, *pids: int) -> None:
         """Have processes in a group."""
         for entry in group.entry():
-            Path(entry).write_text("".join(f"{pid}\n" for pid in pids))
+            members = Path(entry).with_name("cgroup.procs")
+            members.write_text("".join(f"{pid}\n" for pid in pids))
 
 
 class UnifiedTests(CgroupsTestCase):
@@ -211,7 +214,7 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
         group = cgroups.make("abc", LIMITS)
-        entries = [f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in places]
+        entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in places]
         self.assertEqual(group.entry(), entries)
         self.assertEqual(self.get(group, "memory.limit_in_bytes"), str(64 * MIB))
         self.assertEqual(self.get(group, "memory.memsw.limit_in_bytes"), str(64 * MIB))
@@ -225,7 +228,7 @@ class LegacyTests(CgroupsTestCase):
         place = self.machine.mount_legacy("cpu,cpuacct,memory,pids")
         cgroups = self.machine.open((7, 8))
         self.check(cgroups, ALL)
-        entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/cgroup.procs"
+        entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
         self.assertEqual(cgroups.make("abc", LIMITS).entry(), [entry])
         self.assertEqual(self.machine.given, [("uid-7", (7, 8)), ("uid-7/tawebeval-x", (7, 8))])
 
@@ -249,9 +252,7 @@ class LegacyTests(CgroupsTestCase):
         cpu = self.machine.mount_legacy("cpu,cpuacct")
         self.machine.mount_unified("", own="/")
         group = self.machine.open().make("abc", LIMITS)
-        entries = [
-            f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in (memory, pids, cpu)
-        ]
+        entries = [f"{place}/tawebeval-x/evaluation-abc/tasks" for place in (memory, pids, cpu)]
         self.assertEqual(group.entry(), entries)
 
     def test_hybrid_with_parts(self) -> None:
@@ -261,10 +262,9 @@ class LegacyTests(CgroupsTestCase):
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
         group = cgroups.make("abc", LIMITS)
-        entries = [
-            f"{place}/tawebeval-x/evaluation-abc/cgroup.procs" for place in (memory, pids, unified)
-        ]
-        self.assertEqual(group.entry(), entries)
+        within = "tawebeval-x/evaluation-abc"
+        entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
+        self.assertEqual(group.entry(), [*entries, f"{unified}/{within}/cgroup.procs"])
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
         self.assertEqual(group.usage().cpu_seconds, 2.5)
 
@@ -381,6 +381,34 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.exceeded(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.exceeded(), {"memory", "processes"})
+
+    def test_over_cpu(self) -> None:
+        """Processor time is looked at when its limit can have been met, and not before."""
+        self.machine.mount_legacy("cpuacct")
+        self.patch(os, "cpu_count", lambda: 2)
+        clock = Clock()
+        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=clock.seconds)
+
+        def used(seconds: int) -> bool:
+            self.put(group, "cpuacct.usage", f"{seconds}000000000\n")
+            return group.over_cpu(10)
+
+        self.assertFalse(used(4))
+        clock.advance(2.5)
+        self.assertFalse(used(11), "two processors cannot have done this: it is not looked at")
+        clock.advance(0.5)
+        self.assertFalse(used(10))
+        self.assertTrue(used(11))
+        self.assertTrue(used(11), "it stays so")
+
+    def test_cpu_unknown(self) -> None:
+        """What cannot be read is read again the next time."""
+        self.machine.mount_legacy("cpuacct")
+        group = self.machine.open().make("abc", LIMITS)
+        self.put(group, "cpuacct.usage", "?")
+        self.assertFalse(group.over_cpu(10))
+        self.put(group, "cpuacct.usage", "11000000000\n")
+        self.assertTrue(group.over_cpu(10))
 
     def test_unknown_figures(self) -> None:
         """What a kernel does not say is unknown, and no error."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.disk import DiskUse, measure
+from tawebeval.disk import Count, DiskUse, measure
 
 KIB = 1024
 
@@ -107,7 +107,7 @@ class MappedTests(SynchronousTestCase):
         maps = Path(self.mktemp())
         maps.write_text("".join(f"{line}\n" for line in lines))
         self.patch(builtins, "open", lambda path, **how: maps.open(**how))
-        use = DiskUse()
+        use = Count()
         use.add_mapped(os.getpid(), device)
         self.assertEqual((use.files, use.size), (1, 0x2000))
 
@@ -119,7 +119,7 @@ class MappedTests(SynchronousTestCase):
 
         self.patch(builtins, "open", fail)
         with self.assertRaises(OSError) as caught:
-            DiskUse().add_mapped(os.getpid(), 0)
+            Count().add_mapped(os.getpid(), 0)
         self.assertEqual(caught.exception.errno, errno.EMFILE)
 
     def test_gone(self) -> None:

@@ -38,7 +38,7 @@ LAYERS = {
     "work": Layer(
         "registry admission status evaluation run intake process pipes orphans signals"
         " records following closing"
-        " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace"
+        " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " directories belongings"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
         " callbacks posting secretfiles pinned signing telling"

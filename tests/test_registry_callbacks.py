@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,21 @@ class CallbackTests(RegistryTestCase):
             Path("/evaluations"),
             Telling(self.callbacks),
         )
+
+    def test_defect(self) -> None:
+        """Where it cannot be told, nothing is left of the evaluation all the same."""
+
+        def send(*_: object) -> None:
+            raise ValueError("a defect")
+
+        self.patch(self.callbacks, "send", send)
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        self.assertEqual(self.registry.status(identifier)["state"], "finished")
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        closed = Deferred.fromCoroutine(self.registry.close())
+        self.assertFalse(self.successResultOf(closed), "there was nothing to end")
 
     def test_ended(self) -> None:
         """When nothing is left of an evaluation its status is sent, once."""

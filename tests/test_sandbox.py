@@ -56,6 +56,9 @@ class FakeGroup:
     def usage(self) -> Usage:
         return self.used
 
+    def over_cpu(self, limit: float) -> bool:
+        return (self.used.cpu_seconds or 0) > limit
+
     def remove(self) -> None:
         self.removed += 1
 

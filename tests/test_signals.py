@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
@@ -53,9 +55,32 @@ class SignalTests(SynchronousTestCase):
         signal.fire(3)
         self.assertEqual(self.successResultOf(other), 3)
 
+    def test_cancel_by_one_woken_before(self) -> None:
+        """Who is cancelled by another one who was just woken is not woken, too."""
+        for event in (Signal[int](), Latch[int]()):
+            first, second = event.wait(), event.wait()
+            second.addErrback(lambda failure: str(failure.trap(CancelledError).__name__))
+            first.addCallback(lambda _, second=second: second.cancel())
+            (event.fire if isinstance(event, Signal) else event.set)(1)
+            self.assertEqual(self.successResultOf(second), "CancelledError")
+
 
 class LatchTests(SynchronousTestCase):
     """What happens once."""
+
+    def test_cancel(self) -> None:
+        """A cancelled wait leaves nothing behind and disturbs nobody."""
+        latch: Latch[int] = Latch()
+        cancelled, other = latch.wait(), latch.wait()
+        cancelled.cancel()
+        self.failureResultOf(cancelled, CancelledError)
+        kept = weakref.ref(cancelled)
+        del cancelled
+        gc.collect()
+        self.assertIsNone(kept())
+        latch.set(3)
+        self.assertEqual(self.successResultOf(other), 3)
+        self.assertEqual(self.successResultOf(latch.wait()), 3)
 
     def test_waiting(self) -> None:
         """Those who wait before and those who wait after get the same value."""

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tawebeval.config import Buffers, Configuration, Limits, Polls
-from tawebeval.registry import directory_of
+from tawebeval.workspace import directory_of
 from tests.fake_children import FakeChild
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, parts
 

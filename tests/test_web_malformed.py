@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.registry import directory_of
+from tawebeval.workspace import directory_of
 from tests.fake_clients import MULTIPART, form, head, parts
 from tests.test_web_problems import RawTestCase
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 
 from tawebeval import registry
-from tawebeval.registry import directory_of
+from tawebeval.workspace import directory_of
 from tests.fake_clients import MULTIPART, Connection, Part, form, head, parts
 from tests.test_web_problems import RawTestCase
 

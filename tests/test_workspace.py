@@ -1,17 +1,15 @@
-"""`tawebeval.workspace`: directories, paths that lead out of them, and removal of anything."""
+"""`tawebeval.workspace`: directories, and paths that lead out of them."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import workspace as module
 from tawebeval.errors import EvaluationError
 from tawebeval.form import SubmissionFile
-from tawebeval.workspace import FileRefused, Workspace, remove
+from tawebeval.workspace import FileRefused, Workspace
 
 
 class WorkspaceTestCase(SynchronousTestCase):
@@ -192,120 +190,3 @@ class ReadFileTests(WorkspaceTestCase):
             self.refuse(path)
         self.refuse("../file", 0)
         self.assertEqual(os.listdir("/proc/self/fd"), before)
-
-
-class RemoveTests(WorkspaceTestCase):
-    """Removal of whatever an evaluator has left."""
-
-    def assert_removed(self) -> None:
-        """Hold that the workspace goes, all of it, and nothing else."""
-        self.workspace.remove()
-        self.assertEqual([p.name for p in self.root.iterdir()], ["secret"])
-        self.assertEqual(self.secret.read_text(), "secret")
-
-    def test_remove(self) -> None:
-        """All of it is removed, and to remove it again is fine."""
-        self.assert_removed()
-        self.assert_removed()
-
-    def test_links_are_not_followed(self) -> None:
-        """Links are removed, and not what they lead to."""
-        (self.workspace.tree / "out").symlink_to(self.root)
-        (self.workspace.tree / "file").symlink_to(self.secret)
-        os.link(self.secret, self.workspace.tree / "hard")
-        self.assert_removed()
-
-    def test_modes(self) -> None:
-        """Directories without any permission are removed, with what is in them."""
-        for name in ("a", "b"):
-            deep = self.workspace.tree / name / "deep"
-            deep.mkdir(parents=True)
-            (deep / "file").touch()
-            deep.chmod(0)
-            deep.parent.chmod(0)
-        self.workspace.tree.chmod(0o500)
-        self.remove_as_nobody()
-        self.assert_removed()
-
-    def remove_as_nobody(self) -> None:
-        """As another user than root, for whom modes mean something, try it, too."""
-        if os.geteuid() != 0:
-            return
-        copy = Path(self.mktemp()).resolve()
-        subprocess.run(["cp", "-a", self.workspace.root, copy], check=True)
-        subprocess.run(["chown", "-R", "nobody", copy], check=True)
-        (copy.parent).chmod(0o777)
-        for parent in copy.parents:
-            if not os.access(parent, os.X_OK) or not parent.stat().st_mode & 1:
-                return  # nobody does not get there
-        child = os.fork()
-        if not child:
-            try:
-                os.setgid(65534)
-                os.setuid(65534)
-                remove(copy)
-            finally:
-                os._exit(os.path.lexists(copy))
-        _, status = os.waitpid(child, 0)
-        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
-
-    def test_deep(self) -> None:
-        """Directories deeper than any path, or Python's recursion, can go."""
-        self.dig(3000)
-        self.assert_removed()
-
-    def dig(self, levels: int) -> None:
-        """Make directories in one another."""
-        here = os.open(self.workspace.tree, os.O_DIRECTORY)
-        for _ in range(levels):
-            os.mkdir("dddd", dir_fd=here)
-            below = os.open("dddd", os.O_DIRECTORY, dir_fd=here)
-            os.close(here)
-            here = below
-        os.close(here)
-
-    def test_descriptors(self) -> None:
-        """However deep it is, the daemon's own descriptors are not taken."""
-        self.patch(os, "environ", {"PATH": "/nonexistent"})
-        self.dig(1500)
-        opened: list[object] = []
-        open_ = os.open
-        self.patch(os, "open", lambda *args, **how: (opened.append(args), open_(*args, **how))[1])
-        self.assert_removed()
-        self.assertLess(len(opened), 5)
-
-    def test_what_stays(self) -> None:
-        """What cannot be removed is an error, which names the directory and says why."""
-        programs = Path(self.mktemp()).absolute()
-        programs.mkdir()
-        for name in ("rm", "chmod"):
-            (programs / name).write_text(
-                f"#!/bin/sh\necho '{name}: No way' >&2\n"
-                "i=0; while [ $i -lt 9999 ]; do echo more and more >&2; i=$((i+1)); done\n"
-            )
-            (programs / name).chmod(0o755)
-            self.patch(module, f"_{name.upper()}", str(programs / name))
-        with self.assertRaises(OSError) as caught:
-            self.workspace.remove()
-        self.assertEqual(caught.exception.filename, str(self.workspace.root))
-        self.assertEqual(caught.exception.strerror, "rm: No way")
-
-    def test_odd_names(self) -> None:
-        """Names that look like options, or are no UTF-8."""
-        for name in (b"-rf", b"--", b"\xff\n", b" "):
-            os.mkdir(os.fsencode(self.workspace.tree) + b"/" + name)
-        odd = self.root / "-x"
-        odd.mkdir()
-        odd.chmod(0)
-        remove(odd)
-        self.assert_removed()
-
-    def test_file(self) -> None:
-        """What is a file, or a link, where a directory should be, is removed as well."""
-        path = self.root / "file"
-        path.touch()
-        remove(path)
-        path.symlink_to(self.secret)
-        remove(path)
-        self.assertFalse(os.path.lexists(path))
-        self.assertEqual(self.secret.read_text(), "secret")
