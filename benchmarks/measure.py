@@ -26,8 +26,11 @@ class Spread:
         return cls(median(samples), min(samples), max(samples))
 
 
-class CannotRun(Exception):
-    """Something is not there that a benchmark needs; the message says what, and how to get it."""
+class CannotRun(SystemExit):
+    """Something is not there that is needed; the message says what, and how to get it.
+
+    It ends the program, unless that has something else to do.
+    """
 
 
 @attrs.frozen
