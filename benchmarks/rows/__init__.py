@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from benchmarks.measure import NotMeasured, Row
 from benchmarks.rows import (
     cold,
+    crowd,
     delivery,
+    idle,
     latency,
     memory,
     pages,
@@ -17,6 +19,7 @@ from benchmarks.rows import (
     start,
     stdout,
     throughput,
+    upload,
 )
 
 Benchmark = Callable[[int], Sequence[Row | NotMeasured]]
@@ -34,4 +37,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "throughput": throughput.measure,
     "cold": cold.measure,
     "memory": memory.measure,
+    "idle": idle.measure,
+    "crowd": crowd.measure,
+    "upload": upload.measure,
 }
