@@ -28,8 +28,8 @@ check: ## check style, types, and that the layers import downwards only
 	$(BIN)/mypy
 	$(BIN)/python tests/run.py tests.test_layers
 
-bench: ## measure it, against baselines taken in the same run
-	$(SETUP) --extras test --needs git,$(SANDBOX) --wants g++
+bench: ## measure it, against baselines taken in the same run; some minutes
+	$(SETUP) --extras bench --needs git,xargs,/usr/bin/python3 --wants curl,/usr/sbin/nginx,$(SANDBOX)
 	$(BIN)/python -m benchmarks
 
 soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes

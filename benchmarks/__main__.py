@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 
 from benchmarks import machine, report
-from benchmarks.measure import Row
+from benchmarks.measure import CannotRun, NotMeasured, Row
 from benchmarks.rows import BENCHMARKS
 
 _ROUNDS = 5
@@ -32,10 +33,15 @@ def main() -> None:
     described = machine.describe()
     print(*described, sep="\n", end="\n\n")
     before = machine.load()
-    rows: list[Row] = []
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # what is started inherits it
+    rows: list[Row | NotMeasured] = []
     for name in options.names or BENCHMARKS:
         begin = time.monotonic()
-        rows += BENCHMARKS[name](options.rounds)
+        try:
+            rows += BENCHMARKS[name](options.rounds)
+        except CannotRun as error:
+            rows.append(NotMeasured(name, str(error)))
         print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
     described.append(f"load average {before:.1f} before, {machine.load():.1f} after")
     print(report.text(report.table(rows)))

@@ -53,7 +53,7 @@ class Client:
             if separator:
                 break
         chunks = [body]
-        missing = _content_length(head) - len(body)
+        missing = content_length(head) - len(body)
         self.length = len(answer) + missing
         while missing > 0:
             chunks.append(self._read())
@@ -68,8 +68,7 @@ class Client:
 
     def page(self, identifier: str, after: str | None = None, wait: int = 30) -> dict[str, Any]:
         """Return a page of events, waiting for one that is not empty."""
-        query = f"?after={after}&wait={wait}" if after else f"?wait={wait}"
-        page: dict[str, Any] = json.loads(self.get(f"/evaluation/{identifier}/events{query}"))
+        page: dict[str, Any] = json.loads(self.exchange(events(identifier, after, wait)))
         return page
 
     def evaluate(self, url: str, commit: str, command: str) -> str:
@@ -86,7 +85,8 @@ class Client:
         return chunk
 
 
-def _content_length(head: bytes) -> int:
+def content_length(head: bytes) -> int:
+    """Return the bytes of the body to which this head belongs. Raises HTTPError."""
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             return int(line.split(b":")[1])
@@ -98,17 +98,23 @@ def get(path: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
+def events(identifier: str, after: str | None = None, wait: int = 30) -> bytes:
+    """Return the request that asks for a page, and waits so many seconds for one."""
+    query = f"?after={after}&wait={wait}" if after else f"?wait={wait}"
+    return get(f"/evaluation/{identifier}/events{query}")
+
+
+def fields(url: str, commit: str, command: str) -> dict[str, str]:
+    """Return the fields of a form by which an evaluation is begun, but for the submission."""
+    return {"repository[url]": url, "commit_oid": commit, "evaluator_cmd": command}
+
+
 def evaluate(url: str, commit: str, command: str) -> bytes:
     """Return the request that begins an evaluation of one small file."""
-    fields = {
-        "submission[source]": "print(42)\n",
-        "repository[url]": url,
-        "commit_oid": commit,
-        "evaluator_cmd": command,
-    }
+    all_fields = {"submission[source]": "print(42)\n", **fields(url, commit, command)}
     body = "".join(
         f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-        for name, value in fields.items()
+        for name, value in all_fields.items()
     )
     body += f"--{_BOUNDARY}--\r\n"
     return (

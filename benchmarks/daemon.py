@@ -5,30 +5,40 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.client import Client
-from benchmarks.running import Server, environment, free_port, running
+from benchmarks import repositories
+from benchmarks.client import Client, evaluate, fields
+from benchmarks.measure import CannotRun
+from benchmarks.running import Server, environment, free_port, running, wait_for
 
-_START = 20.0  # seconds
 _CONFIGURATION = """\
-listen = ["tcp:{port}:interface=127.0.0.1"]
+listen = ["tcp:{port}:interface=127.0.0.1:backlog=1024"]
 [repositories]
-protocols = ["file"]
+protocols = ["file", "http"]
+private_networks = ["127.0.0.0/8"]
 [sandbox]
 kind = "{sandbox}"
 {more}
+[service]
+drain = 0
 """
-_USUAL = """\
+USUAL = """\
 [evaluations]
 running = 8
 """
+MANY_CONNECTIONS = """\
+[http]
+connections = 5000
+connections_per_address = 0
+"""
+
+SMALL, LARGE = 5, 250
+"""Files in the trees of the two commits that every daemon knows."""
 
 # What evaluators run: root's own Python may lie where no other user can.
 PYTHON = sys.executable
@@ -36,26 +46,35 @@ if os.geteuid() == 0:
     PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or PYTHON
 
 # What root has to say besides; repositories and directories have to be that user's, too.
-_UNPRIVILEGED = """\
-[service]
-user = "nobody"
-"""
+_UNPRIVILEGED = 'user = "nobody"\n'
 
 
 class Daemon(Server):
-    """A daemon that runs, and a repository with one commit from which it has already fetched."""
+    """A daemon that runs, and a repository from which it has fetched both commits."""
 
-    def __init__(self, pid: int, port: int, root: Path, url: str, commit: str) -> None:
+    def __init__(self, pid: int, port: int, root: Path) -> None:
         super().__init__(pid, port)
         self.state = root / "state"
         self.log = root / "log"
         self.objects = root / "objects"
-        self._url = url
-        self._commit = commit
+        path = root / "evaluator"
+        trees = [repositories.tree(SMALL), repositories.tree(LARGE)]
+        self._commits = dict(zip((SMALL, LARGE), repositories.make(path, trees), strict=True))
+        give(path)
+        self._url = f"file://{path}"
 
-    def evaluate(self, client: Client, command: str) -> str:
-        """Begin an evaluation of the known commit; return its identifier."""
-        return client.evaluate(self._url, self._commit, command)
+    def request(self, command: str, files: int = SMALL) -> bytes:
+        """Return the request for an evaluation of the commit with a tree of so many files."""
+        return evaluate(self._url, self._commits[files], command)
+
+    def fields(self, command: str) -> Sequence[str]:
+        """Return the fields of such a request, but for the submission, as NAME=VALUE."""
+        named = fields(self._url, self._commits[SMALL], command)
+        return [f"{name}={value}" for name, value in named.items()]
+
+    def evaluate(self, client: Client, command: str, files: int = SMALL) -> str:
+        """Begin an evaluation of a commit that is known; return its identifier."""
+        return client.evaluate(self._url, self._commits[files], command)
 
     def consume(self, client: Client, identifier: str) -> None:
         """Read an evaluation to its very end, so that the daemon forgets it."""
@@ -70,24 +89,22 @@ class Daemon(Server):
 def daemon(
     profile: str | None = None,
     sandbox: str = "none",
-    more: str = _USUAL,
+    more: str = USUAL,
     counted: bool = False,
 ) -> Iterator[Daemon]:
     """Run the daemon; with `profile` under cProfile, whose statistics go to that file.
 
     `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
     that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it.
+    Raises CannotRun where the sandbox does not work.
     """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         root = Path(name)
-        url, commit = _repository(root / "evaluator")
         port = free_port()
         configuration = _CONFIGURATION.format(port=port, sandbox=sandbox, more=more)
         if os.geteuid() == 0:
             configuration += _UNPRIVILEGED
-            nobody = pwd.getpwnam("nobody")
-            for path in (root, root / "evaluator", root / "evaluator" / ".git"):
-                os.chown(path, nobody.pw_uid, nobody.pw_gid)
+        give(root)
         (root / "tawebeval.toml").write_text(configuration)
         twistd = os.path.join(os.path.dirname(sys.executable), "twistd")
         profiling = (
@@ -100,49 +117,31 @@ def daemon(
             *(sys.executable, *program, "--nodaemon", "--pidfile=", f"--logfile={root}/log"),
             *(*profiling, "tawebeval", f"--config={root}/tawebeval.toml"),
         ]
-        directories = {
+        variables = {
+            **environment(),
             "STATE_DIRECTORY": str(root / "state"),
             "CACHE_DIRECTORY": str(root / "cache"),
         }
-        with running(command, cwd=root, env={**environment(), **directories}) as process:
-            _await(process, port, root / "log")
-            started = Daemon(process.pid, port, root, url, commit)
+        errors = root / "errors"
+        with (
+            errors.open("wb") as stderr,
+            running(command, cwd=root, env=variables, stderr=stderr) as process,
+        ):
+            try:
+                wait_for(process, port, "the daemon", root / "log", errors)
+            except SystemExit as error:
+                if sandbox == "none":
+                    raise
+                raise CannotRun(str(error).rstrip().rpartition("\n")[2]) from error
+            started = Daemon(process.pid, port, root)
             with Client(port) as client:
-                started.consume(client, started.evaluate(client, "true"))
+                for files in (SMALL, LARGE):
+                    started.consume(client, started.evaluate(client, "true", files))
             yield started
 
 
-def _repository(path: Path) -> tuple[str, str]:
-    """Make a repository with a commit of one file; return its URL and the commit's OID."""
-    path.mkdir()
-    (path / "README").write_text("An evaluator.\n")
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost"]
-        command += ["-c", "commit.gpgSign=false", "-c", "init.defaultBranch=main"]
-        done = subprocess.run(
-            [*command, *arguments], cwd=path, check=True, stdout=subprocess.PIPE, text=True
-        )
-        return done.stdout.strip()
-
-    git("init", "--quiet")
-    git("config", "uploadpack.allowAnySHA1InWant", "true")
-    git("add", ".")
-    git("commit", "--quiet", "--message=An evaluator")
-    return f"file://{path}", git("rev-parse", "HEAD")
-
-
-def _await(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return when the daemon answers."""
-    deadline = time.monotonic() + _START
-    while True:
-        try:
-            with Client(port) as client:
-                client.get("/health")
-        except OSError:
-            if process.poll() is not None or time.monotonic() > deadline:
-                text = log.read_text() if log.exists() else ""
-                raise SystemExit(f"the daemon does not start:\n{text}") from None
-            time.sleep(0.05)
-        else:
-            return
+def give(path: Path) -> None:
+    """Let a directory belong to whom the daemon becomes."""
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(path, nobody.pw_uid, nobody.pw_gid)

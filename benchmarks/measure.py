@@ -26,13 +26,29 @@ class Spread:
         return cls(median(samples), min(samples), max(samples))
 
 
+class CannotRun(SystemExit):
+    """Something is not there that is needed; the message says what, and how to get it.
+
+    It ends the program, unless that has something else to do.
+    """
+
+
+@attrs.frozen
+class NotMeasured:
+    """A line of the table that says why there are no figures."""
+
+    what: str
+    why: str
+
+
 @attrs.frozen
 class Row:
     """One line of the table.
 
     `ours` and `baseline` have a sample for each round. The ratio is formed within each
     round, so that what slows a whole round down leaves it alone. `target` bounds the ratio,
-    or our own figure where there is no baseline: from below if higher is better.
+    or our own figure where there is no baseline: from below if higher is better. `stretch` is
+    what would be better still.
     """
 
     what: str
@@ -41,6 +57,7 @@ class Row:
     baseline: Sequence[float] | None = None
     target: float | None = None
     higher_is_better: bool = True
+    stretch: float | None = None
 
     @property
     def ratio(self) -> Spread | None:
@@ -52,10 +69,12 @@ class Row:
     @property
     def met(self) -> bool | None:
         """Whether the target is met, None without one."""
-        if self.target is None:
-            return None
+        return None if self.target is None else self.reaches(self.target)
+
+    def reaches(self, bound: float) -> bool:
+        """Tell whether what the target is for is at least as good as `bound`."""
         judged = (self.ratio or Spread.of(self.ours)).middle
-        return judged >= self.target if self.higher_is_better else judged <= self.target
+        return judged >= bound if self.higher_is_better else judged <= bound
 
 
 def interleave(rounds: int, ways: Mapping[str, Callable[[], Round]]) -> dict[str, list[float]]:

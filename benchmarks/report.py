@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.measure import Row, Spread
+from benchmarks.measure import NotMeasured, Row, Spread
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
 
@@ -27,11 +27,28 @@ end is written by hand, and kept.
 Everything runs on one machine, over the loopback interface. Ours and the baseline are
 measured alternately, and the ratio (ours to the baseline) is formed within each round, so
 a busy machine shows as spread rather than as a better or worse ratio. Figures are medians
-of the rounds, the spread is from the least to the greatest. The baselines are the small
-programs in `benchmarks/programs/`.
+of the rounds, the spread is from the least to the greatest. A target in brackets is one that
+nothing depends on. What could not be measured has a row that says why.
 
-Rates "by processor time" are per second of processor time that the program itself
-has spent, rather than of time on the clock.
+Unless a row says otherwise, ours is the daemon as twistd starts it, over HTTP. Rates "by processor
+time" are per second of processor time that the program itself has spent, rather than of time on
+the clock. What is measured and what is not stands at the head of each module of
+`benchmarks/rows/`.
+
+The baselines are small programs in `benchmarks/programs/`, or others' programs:
+
+| baseline | |
+| --- | --- |
+| bare `ProcessProtocol` | Twisted's `spawnProcess`, and a protocol that counts bytes |
+| asyncio | `async for line` of a subprocess, a dict and `json.dumps` for each event |
+| a bare Site | `twisted.web` with a static resource of the same bytes, no access log |
+| Starlette | uvicorn with httptools and uvloop; the page is built by orjson from a list of dicts |
+| a raw forwarder | Twisted, from the stdout of a process to a socket |
+| `posix_spawn` of the same command | `/bin/sh -c`, until its output is read and it was waited for |
+| the sandbox's command line by hand | the same bwrap, ended before the next begins |
+| `xargs -P2` of the same command | that bwrap, two at a time, behind a shell that opens its files |
+| `git fetch --depth 1` by hand | into a new bare repository, by the URL that the daemon gets |
+| nginx | the same request by curl; the body in a file, 128 KiB at a time |
 
 `make soak` (`python -m benchmarks.soak`) is not among these, for it tells right from wrong, not
 fast from slow, and takes a few minutes: 200 evaluators in the sandbox print 2 GB to readers that
@@ -41,12 +58,14 @@ looks for what is left: processes, directories, descriptors, and objects in the 
 """
 
 
-def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def table(rows: Sequence[Row | NotMeasured]) -> list[tuple[str, ...]]:
     """Return the table, its headings first."""
     return [_HEADINGS, *map(_cells, rows)]
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row | NotMeasured) -> tuple[str, ...]:
+    if isinstance(row, NotMeasured):
+        return (row.what, *["-"] * (len(_HEADINGS) - 2), f"**not measured**: {row.why}")
     ratio = row.ratio
     judged = ratio or Spread.of(row.ours)
     baseline = _number(Spread.of(row.baseline).middle) if row.baseline is not None else "-"
@@ -59,9 +78,20 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.unit,
         _number(ratio.middle) if ratio else "-",
         f"{_number(judged.low)} … {_number(judged.high)}{unit}",
-        "-" if row.target is None else f"{sign} {row.target:g}{unit}",
-        {True: "met", False: "**missed**", None: ""}[row.met],
+        "-" if row.target is None else f"{sign} {_bounds(row)}{unit}",
+        _verdict(row),
     )
+
+
+def _bounds(row: Row) -> str:
+    """Write the target, and in brackets what would be better still."""
+    return f"{row.target:g}" if row.stretch is None else f"{row.target:g} ({row.stretch:g})"
+
+
+def _verdict(row: Row) -> str:
+    if row.stretch is not None and row.reaches(row.stretch):
+        return "met, that in brackets too"
+    return {True: "met", False: "**missed**", None: ""}[row.met]
 
 
 def _number(value: float) -> str:
@@ -74,11 +104,12 @@ def _number(value: float) -> str:
 def text(lines: Sequence[tuple[str, ...]]) -> str:
     """Return the table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    first, *others = widths
+    first, *others, last = widths
     return "\n".join(
         "  ".join(
             [cells[0].ljust(first)]
-            + [cell.rjust(width) for cell, width in zip(cells[1:], others, strict=True)]
+            + [cell.rjust(width) for cell, width in zip(cells[1:-1], others, strict=True)]
+            + [cells[-1].ljust(last)]
         ).rstrip()
         for cells in lines
     )
@@ -91,7 +122,7 @@ def markdown(lines: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *rest))
 
 
-def write(rows: Sequence[Row], machine: Sequence[str], rounds: int) -> None:
+def write(rows: Sequence[Row | NotMeasured], machine: Sequence[str], rounds: int) -> None:
     """Write the document anew, around what is written by hand in it."""
     kept = _BY_HAND
     if DOCUMENT.exists():

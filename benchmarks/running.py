@@ -8,6 +8,7 @@ import selectors
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
@@ -17,6 +18,7 @@ from typing import IO, Any
 _ROOT = Path(__file__).resolve().parent.parent
 _RUN = 60.0  # seconds for a program that measures
 _START = 20.0  # ... and until a server is ready
+_END = 30.0  # ... and until it has ended whom it has started
 
 
 def argv(program: str, *arguments: object) -> list[str]:
@@ -52,7 +54,7 @@ def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[byt
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(_END)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -90,6 +92,29 @@ class Server:
             int(Path(path).read_text().split()[0]) / 1e9
             for path in glob(f"/proc/{self.pid}/task/*/schedstat")
         )
+
+    def memory(self, name: str) -> int:
+        """Return bytes: RssAnon is its own memory now, VmHWM the peak of all of it."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition(f"{name}:")[2].split()[0]) * 1024
+
+    def children(self) -> int:
+        """Return how many processes it has started that have not been waited for."""
+        tasks = glob(f"/proc/{self.pid}/task/*/children")
+        return sum(len(Path(path).read_text().split()) for path in tasks)
+
+
+def wait_for(process: subprocess.Popen[bytes], port: int, name: str, *logs: Path) -> None:
+    """Return when a server listens. Raises SystemExit, with what it says, if it does not."""
+    deadline = time.monotonic() + _START
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            said = "".join(log.read_text() for log in logs if log.exists())
+            raise SystemExit(f"{name} does not start:\n{said}")
+        time.sleep(0.05)
 
 
 def free_port() -> int:

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from glob import glob
 from pathlib import Path
 
 import attrs
@@ -62,12 +61,10 @@ class Leavings:
         """Look at a daemon; its descriptors are seen by root alone."""
         with Client(subject.port) as client:
             known = len(orjson.loads(client.get("/evaluations"))["data"])
-        tasks = glob(f"/proc/{subject.pid}/task/*/children")
-        processes = sum(len(Path(path).read_text().split()) for path in tasks)
         folders = [subject.state / name for name in ("evaluations", "uploads")]
         directories = sum(1 for folder in folders for _ in folder.glob("*"))
         counted = objects(subject)
-        return cls(known, processes, directories, at_rest(subject), counted)
+        return cls(known, subject.children(), directories, at_rest(subject), counted)
 
     def beyond(self, before: Leavings) -> dict[str, int]:
         """Return what there is more than there was, by name."""
@@ -101,12 +98,6 @@ def at_rest(subject: Daemon) -> int | None:
             return None
         time.sleep(0.1)
     return min(looks)
-
-
-def memory(subject: Daemon, name: str) -> float:
-    """Return VmHWM (the peak) or VmRSS (now), in MB."""
-    status = Path(f"/proc/{subject.pid}/status").read_text()
-    return int(status.partition(f"{name}:")[2].split()[0]) * 1024 / _MB
 
 
 def begin(subject: Daemon, name: str, size: int, deadline: float) -> str:
@@ -187,12 +178,12 @@ def main() -> int:
     options = parser.parse_args()
     print(*machine.describe(), sep="\n", end="\n\n")
     with daemon(sandbox=options.sandbox, more=_CONFIGURATION, counted=True) as subject:
-        small, before = memory(subject, "VmHWM"), Leavings.of(subject)
+        small, before = subject.memory("VmHWM") / _MB, Leavings.of(subject)
         started = time.monotonic()
         found = soak(subject, options)
         tell(found, time.monotonic() - started, options)
         left = settle(subject, before)
-        peak, now = memory(subject, "VmHWM"), memory(subject, "VmRSS")
+        peak, now = subject.memory("VmHWM") / _MB, subject.memory("VmRSS") / _MB
         log = subject.log.read_text(errors="replace")
     print(f"peak memory {peak:,.0f} MB, {small:,.0f} before, {now:,.0f} when all had gone;")
     print(f"buffers.total is {_TOTAL / _MB:,.0f} MB")

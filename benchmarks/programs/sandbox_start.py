@@ -11,7 +11,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measure import percentile
@@ -23,11 +24,12 @@ from tawebeval.kernel import Process
 from tawebeval.orphans import Orphans
 from tawebeval.privileges import find_privileges
 from tawebeval.process import Spawner
+from tawebeval.sandbox import Cell, Launch
 from tawebeval.sandboxes import open_bubblewrap
 from tawebeval.seccomp import make_filter
 from tawebeval.workspace import Workspace
 
-_COMMAND = "/bin/echo hello"
+COMMAND = "/bin/echo hello"
 _PERCENTILES = (10, 50, 90)
 
 
@@ -47,11 +49,11 @@ def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    """Start both in turn, and report."""
+@contextmanager
+def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
+    """Become who evaluators are, and let cells be opened for the command; close them yourself."""
     os.close(make_filter())  # which imports what nobody may not be able to read
     find_privileges("nobody" if os.geteuid() == 0 else "", Process()).step_down()
-    times: dict[str, list[float]] = {"sandbox": [], "plain": []}
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()
@@ -62,17 +64,28 @@ def main() -> None:
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create(upload)
-        for _ in range(int(sys.argv[1])):
+
+        def opened() -> tuple[Cell, Launch]:
             cell = sandbox.cell(workspace, Commit("", ""))
             cell.open()
-            launch = cell.launch(_COMMAND, {}, workspace.tree)
+            return cell, cell.launch(COMMAND, {}, workspace.tree)
+
+        yield opened
+
+
+def main() -> None:
+    """Start both in turn, and report."""
+    times: dict[str, list[float]] = {"sandbox": [], "plain": []}
+    with cells() as opened:
+        for _ in range(int(sys.argv[1])):
+            cell, launch = opened()
             times["sandbox"].append(run_by_hand(launch.argv, launch.descriptors) * 1e3)
             cell.close()
-            times["plain"].append(run_by_hand(["/bin/sh", "-c", _COMMAND]) * 1e3)
+            times["plain"].append(run_by_hand(["/bin/sh", "-c", COMMAND]) * 1e3)
     print(
         json.dumps(
             {
-                f"{way}{percent}": percentile(samples, percent)
+                f"{way}.{percent}": percentile(samples, percent)
                 for way, samples in times.items()
                 for percent in _PERCENTILES
             }

@@ -27,7 +27,7 @@ def main() -> None:
     root.putChild(b"page", Data(Path(sys.argv[1]).read_bytes(), "application/json"))
     site: Any = Site(root)
     site.log = lambda request: None
-    port = reactor.listenTCP(0, site, interface="127.0.0.1")
+    port = reactor.listenTCP(0, site, backlog=1024, interface="127.0.0.1")
     print(port.getHost().port, flush=True)
     reactor.run()
 

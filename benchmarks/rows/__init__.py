@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.measure import Row
-from benchmarks.rows import delivery, latency, memory, pages, polls, spawning, start, stdout
+from benchmarks.measure import NotMeasured, Row
+from benchmarks.rows import (
+    cold,
+    crowd,
+    delivery,
+    idle,
+    latency,
+    memory,
+    pages,
+    polls,
+    sandbox,
+    spawning,
+    start,
+    stdout,
+    throughput,
+    upload,
+)
 
-Benchmark = Callable[[int], Sequence[Row]]
+Benchmark = Callable[[int], Sequence[Row | NotMeasured]]
+"""Measures so many rounds. Raises CannotRun where something is missing for all of its rows."""
 
 BENCHMARKS: dict[str, Benchmark] = {
     "stdout": stdout.measure,
     "delivery": delivery.measure,
     "polls": polls.measure,
     "pages": pages.measure,
-    "start": start.measure,
     "latency": latency.measure,
-    "memory": memory.measure,
+    "start": start.measure,
+    "sandbox": sandbox.measure,
     "spawning": spawning.measure,
+    "throughput": throughput.measure,
+    "cold": cold.measure,
+    "memory": memory.measure,
+    "idle": idle.measure,
+    "crowd": crowd.measure,
+    "upload": upload.measure,
 }

@@ -1,4 +1,7 @@
-"""Pages of 1,000 events: the daemon and a bare Site that serves the same bytes."""
+"""Pages of 1,000 events: the daemon, a bare Site that serves the same bytes, and Starlette.
+
+Starlette has the events as a list of dicts and builds the page with orjson.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from benchmarks.running import server
 _REQUESTS = 1000
 _CONNECTIONS = 16
 _EVENTS = 1000
+_TARGET = 2.5
 # A terminator, and 500 lines with their terminators save the last, which is held back.
 _COMMAND = "echo; seq -f 'this is line number %04.0f' 1 500; exec sleep 600"
 
@@ -28,16 +32,20 @@ def measure(rounds: int) -> Sequence[Row]:
         path, page = _full_evaluation(ours)
         file = Path(directory, "page")
         file.write_bytes(page)
-        with server("static_site", file) as bare:
+        with server("static_site", file) as bare, server("starlette_site", file) as starlette:
             samples = interleave(
                 rounds,
                 {
                     "ours": partial(under_load, ours, path, _CONNECTIONS, _REQUESTS),
                     "bare": partial(under_load, bare, "/page", _CONNECTIONS, _REQUESTS),
+                    "starlette": partial(under_load, starlette, "/page", _CONNECTIONS, _REQUESTS),
                 },
             )
     what = f"pages of {_EVENTS:,} events ({len(page):,} bytes), {_CONNECTIONS} connections"
-    return load_rows(what, samples, "", None)
+    return [
+        *load_rows(f"{what}, to Starlette", samples, "ours", "starlette", _TARGET),
+        *load_rows(f"{what}, to a bare Site", samples, "ours", "bare", None),
+    ]
 
 
 def _full_evaluation(ours: Daemon) -> tuple[str, bytes]:

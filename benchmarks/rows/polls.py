@@ -1,4 +1,9 @@
-"""Empty polls over keep-alive connections: the daemon and a bare Site with a static resource."""
+"""Empty polls over keep-alive connections: the daemon, a bare Site, and Starlette.
+
+The bare Site serves a static resource of the same bytes, Starlette builds the same page.
+All of a way's connections are busy: each sends its next request when the last is answered. So the
+rate with many of them is that of a server which always has something to do.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,41 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.client import Client
-from benchmarks.daemon import Daemon, daemon
+from benchmarks.daemon import MANY_CONNECTIONS, USUAL, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
 from benchmarks.running import Server, figures, server
 
-CONNECTIONS = (1, 16)
-_REQUESTS = 3000
-_TARGET = 0.95
+CONNECTIONS = (1, 16, 256, 2000)
+_REQUESTS = 2500  # at least, and two on each connection
+# Of each baseline: its name, the target, and the stretch.
+_BASELINES = {"bare": ("a bare Site", 0.95, 1.8), "starlette": ("Starlette", 1.0, 2.0)}
 
 
 def measure(rounds: int) -> Sequence[Row]:
     """Return the rows."""
-    with daemon() as ours, server("static_site", "/dev/null") as bare:
+    with (
+        daemon(more=USUAL + MANY_CONNECTIONS) as ours,
+        server("static_site", "/dev/null") as bare,
+        server("starlette_site", "/dev/null") as starlette,
+    ):
         path = _silent_evaluation(ours)
         ways: dict[str, Callable[[], Round]] = {}
         for connections in CONNECTIONS:
-            for name, one, where in (("ours", ours, path), ("bare", bare, "/poll")):
+            for name, one, where in (
+                ("ours", ours, path),
+                ("bare", bare, "/poll"),
+                ("starlette", starlette, "/poll"),
+            ):
                 ways[f"{name}.{connections}"] = partial(
-                    under_load, one, where, connections, _REQUESTS
+                    under_load, one, where, connections, max(_REQUESTS, 2 * connections)
                 )
         samples = interleave(rounds, ways)
     rows = []
     for connections in CONNECTIONS:
-        what = f"empty polls, {connections} connection{'s' if connections > 1 else ''}"
-        rows += load_rows(what, samples, f".{connections}", _TARGET)
+        what = f"empty polls, {connections:,} connection{'s' if connections > 1 else ''}"
+        for baseline, (name, target, stretch) in _BASELINES.items():
+            ours_, other = f"ours.{connections}", f"{baseline}.{connections}"
+            rows += load_rows(f"{what}, to {name}", samples, ours_, other, target, stretch)
     return rows
 
 
@@ -42,26 +58,26 @@ def _silent_evaluation(ours: Daemon) -> str:
 
 def under_load(server: Server, path: str, connections: int, requests: int) -> Round:
     """Put a load on a server; return requests per second, and per second of its processor time."""
-    before = server.processor_time()
-    rate = figures("load", server.port, path, connections, requests)["rate"]
-    spent = server.processor_time() - before
-    return {"rate": rate, "processor_rate": requests / spent}
+    return figures("load", server.port, server.pid, path, connections, requests)
 
 
 def load_rows(
-    what: str, samples: dict[str, list[float]], way: str, target: float | None
+    what: str,
+    samples: dict[str, list[float]],
+    ours: str,
+    baseline: str,
+    target: float | None,
+    stretch: float | None = None,
 ) -> list[Row]:
-    """Return the rows for a way that was measured by `under_load` as ours and as bare."""
+    """Return the rows for two ways that were measured by `under_load`."""
     return [
         Row(
-            f"{what}, {how}",
+            how,
             "1/s",
-            samples[f"ours{way}.{name}"],
-            samples[f"bare{way}.{name}"],
+            samples[f"{ours}.{name}"],
+            samples[f"{baseline}.{name}"],
             target,
+            stretch=stretch,
         )
-        for name, how in (
-            ("rate", "to a bare Site"),
-            ("processor_rate", "by the server's processor time"),
-        )
+        for name, how in (("rate", what), ("processor_rate", "… by the server's processor time"))
     ]

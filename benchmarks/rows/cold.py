@@ -1,0 +1,92 @@
+"""Cold start: a commit that is not known yet, of a repository that is not, over smart HTTP.
+
+From `POST /evaluate` to the first event, beside `git fetch --depth 1` of the same commit by hand
+into a new bare repository. Each is another URL of one repository, so another place in the cache,
+and another commit. By hand nothing is checked out or run; the making of the bare repository is
+not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from benchmarks import repositories
+from benchmarks.client import Client
+from benchmarks.daemon import LARGE, Daemon, daemon
+from benchmarks.measure import CannotRun, NotMeasured, Round, Row, interleave
+from benchmarks.programs.sandbox_start import COMMAND
+from benchmarks.running import server
+
+_COMMITS = 1365
+_STARTS = 3  # in each round
+_TARGET = 1.3
+_KINDS = {"none": "no sandbox", "auto": "in the sandbox"}
+_WHAT = f"cold start, {_COMMITS:,} commits over smart HTTP"
+
+Places = Iterator[tuple[str, str]]
+"""URLs and commits, each of them once."""
+
+
+def measure(rounds: int) -> Sequence[Row | NotMeasured]:
+    """Return the rows."""
+    with _places() as places:
+        rows: list[Row | NotMeasured] = []
+        for kind, name in _KINDS.items():
+            what = f"{_WHAT}, {name}, to `git fetch --depth 1` by hand"
+            try:
+                with daemon(sandbox=kind) as ours, Client(ours.port) as client:
+                    ways = {
+                        "ours": partial(_ours, ours, client, places),
+                        "hand": partial(_by_hand, places),
+                    }
+                    samples = interleave(rounds, ways)
+            except CannotRun as error:
+                rows.append(NotMeasured(what, str(error)))
+            else:
+                ours_, hand = samples["ours.time"], samples["hand.time"]
+                rows.append(Row(what, "ms", ours_, hand, _TARGET, higher_is_better=False))
+        return rows
+
+
+@contextmanager
+def _places() -> Iterator[Places]:
+    with TemporaryDirectory(prefix="tawebeval-benchmark-") as root:
+        commits = repositories.make(Path(root, "evaluator"), repositories.history(_COMMITS, LARGE))
+        with server("git_server", root) as site:
+            yield (
+                (f"http://127.0.0.1:{site.port}/{number}/evaluator", commits[-1 - number])
+                for number in itertools.count()
+            )
+
+
+def _ours(ours: Daemon, client: Client, places: Places) -> Round:
+    times = []
+    for url, commit in itertools.islice(places, _STARTS):
+        begin = time.perf_counter()
+        identifier = client.evaluate(url, commit, COMMAND)
+        page = client.page(identifier)
+        times.append(time.perf_counter() - begin)
+        assert page["data"][0]["payload"] == "hello", page
+        ours.consume(client, identifier)
+    return {"time": median(times) * 1e3}
+
+
+def _by_hand(places: Places) -> Round:
+    times = []
+    for url, commit in itertools.islice(places, _STARTS):
+        with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
+            subprocess.run(["git", "init", "--quiet", "--bare", name], check=True)
+            begin = time.perf_counter()
+            subprocess.run(
+                ["git", "-C", name, "fetch", "--quiet", "--depth", "1", url, commit], check=True
+            )
+            times.append(time.perf_counter() - begin)
+    return {"time": median(times) * 1e3}

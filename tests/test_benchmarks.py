@@ -1,0 +1,115 @@
+"""What the benchmarks make of their figures: ratios, verdicts, the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, percentile
+from benchmarks.report import markdown, table, text
+
+SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1)
+
+
+class RowTests(SynchronousTestCase):
+    """One line of the table."""
+
+    @given(SAMPLES, st.floats(0.01, 100))
+    def test_a_slow_round_leaves_the_ratio(self, baseline: list[float], factor: float) -> None:
+        """What is twice the baseline in each round has the ratio 2, however they differ."""
+        row = Row("what", "s", [sample * factor for sample in baseline], baseline)
+        assert row.ratio is not None
+        for ratio in (row.ratio.low, row.ratio.middle, row.ratio.high):
+            self.assertAlmostEqual(ratio / factor, 1)
+
+    def test_judged_by_the_ratio(self) -> None:
+        """The target is for the ratio where there is a baseline, and for the figure elsewhere."""
+        self.assertTrue(Row("what", "1/s", [4, 4, 4], [2, 2, 2], 2).met)
+        self.assertFalse(Row("what", "1/s", [4, 4, 4], [2, 2, 2], 2.1).met)
+        self.assertTrue(Row("what", "1/s", [4, 4, 4], None, 4).met)
+        self.assertIsNone(Row("what", "1/s", [4, 4, 4]).met)
+
+    def test_judged_by_the_better_side(self) -> None:
+        """Less is better where that is said."""
+        self.assertTrue(Row("what", "ms", [1, 2, 9], None, 2, False).met)
+        self.assertFalse(Row("what", "ms", [1, 2, 9], None, 1.9, False).met)
+
+
+class InterleaveTests(SynchronousTestCase):
+    """The order in which ways are measured."""
+
+    def test_every_second_round_goes_backwards(self) -> None:
+        """And each way's samples stand in the order of the rounds."""
+        order: list[str] = []
+
+        def way(name: str) -> Callable[[], Round]:
+            def measure() -> Round:
+                order.append(name)
+                return {"place": len(order)}
+
+            return measure
+
+        samples = interleave(3, {"a": way("a"), "b": way("b")})
+        self.assertEqual("".join(order), "abbaab")
+        self.assertEqual(samples, {"a.place": [1, 4, 5], "b.place": [2, 3, 6]})
+
+
+class FiguresTests(SynchronousTestCase):
+    """Percentiles and spreads."""
+
+    @given(SAMPLES, st.floats(0, 100))
+    def test_percentile(self, samples: list[float], percent: float) -> None:
+        """So many are not above it, and with the next smaller sample there would be too few."""
+        found = percentile(samples, percent)
+        self.assertIn(found, samples)
+        wanted = len(samples) * percent / 100
+        self.assertGreaterEqual(sum(sample <= found for sample in samples), wanted)
+        if found > min(samples):
+            self.assertLess(sum(sample < found for sample in samples), wanted)
+
+    @given(SAMPLES)
+    def test_spread(self, samples: list[float]) -> None:
+        """It has the extremes, and half of the samples on each side of the middle."""
+        spread = Spread.of(samples)
+        self.assertEqual((spread.low, spread.high), (min(samples), max(samples)))
+        self.assertLessEqual(sum(sample < spread.middle for sample in samples), len(samples) / 2)
+        self.assertLessEqual(sum(sample > spread.middle for sample in samples), len(samples) / 2)
+
+
+class TableTests(SynchronousTestCase):
+    """The table as people read it."""
+
+    def last_cells(self, *rows: Row | NotMeasured) -> Sequence[tuple[str, ...]]:
+        """Return target and verdict of each."""
+        return [cells[-2:] for cells in table(rows)[1:]]
+
+    def test_verdicts(self) -> None:
+        """A row that misses its target is marked, and so is one that reaches what is better."""
+        self.assertEqual(
+            self.last_cells(
+                Row("", "1/s", [3], [1], 1, stretch=2),
+                Row("", "1/s", [3], [2], 1, stretch=2),
+                Row("", "1/s", [3], [4], 1, stretch=2),
+                Row("", "ms", [3], None, 2.5, False),
+                Row("", "ms", [3]),
+            ),
+            [
+                ("≥ 1 (2)", "met, that in brackets too"),
+                ("≥ 1 (2)", "met"),
+                ("≥ 1 (2)", "**missed**"),
+                ("≤ 2.5 ms", "**missed**"),
+                ("-", ""),
+            ],
+        )
+
+    def test_not_measured(self) -> None:
+        """What could not be measured has a line that says why."""
+        row = NotMeasured("upload", "there is no nginx here")
+        for written in (text(table([row])), markdown(table([row]))):
+            line = written.splitlines()[-1]
+            self.assertIn("upload", line)
+            self.assertIn("**not measured**: there is no nginx here", line)
+        self.assertEqual({len(cells) for cells in table([row])}, {8})
