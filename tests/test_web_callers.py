@@ -44,7 +44,7 @@ class TokenTests(CallerTestCase):
     """401."""
 
     def test_everything_needs_one(self) -> None:
-        """All but health and OPTIONS, whatever is written in the path."""
+        """All but health, the page and OPTIONS, whatever is written in the path."""
         for method, path in (
             ("GET", "/evaluation/x"),
             ("GET", "/evaluation/x/events"),
@@ -52,7 +52,7 @@ class TokenTests(CallerTestCase):
             ("HEAD", "/evaluation/x"),
             ("POST", "/evaluate"),
             ("GET", "/nowhere"),
-            ("GET", "/"),
+            ("GET", "/static/"),
             ("GET", "/health/"),
             ("GET", "/health/../evaluation/x"),
             ("GET", "/evaluation/x?/health"),

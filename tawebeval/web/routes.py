@@ -12,7 +12,7 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from tawebeval import __version__
 from tawebeval.errors import RequestError
-from tawebeval.web import older, problems
+from tawebeval.web import assets, older, problems
 from tawebeval.web.api import Api
 from tawebeval.web.events import send_events
 from tawebeval.web.exchange import argument, received, send, send_json
@@ -52,6 +52,7 @@ def make_app(api: Api) -> Klein:
         return send_json(request, attrs.asdict(listing))
 
     older.add_routes(app, api)
+    assets.add_routes(app)
 
     @app.route("/evaluation/<identifier>", methods=["GET"])
     def status(request: IRequest, identifier: str) -> bytes:

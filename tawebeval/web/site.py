@@ -24,7 +24,7 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
-from tawebeval.web import problems
+from tawebeval.web import assets, problems
 from tawebeval.web.api import Api
 from tawebeval.web.channel import ApiChannel
 from tawebeval.web.connections import Connections
@@ -38,7 +38,7 @@ _SLASHES = re.compile(rb"/+")  # clients join paths carelessly
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
-_OPEN = (b"/health",)  # paths for which nobody needs a token
+_OPEN = frozenset([b"/health", *assets.PATHS])  # paths for which nobody needs a token
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",

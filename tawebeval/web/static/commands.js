@@ -1,0 +1,50 @@
+/** Command lines that send the same form as the page, for a POSIX shell. */
+
+const PLAIN = /^[A-Za-z0-9_@%+=:,./-]+$/;
+const NAMES = {
+  "repository[url]": "--repository",
+  "repository[branch]": "--branch",
+  "repository[depth]": "--depth",
+  commit_oid: "--commit",
+  directory: "--directory",
+  evaluator_cmd: "--evaluator",
+  seed: "--seed",
+};
+
+/** Return a word as a shell takes it for one. */
+export function quoted(word) {
+  return PLAIN.test(word) ? word : `'${word.replaceAll("'", `'\\''`)}'`;
+}
+
+/**
+ * Return the command of curl. `fields` are `{ name, value }`, or `{ name, file }` with the
+ * file's name, in their order. A token is taken from the environment: none is ever shown.
+ */
+export function curlCommand(server, fields, withToken) {
+  const words = [`curl ${quoted(new URL("evaluate", server).href)}`];
+  if (withToken) words.push('--header "Authorization: Bearer $TAWEBEVAL_TOKEN"');
+  for (const { name, value, file } of fields) {
+    // Values by another option, for --form reads more into some of them.
+    if (file === undefined) words.push(`--form-string ${quoted(`${name}=${value}`)}`);
+    else words.push(`--form ${quoted(`${name}=@${curlPath(file)}`)}`);
+  }
+  return words.join(" \\\n  ");
+}
+
+/** Return the command of tawebeval, with the same arguments. */
+export function tawebevalCommand(server, fields, withToken) {
+  const words = [`tawebeval evaluate --server ${quoted(new URL(server).href)}`];
+  if (withToken) words[0] = `TAWEBEVAL_TOKEN="$TAWEBEVAL_TOKEN" ${words[0]}`;
+  const submission = [];
+  for (const { name, value, file } of fields) {
+    const field = name.match(/^submission\[(.*)\]$/)?.[1];
+    if (field === undefined) words.push(`${NAMES[name]} ${quoted(value)}`);
+    else submission.push(quoted(file === undefined ? `${field}=${value}` : `${field}:${file}`));
+  }
+  return [...words, ...submission].join(" \\\n  ");
+}
+
+/** Return a path as curl wants it: in quotes where something in it means more. */
+function curlPath(path) {
+  return /[;,"\\]/.test(path) ? `"${path.replace(/["\\]/g, "\\$&")}"` : path;
+}

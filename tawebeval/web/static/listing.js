@@ -1,0 +1,110 @@
+/** The operator's view: the caller's own evaluations, the newest first. */
+
+import { Client } from "./client.js";
+import { byId, counted, duration, element } from "./dom.js";
+
+const ASK_AGAIN = 4000; // ms
+const MOST = 300; // rows
+
+/** A table that keeps itself up to date while it is open. */
+export class Listing {
+  /** `unauthorized` is called when the server wants a token. */
+  constructor(unauthorized) {
+    this.unauthorized = unauthorized;
+    this.rows = new Map(); // by identifier
+  }
+
+  /** Begin to show what there is, with `token`. */
+  open(token) {
+    this.close();
+    this.stopping = new AbortController();
+    this.client = new Client({ token });
+    this.#refresh(this.stopping.signal);
+  }
+
+  /** Ask for nothing any more. */
+  close() {
+    this.stopping?.abort();
+  }
+
+  async #refresh(signal) {
+    while (!signal.aborted) {
+      try {
+        if (!document.hidden) await this.#update(signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        const said = error.status ? error.message : "The server does not answer.";
+        byId("listing-hint").textContent = said;
+        if (error.status === 401) this.unauthorized();
+        if (error.status < 500) return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN));
+    }
+  }
+
+  async #update(signal) {
+    const entries = [];
+    for await (const entry of this.client.evaluations({ signal, tries: 1 })) {
+      entries.push(entry);
+      if (entries.length > MOST) entries.shift();
+    }
+    this.#show(entries.reverse());
+  }
+
+  /** Show these and no others; rows that stay are changed in place, with what has the focus. */
+  #show(entries) {
+    const hint = byId("listing-hint");
+    const said = entries.length ? counted(entries.length, "evaluation") : "There are none.";
+    if (hint.textContent !== said) hint.textContent = said;
+    const rows = entries.map((entry) => {
+      const row = this.rows.get(entry.evaluation_id) ?? this.#row(entry.evaluation_id);
+      this.#fill(row, entry);
+      return [entry.evaluation_id, row];
+    });
+    const body = byId("listing");
+    const kept = new Map(rows);
+    for (const [id, row] of this.rows) if (!kept.has(id)) row.remove();
+    this.rows = kept;
+    let place = body.firstElementChild;
+    for (const row of kept.values()) {
+      if (row === place) place = place.nextElementSibling;
+      else body.insertBefore(row, place);
+    }
+  }
+
+  #row(id) {
+    const link = element("a", { href: `#evaluation/${id}` }, element("code", {}, id.slice(0, 10)));
+    link.append(element("span", { className: "hidden" }, ` (${id})`));
+    const cancel = element("button", { type: "button", className: "small danger" }, "Cancel");
+    cancel.setAttribute("aria-label", `Cancel ${id.slice(0, 10)}`);
+    cancel.addEventListener("click", async () => {
+      cancel.disabled = true;
+      try {
+        await this.client.cancel(id);
+      } catch (error) {
+        byId("listing-hint").textContent = error.message;
+        cancel.disabled = false;
+      }
+    });
+    const cells = ["", "begun", "time"].map((name) => element("td", { className: name }));
+    cells[0].append(element("span", { className: "state" }));
+    return element(
+      "tr",
+      {},
+      element("th", { scope: "row" }, link),
+      ...cells,
+      element("td", {}, cancel),
+    );
+  }
+
+  #fill(row, { state, created, ended }) {
+    const badge = row.querySelector(".state");
+    badge.textContent = state;
+    badge.dataset.state = state;
+    row.querySelector(".begun").textContent = new Date(created).toLocaleString();
+    const until = ended === null ? Date.now() : Date.parse(ended);
+    const seconds = Math.max(0, until - Date.parse(created)) / 1000;
+    row.querySelector(".time").textContent = duration(seconds);
+    row.querySelector("button").hidden = ended !== null;
+  }
+}

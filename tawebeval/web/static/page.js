@@ -1,0 +1,143 @@
+/** The page: which view is open, what is remembered, and how a form becomes an evaluation. */
+
+import { Client } from "./client.js";
+import { curlCommand, tawebevalCommand } from "./commands.js";
+import { announce, byId, copy, duration } from "./dom.js";
+import { EvaluationView } from "./evaluation.js";
+import { SubmissionForm } from "./form.js";
+import { Listing } from "./listing.js";
+
+const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
+const FRAGMENT = /^#evaluation\/([a-z2-7]{40})$/;
+
+/** What this browser keeps for this server; nothing where it may not keep anything. */
+const memory = {
+  get(name) {
+    try {
+      return JSON.parse(localStorage.getItem(`tawebeval ${SERVER.pathname} ${name}`));
+    } catch {
+      return null;
+    }
+  },
+  set(name, value) {
+    try {
+      const key = `tawebeval ${SERVER.pathname} ${name}`;
+      if (value === null) localStorage.removeItem(key);
+      else localStorage.setItem(key, JSON.stringify(value));
+    } catch {
+      // it works without
+    }
+  },
+};
+
+let token = memory.get("token") ?? "";
+const form = new SubmissionForm(showCommands);
+const evaluation = new EvaluationView(askForToken);
+const listing = new Listing(askForToken);
+
+/** Show the commands that would send the form as it is now. */
+function showCommands() {
+  const { entries } = form;
+  byId("curl").textContent = curlCommand(SERVER, entries, token !== "");
+  byId("tawebeval").textContent = tawebevalCommand(SERVER, entries, token !== "");
+}
+
+/** Show what the fragment names: the list, or the form and perhaps an evaluation. */
+function route() {
+  const isListing = location.hash === "#evaluations";
+  byId("listing-view").hidden = !isListing;
+  byId("evaluate-view").hidden = isListing;
+  byId("to-listing").ariaCurrent = isListing ? "page" : "false";
+  byId("to-evaluate").ariaCurrent = isListing ? "false" : "page";
+  if (isListing) return listing.open(token);
+  listing.close();
+  const id = FRAGMENT.exec(location.hash)?.[1];
+  byId("to-evaluate").href = id === undefined ? "#" : location.hash; // from the list back to it
+  if (id === undefined) evaluation.close();
+  else if (id !== evaluation.id) show(id);
+}
+
+/** Follow an evaluation, and let it be seen. */
+function show(id) {
+  evaluation.open(id, token);
+  const place = byId("evaluation");
+  place.focus({ preventScroll: true });
+  // Where it stands below the form it would not be seen.
+  if (place.getBoundingClientRect().top > innerHeight / 2) place.scrollIntoView();
+}
+
+/** Show where a token is entered: there is none, or not one that the server takes. */
+function askForToken() {
+  byId("token-section").hidden = false;
+  byId("token-error").textContent = token ? "The server does not take this token." : "";
+  byId("token-remember").checked = memory.get("token") !== null;
+  byId("token").focus();
+}
+
+/** Send the form, and show the evaluation that it begins. */
+async function submit() {
+  const button = byId("submit");
+  const progress = byId("form-progress");
+  if (button.disabled) return;
+  button.disabled = true;
+  form.clearError();
+  const notice = (pause) => {
+    progress.textContent = pause
+      ? `${pause.why}. Trying again in ${duration(pause.seconds)}.`
+      : "Sending …";
+  };
+  notice(null);
+  try {
+    const data = await form.data();
+    memory.set("form", form.values);
+    const id = await new Client({ token, notice }).evaluate(data);
+    location.hash = `#evaluation/${id}`;
+    announce("The evaluation has begun.");
+  } catch (error) {
+    if (error.status === 401) return askForToken();
+    const lost = error instanceof TypeError; // what fetch throws
+    const message = lost ? "The server does not answer." : error.message;
+    form.showError(message, error.field ?? error.problem?.field);
+  } finally {
+    progress.textContent = "";
+    button.disabled = false;
+  }
+}
+
+byId("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
+
+byId("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const given = byId("token").value.trim();
+  try {
+    new Client({ token: given });
+  } catch {
+    byId("token-error").textContent = "A token has no such characters.";
+    return;
+  }
+  token = given;
+  memory.set("token", byId("token-remember").checked ? token : null);
+  byId("token").value = "";
+  byId("token-section").hidden = true;
+  form.clearError();
+  showCommands();
+  evaluation.close(); // to be opened again
+  route();
+});
+
+for (const button of document.querySelectorAll("[data-copies]")) {
+  const { copies } = button.dataset;
+  button.addEventListener("click", () => copy(button, byId(copies).textContent));
+}
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment says what is shown
+  byId("main").focus();
+});
+
+addEventListener("hashchange", route);
+form.restore(memory.get("form") ?? {});
+route();
