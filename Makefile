@@ -7,6 +7,8 @@ SETUP := @$(PYTHON) scripts/bootstrap
 SCRIPTS := scripts/bootstrap examples/run-by-hand
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
+# What looks at the page; axe-core looks at its accessibility.
+BROWSER := chromium,chromedriver
 
 .PHONY: help demo test check bench soak clean
 
@@ -18,7 +20,8 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,systemd-analyze
+	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,systemd-analyze,$(BROWSER) \
+		--npm axe-core
 	$(BIN)/python tests/run.py $(TESTS)
 
 check: ## check style, types, and that the layers import downwards only
