@@ -44,38 +44,47 @@ class CuttingProxy(ProxyFactory):
     """Listens on 127.0.0.1 for `port` there, and lets no connection through to its end.
 
     What happens to the first, second, … connection follows from `seed`. A cut is one of
-    `places`; within responses it comes after 1 to `longest` bytes, of which small numbers
-    are as likely as large ones. `cuts` counts them.
+    `places`; within responses it comes after `shortest` to `longest` bytes, of which small numbers
+    are as likely as large ones. A part of them, `rude`, takes along what was on its way. `cuts`
+    counts them. Without `places` nothing is cut before `stop`.
     """
 
     noisy = False
 
     def __init__(
-        self, port: int, seed: int, places: Sequence[Place] = tuple(Place), longest: int = 2**17
+        self,
+        port: int,
+        seed: int,
+        places: Sequence[Place] = tuple(Place),
+        longest: int = 2**17,
+        shortest: int = 1,
+        rude: float = 0.5,
     ) -> None:
         super().__init__("127.0.0.1", port)
         self.cuts: Counter[Place] = Counter()
         self._chance = random.Random(seed)
         self._places = places
         self._longest = longest
+        self._shortest = shortest
+        self._rude = rude
         self._open: set[_Near | _Far] = set()
         self._closed: Deferred[None] | None = None
         self._listening: IListeningPort | None = None
 
     def buildProtocol(self, addr: IAddress | None) -> _Near:
         """Return a connection, whose fate is drawn here."""
-        place = self._chance.choice(self._places)
-        left = int(self._longest ** self._chance.random())
-        near = _Near(self, place, left, rude=self._chance.random() < 0.5)
+        place = self._chance.choice(self._places) if self._places else None
+        span = self._longest / self._shortest
+        left = int(self._shortest * span ** self._chance.random())
+        near = _Near(self, place, left, rude=self._chance.random() < self._rude)
         near.factory = self
         return near
 
-    async def listen(self) -> int:
-        """Begin, and return the port."""
-        endpoint = TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1")
+    async def listen(self, port: int = 0) -> int:
+        """Begin, at a free port or that one, and return it."""
+        endpoint = TCP4ServerEndpoint(reactor, port, interface="127.0.0.1")
         self._listening = await endpoint.listen(self)
-        port: int = self._listening.getHost().port
-        return port
+        return int(self._listening.getHost().port)
 
     async def stop(self) -> None:
         """Close everything; return when nothing is left."""
@@ -128,7 +137,7 @@ class _Near(ProxyServer):
     clientProtocolFactory = _FarFactory  # noqa: N815  (Twisted's name)
     peer: _Far | None
 
-    def __init__(self, proxy: CuttingProxy, place: Place, left: int, *, rude: bool) -> None:
+    def __init__(self, proxy: CuttingProxy, place: Place | None, left: int, *, rude: bool) -> None:
         self.proxy = proxy
         self._place = place
         self._left = left  # bytes that still pass, where the cut is within something
@@ -164,7 +173,7 @@ class _Near(ProxyServer):
             self._left -= len(data)
             if self._left <= 0:
                 self._end()
-        elif self._place is Place.AFTER_RESPONSE:
+        elif self._place in (Place.AFTER_RESPONSE, None):
             self.transport.write(data)
         else:  # a request that was shorter than what passes of it is answered, too
             self._end()

@@ -1,0 +1,189 @@
+"""A real browser: Debian's Chromium, driven through ChromeDriver, with a profile of its own.
+
+Selenium blocks while the browser works. So it runs in a thread, and the reactor goes on: what
+the page talks to may be in this very process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
+from twisted.internet.threads import deferToThread
+
+CHROMIUM = shutil.which("chromium")
+CHROMEDRIVER = shutil.which("chromedriver")
+AXE = Path(sys.prefix, "npm", "axe-core", "axe.min.js")
+"""The checker of accessibility, where scripts/bootstrap puts it."""
+
+MISSING = [
+    what
+    for what, there in (
+        ("chromium", CHROMIUM),
+        ("chromedriver (Debian's chromium-driver)", CHROMEDRIVER),
+        ("axe-core (python3 scripts/bootstrap --npm axe-core)", AXE.exists()),
+    )
+    if not there
+]
+"""What a browser's tests need and do not have."""
+
+SCREENSHOTS = Path(__file__).resolve().parent.parent.parent / "build" / "screenshots"
+
+DESKTOP = (1360, 900, False)
+PHONE = (390, 844, True)
+
+_PATIENCE = 20  # seconds
+_SWITCHES = (
+    "--headless=new",
+    "--no-sandbox",  # root cannot have it
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-proxy-server",
+    "--lang=en-US",
+)
+
+_Result = TypeVar("_Result")
+
+
+class Browser:
+    """One browser with one window."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="tawebeval-browser-")
+        options = ChromeOptions()
+        assert CHROMIUM and CHROMEDRIVER
+        options.binary_location = CHROMIUM
+        for switch in (*_SWITCHES, f"--user-data-dir={self._folder}/profile"):
+            options.add_argument(switch)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        service = ChromeService(CHROMEDRIVER, env={**os.environ, "HOME": self._folder})
+        try:
+            self._driver = Chrome(options, service)
+        except WebDriverException:
+            self._remove()
+            raise
+
+    def quit(self) -> None:
+        """End it, and remove its profile."""
+        self._driver.quit()
+        self._remove()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def do(self, work: Callable[[Chrome], _Result]) -> _Result:
+        """Return what `work` comes to, in a thread."""
+        result: _Result = await deferToThread(work, self._driver)
+        return result
+
+    async def open(self, url: str) -> None:
+        """Load a page anew, also where only the fragment is another one."""
+
+        def load(driver: Chrome) -> None:
+            driver.get("about:blank")
+            driver.get(url)
+
+        await self.do(load)
+
+    async def forget(self, origin: str) -> None:
+        """Forget what pages of a server have stored."""
+        options = {"origin": origin, "storageTypes": "local_storage"}
+        await self.do(lambda driver: driver.execute_cdp_cmd("Storage.clearDataForOrigin", options))
+
+    async def script(self, body: str, *arguments: Any) -> Any:
+        """Return what the body of a function returns in the page; it may be a promise."""
+        return await self.do(lambda driver: driver.execute_script(body, *arguments))
+
+    async def until(self, expression: str, *arguments: Any) -> Any:
+        """Wait for an expression to be true in the page, and return its value."""
+
+        def wait(driver: Chrome) -> Any:
+            body = f"return {expression}"
+            waiting = WebDriverWait(driver, _PATIENCE, 0.05)
+            return waiting.until(lambda _: driver.execute_script(body, *arguments), expression)
+
+        return await self.do(wait)
+
+    async def text(self, selector: str) -> str:
+        """Return the text of an element, as far as it can be seen."""
+        return await self.do(lambda driver: driver.find_element(By.CSS_SELECTOR, selector).text)
+
+    async def shows(self, selector: str, text: str) -> None:
+        """Wait until a text is in what can be seen of an element."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        # Of what is hidden, innerText is all of the text.
+        found = f"{element}?.checkVisibility() && {element}.innerText.includes(arguments[0])"
+        await self.until(found, text)
+
+    async def click(self, selector: str) -> None:
+        """Click on an element, which must be where a mouse can reach it."""
+        await self.do(lambda driver: driver.find_element(By.CSS_SELECTOR, selector).click())
+
+    async def write(self, selector: str, text: str) -> None:
+        """Write into a field in place of what is there; of one for files it is a path."""
+
+        def write(driver: Chrome) -> None:
+            field = driver.find_element(By.CSS_SELECTOR, selector)
+            if field.get_attribute("type") != "file":
+                field.clear()
+            field.send_keys(text)
+
+        await self.do(write)
+
+    async def look(self, size: tuple[int, int, bool], scheme: str) -> None:
+        """Be so large, a phone or not, with `light` or `dark` colours."""
+        width, height, phone = size
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+
+        def emulate(driver: Chrome) -> None:
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+            driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+
+        await self.do(emulate)
+
+    async def save_to(self, folder: Path) -> None:
+        """Let files that are saved from now on be put there."""
+        options = {"behavior": "allow", "downloadPath": str(folder)}
+        command = "Browser.setDownloadBehavior"
+        await self.do(lambda driver: driver.execute_cdp_cmd(command, options))
+
+    async def photograph(self, name: str) -> None:
+        """Write a picture of the whole page to build/screenshots."""
+        options = {"format": "png", "captureBeyondViewport": True}
+        found = await self.do(
+            lambda driver: driver.execute_cdp_cmd("Page.captureScreenshot", options)
+        )
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        (SCREENSHOTS / f"{name}.png").write_bytes(b64decode(found["data"]))
+
+    async def violations(self) -> list[str]:
+        """Return what axe finds wrong with the page as it is."""
+        if not await self.script("return 'axe' in window"):
+            await self.script(AXE.read_text())
+        found = await self.script("return axe.run().then((results) => results.violations)")
+        return [
+            f"{one['id']}: {one['help']}: {[node['html'] for node in one['nodes']]}"
+            for one in found
+        ]
+
+    async def complaints(self) -> list[str]:
+        """Return what the console has complained of since the last time."""
+        entries = await self.do(lambda driver: driver.get_log("browser"))
+        return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]

@@ -1,0 +1,359 @@
+"""The page at `/`, in a real browser, against the real daemon."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.web.proxy import ReverseProxyResource
+from twisted.web.resource import Resource
+from twisted.web.server import Site
+
+from tests.integration.browser import DESKTOP, PHONE
+from tests.integration.browser_case import PROBLEMS, BrowserTestCase
+from tests.integration.cutting_proxy import CuttingProxy
+from tests.integration.harness import until
+
+TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_open.txt"
+LOOKS = {
+    f"{name}-{scheme}": (size, scheme)
+    for name, size in (("desktop", DESKTOP), ("phone", PHONE))
+    for scheme in ("light", "dark")
+}
+
+STRANGE = r"""
+import os
+data, end = os.environ["EVALUATION_DATA_BEGIN"], os.environ["EVALUATION_DATA_END"]
+file, over = os.environ["EVALUATION_FILE_BEGIN"], os.environ["EVALUATION_FILE_END"]
+bad = "<img src=x onerror=console.error(1)>"
+print(bad, "\n" + data, '{"%s": ["%s", 2.50, 12345678901234567890]}' % (bad, bad), sep="\n")
+print('{"type": "goal_result", "goal": "%s", "result": true}' % bad)
+print('{"type": "score", "score": 7.50, "max_score": 10}', "{", end, "\n" + file, sep="\n")
+print("Content-Type: " + "text/html", "Content-Disposition: attachment; "
+      'filename="..%2f\u202efdp.<b>.exe"', "", bad, over, sep="\n")
+raise SystemExit(3)
+"""
+COUNTING = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"
+
+
+class PageTests(BrowserTestCase):
+    """The page, as somebody uses it who has a repository and a file."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        await self.browser.look(DESKTOP, "light")
+        await self.browser.forget(self.daemon.url)
+        await self.browser.open(f"{self.daemon.url}/")
+
+    async def fill(self, command: str, directory: str = "", field: str = "source") -> None:
+        """Fill in the form, with a file."""
+        values = {
+            "[name='repository[url]']": self.repository.url,
+            "[name='commit_oid']": self.commit,
+            "[name='directory']": directory,
+            "[name='evaluator_cmd']": command,
+            "#fields .name": field,
+        }
+        await self.browser.script(
+            """
+            for (const [selector, value] of Object.entries(arguments[0])) {
+              const input = form.querySelector(selector);
+              input.value = value;
+              input.dispatchEvent(new Event("input", { bubbles: true }));
+            }
+            """,
+            values,
+        )
+        await self.browser.write("#fields .content", str(TOUR))
+
+    async def submit(self, command: str, directory: str = "", field: str = "source") -> str:
+        """Send the form; return the identifier, which is in the link then."""
+        await self.fill(command, directory, field)
+        await self.browser.click("#submit")
+        begun = "location.hash.startsWith('#evaluation/') && location.hash.slice(12)"
+        identifier: str = await self.browser.until(begun)
+        self.client.evaluations.append(identifier)
+        return identifier
+
+    async def tour(self) -> str:
+        """Have a tour of the example problem judged to its end."""
+        shutil.copytree(PROBLEMS, self.repository.folder, dirs_exist_ok=True)
+        self.commit = self.repository.commit()
+        identifier = await self.submit("python3 tour_evaluator.py", "knights_tour", "tour")
+        await self.browser.shows("#state", "finished")
+        return identifier
+
+    async def rows(self, selector: str) -> list[list[str]]:
+        """Return what stands in the cells of a table that can be seen."""
+        found: list[list[str]] = await self.browser.script(
+            """
+            return [...document.querySelectorAll(arguments[0])].map((row) =>
+              [...row.cells].filter((cell) => cell.checkVisibility()).map((cell) => cell.innerText))
+            """,
+            selector,
+        )
+        return found
+
+    # An evaluation
+
+    async def check_tour(self) -> None:
+        """Hold that what the example has sent is shown."""
+        self.assertEqual(
+            await self.rows("#goals tbody tr"),
+            [["legal", "reached"], ["complete", "reached"], ["closed", "not reached"]],
+        )
+        self.assertEqual(
+            await self.browser.text("#output"), "following the knight ... ok, 64 of 64 squares"
+        )
+        self.assertTrue(
+            await self.browser.until("document.querySelector('.files img')?.naturalWidth > 0"),
+            "the drawing is not shown",
+        )
+        self.assertIn("ran", await self.browser.text("#facts"))
+
+    async def test_example(self) -> None:
+        """A problem is judged: goals, text, and files that can be saved; the link reopens it."""
+        identifier = await self.tour()
+        await self.check_tour()
+        await self.browser.save_to(self.folder)
+        table = self.folder / "tour.csv"
+        await self.browser.click(".files a[download='tour.csv']")
+        await until(table.exists, "the file is saved")
+        self.assertEqual(len(table.read_text().splitlines()), 65)
+        await self.browser.open(f"{self.daemon.url}/#evaluation/{identifier}")
+        await self.browser.shows("#state", "finished")
+        await self.check_tour()
+
+    async def test_looks(self) -> None:
+        """Pictures of the page, on which nobody is shut out, wide and narrow, light and dark."""
+        await self.begin("sleep 60")
+        await self.tour()
+        await self.browser.click("#commands summary")
+        for view in ("evaluate", "listing"):
+            if view == "listing":
+                await self.browser.click("#to-listing")
+                await self.browser.shows("#listing", "running")
+            for name, (size, scheme) in LOOKS.items():
+                await self.browser.look(size, scheme)
+                await self.browser.photograph(f"{view}-{name}")
+                self.assertEqual(await self.browser.violations(), [], f"{view}, {name}")
+                wide = "return document.documentElement.scrollWidth > innerWidth"
+                self.assertFalse(await self.browser.script(wide), f"{view}, {name}: too wide")
+
+    async def test_stream_and_cancel(self) -> None:
+        """Half a line is there before its rest; Cancel ends what would go on."""
+        identifier = await self.submit("printf 'half of a line'; exec sleep 60")
+        await self.browser.shows("#output", "half of a line")
+        await self.browser.shows("#state", "running")
+        await self.browser.click("#cancel")
+        await self.browser.shows("#state", "cancelled")
+        await self.browser.shows("#failure", "cancelled")
+        self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
+        self.assertFalse(await self.browser.script("return cancel.checkVisibility()"))
+        await self.browser.photograph("cancelled")
+        self.assertEqual(await self.browser.violations(), [])
+
+    async def test_queue(self) -> None:
+        """Where all places are taken it is said how many come before; Cancel leaves the queue."""
+        for _ in range(5):  # of which one waits
+            await self.begin("exec sleep 60")
+        identifier = await self.submit("echo never")
+        await self.browser.shows("#state", "queued")
+        await self.browser.shows("#facts", "1\u00a0place\u00a0before\u00a0it")
+        await self.browser.click("#cancel")
+        await self.browser.shows("#state", "cancelled")
+        self.assertEqual((await self.client.status(identifier))["running"], None)
+
+    async def test_reconnect(self) -> None:
+        """A connection that drops is shown, and what was missed is there when it is back."""
+        line = CuttingProxy(self.daemon.port, 0, ())
+        port = await line.listen()
+        await self.browser.open(f"http://127.0.0.1:{port}/")
+        self.expected = ("net::ERR_",)  # a browser tells of each request that fails
+        await self.submit(COUNTING)
+        await self.browser.shows("#output", "line 5\n")
+        await line.stop()
+        await self.browser.shows("#connection", "Reconnecting")
+        self.assertEqual(await self.browser.violations(), [])
+        await self.browser.photograph("reconnecting")
+        seen = (await self.browser.text("#output")).count("\n")
+        line = CuttingProxy(self.daemon.port, 0, ())
+        self.addCleanup(line.stop)
+        await line.listen(port)
+        await self.browser.shows("#output", f"line {seen + 20}\n")
+        self.assertFalse(await self.browser.script("return connection.checkVisibility()"))
+        await self.browser.click("#cancel")
+        await self.browser.shows("#state", "cancelled")
+        lines = (await self.browser.text("#output")).split("\n")
+        self.assertEqual(lines, [f"line {number + 1}" for number in range(len(lines))])
+        await self.browser.open("about:blank")  # before the line is cut for good
+
+    async def test_strange(self) -> None:
+        """What an evaluator says is text, whatever it says; numbers and names are as they are."""
+        self.repository.write("strange.py", STRANGE)
+        self.commit = self.repository.commit()
+        await self.submit("python3 strange.py")
+        await self.browser.shows("#state", "failed")
+        bad = "<img src=x onerror=console.error(1)>"
+        self.assertEqual(await self.browser.text("#output"), bad)
+        data = await self.browser.text("#data .data")
+        for shown in (bad, "2.50", "12345678901234567890", "protocol"):
+            self.assertIn(shown, data)
+        self.assertEqual(
+            await self.rows("#goals tbody tr"), [[bad, "reached", ""], ["score", "", "7.50 of 10"]]
+        )
+        name = "return document.querySelector('.files a').download"
+        self.assertEqual(await self.browser.script(name), "%2ffdp.b.exe")
+        await self.browser.shows("#failure", "exited with status 3")
+        self.assertEqual(await self.browser.violations(), [])
+        await self.browser.photograph("strange")
+
+    async def test_a_great_deal(self) -> None:
+        """Of very many lines the newest are there, and it is said that others were."""
+        identifier = await self.submit("seq 1 300000")
+        await self.browser.shows("#state", "finished")
+        shown, note, nodes = await self.browser.script(
+            "return [output.textContent, dropped.innerText, output.childNodes.length]"
+        )
+        lines = shown.split("\n")
+        self.assertEqual(lines[-2:], ["300000", ""])
+        self.assertLessEqual(len(lines), 10_001)
+        self.assertLess(nodes, 200)
+        gone = int("".join(filter(str.isdigit, note)))
+        self.assertEqual(gone + len(lines) - 1, 300_000)
+        self.expected = ("410 (Gone)",)  # for the server has not kept all of it
+        await self.browser.open(f"{self.daemon.url}/#evaluation/{identifier}")
+        await self.browser.shows("#output", "300000")
+        await self.browser.shows("#dropped", "The server has discarded a part")
+        self.assertEqual(await self.browser.violations(), [])
+
+    async def test_below_a_path(self) -> None:
+        """Behind a proxy that has the daemon at a path the page finds all that it needs."""
+        root = Resource()
+        root.putChild(b"judge", ReverseProxyResource("127.0.0.1", self.daemon.port, b""))
+        site = Site(root)
+        listening = reactor.listenTCP(0, site, interface="127.0.0.1")
+        self.addCleanup(listening.stopListening)
+        line = CuttingProxy(listening.getHost().port, 0, ())
+        self.addCleanup(line.stop)  # so that no connection is left
+        base = f"http://127.0.0.1:{await line.listen()}/judge/"
+        identifier = await self.begin("echo here")
+        await self.browser.open(f"{base}#evaluation/{identifier}")
+        await self.browser.shows("#output", "here")
+        await self.browser.shows("#state", "finished")
+        await self.browser.click("#to-listing")
+        await self.browser.shows("#listing", "finished")
+        await self.browser.shows("#listing-hint", "evaluation")
+        self.assertIn(f"{base}evaluate", await self.browser.script("return curl.textContent"))
+        await self.browser.open("about:blank")
+
+    # The form
+
+    async def test_remembered(self) -> None:
+        """Another visit begins with the values of the last one, but for the file."""
+        await self.browser.click("#add-text")
+        await self.browser.write("#fields li:nth-child(2) .name", "language")
+        await self.browser.write("#fields li:nth-child(2) .content", "knightish")
+        await self.submit("echo well")
+        await self.browser.shows("#output", "well")
+        await self.browser.open(f"{self.daemon.url}/")
+        fields = await self.browser.script(
+            "return [...document.querySelectorAll('#form [name], #form .name, #form .content')]"
+            ".map((input) => input.value).filter(Boolean)"
+        )
+        self.assertEqual(
+            fields,
+            ["source", "language", "knightish", self.repository.url, self.commit, "echo well"],
+        )
+
+    async def test_commands(self) -> None:
+        """The command of curl, as it is shown, sends the same form."""
+        await self.fill("""echo "it's $SUBMISSION_FILE_SOURCE"; cat "$SUBMISSION_FILE_NOTE" """)
+        await self.browser.click("#add-text")
+        await self.browser.write("#fields li:nth-child(2) .name", "note")
+        await self.browser.write("#fields li:nth-child(2) .content", "a 'quoted'\nnote; $HOME")
+        await self.browser.click("#commands summary")
+        shutil.copy(TOUR, self.folder / TOUR.name)
+        command = (await self.browser.text("#curl")).replace("curl ", "curl -sS --noproxy '*' ", 1)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, timeout=30
+        )
+        self.assertEqual(done.stderr, "")
+        identifier = json.loads(done.stdout)["evaluation_id"]
+        events = await self.client.follow(identifier)
+        printed = "".join(event["payload"] for event in events)
+        self.assertRegex(printed, rf"\Ait's /.*/{TOUR.name}\na 'quoted'\r?\nnote; \$HOME\Z")
+        words = shlex.split((await self.browser.text("#tawebeval")).replace("\\\n", ""))
+        self.assertEqual(words[:4], ["tawebeval", "evaluate", "--server", f"{self.daemon.url}/"])
+        self.assertIn(f"source:{TOUR.name}", words)
+        self.assertIn("note=a 'quoted'\nnote; $HOME", words)
+
+    async def test_dropped_files(self) -> None:
+        """Files that are dropped anywhere become fields, each of a name of its own."""
+        await self.browser.script(
+            """
+            const dataTransfer = new DataTransfer();
+            for (const name of ["first.py", "second.py"]) {
+              dataTransfer.items.add(new File(["print()"], name));
+            }
+            for (const type of ["dragenter", "dragover", "drop"]) {
+              const event = new DragEvent(type, { bubbles: true, cancelable: true, dataTransfer });
+              evaluation.dispatchEvent(event);
+            }
+            """
+        )
+        fields = await self.browser.script(
+            "return [...document.querySelectorAll('#fields li')].map((row) =>"
+            " [row.querySelector('.name').value, row.querySelector('.content').files[0].name])"
+        )
+        self.assertEqual(fields, [["source", "first.py"], ["source_2", "second.py"]])
+
+    async def test_refused(self) -> None:
+        """What the server refuses is said beside the field, which has the focus then."""
+        self.expected = ("400 (Bad Request)",)
+        await self.fill("true", "../elsewhere")
+        await self.browser.click("#submit")
+        await self.browser.shows("#form-error", "directory")
+        active = "return [document.activeElement.name, document.activeElement.ariaInvalid]"
+        self.assertEqual(await self.browser.script(active), ["directory", "true"])
+        self.assertEqual(await self.browser.violations(), [])
+
+    async def test_a_file_that_has_changed(self) -> None:
+        """A browser does not read it any more; the page says so instead of trying again."""
+        file = self.folder / "solution.py"
+        file.write_text("print(1)")
+        await self.fill("true")
+        await self.browser.write("#fields .content", str(file))
+        file.write_text("print(22)")
+        await self.browser.click("#submit")
+        await self.browser.shows("#form-error", "solution.py has changed")
+
+    # The operator's view
+
+    async def entries(self) -> dict[str, Any]:
+        """Return the state of each evaluation that is listed, by identifier."""
+        rows = await self.browser.script(
+            "return [...document.querySelectorAll('#listing tr')].map((row) =>"
+            " [row.querySelector('a').hash.slice(12), row.querySelector('.state').innerText])"
+        )
+        return dict(rows)
+
+    async def test_listing(self) -> None:
+        """All are there, the newest first; one is cancelled, and one opened, from there."""
+        first, second = [await self.begin("echo here; exec sleep 60") for _ in range(2)]
+        await self.browser.click("#to-listing")
+        await self.browser.shows("#listing", "running")
+        self.assertEqual(await self.browser.text("[aria-current='page']"), "Evaluations")
+        listed = list(await self.entries())
+        self.assertLess(listed.index(second), listed.index(first))
+        await self.browser.click(f"#listing tr:has(a[href$='{second}']) button")
+        gone = f"document.querySelector(`#listing tr:has(a[href$='{second}']) .state`).innerText"
+        await self.browser.until(f"{gone} === 'cancelled'")
+        self.assertEqual((await self.client.status(second))["state"], "cancelled")
+        await self.browser.click(f"#listing a[href$='{first}']")
+        await self.browser.shows("#output", "here")
+        await self.browser.shows("#state", "running")
