@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 import attrs
-from twisted.internet.defer import Deferred, gatherResults
-from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.defer import gatherResults
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
@@ -16,7 +14,7 @@ from tawebeval.evaluation import Evaluation
 from tawebeval.following import Followers
 from tawebeval.life import State
 from tawebeval.records import Records
-from tawebeval.signals import Signal
+from tawebeval.signals import Signal, until
 
 _FAREWELL = 5.0  # seconds in which readers can still take what they have not, at the end
 
@@ -92,10 +90,4 @@ class Closing:
 
     async def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         """Return when it is done, at the latest after so many seconds."""
-
-        async def wait() -> None:
-            while not done():
-                await self._progress.wait()
-
-        with suppress(WaitedInVain):
-            await Deferred.fromCoroutine(wait()).addTimeout(seconds, self._clock)
+        await until(done, self._progress, seconds, self._clock)

@@ -116,6 +116,13 @@ class Busy(RequestError):
         self.retry_after = retry_after
 
 
+class Stopping(Busy):
+    """The service is about to stop."""
+
+    def __init__(self) -> None:
+        super().__init__("the service is about to stop; try again when it is back", 5)
+
+
 class OverShare(Busy):
     """This caller has used up its share; others are still served."""
 

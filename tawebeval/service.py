@@ -6,10 +6,10 @@ import os
 from time import time
 from typing import Any
 
-from twisted.application.internet import TimerService
+from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
 from twisted.application.strports import service as listen
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -106,10 +106,12 @@ class Daemon(MultiService):
         self,
         ground: Ground,
         evaluations: EvaluationService,
+        site: ApiSite,
         privileges: Privileges,
         reactor: Any,
     ) -> None:
         super().__init__()
+        self._site = site
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
@@ -138,7 +140,7 @@ class Daemon(MultiService):
         super().startService()
 
     def stopService(self) -> Deferred[None]:
-        """End the evaluations, let those be told who wait for them, and stop listening."""
+        """End the evaluations, let those be told who wait for them, and then all connections."""
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> None:
@@ -146,7 +148,14 @@ class Daemon(MultiService):
         with interrupts(self._evaluations.hurry, self._reactor):
             if await self._evaluations.stopService():
                 await deferLater(self._reactor, _FAREWELL)
+            await self._stop_listening()
+            await self._site.presence.close()
             await maybeDeferred(stop)
+
+    async def _stop_listening(self) -> None:
+        """Let nobody connect any more; the rest goes on."""
+        listening = [part for part in self if isinstance(part, StreamServerEndpointService)]
+        await gatherResults([maybeDeferred(part.disownServiceParent) for part in listening])
 
 
 def open_access(configuration: Configuration, clock: Any) -> Access:
@@ -248,7 +257,7 @@ def make_service(
     site = ApiSite(make_app(api), api, reactor)
     ground = Ground(directories, cgroups, sandbox, (threads, watching))
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
-    daemon = Daemon(ground, evaluations, privileges, reactor)
+    daemon = Daemon(ground, evaluations, site, privileges, reactor)
     Reloading(access, keyring, callbacks, reactor).setServiceParent(daemon)
 
     def keep_house() -> None:

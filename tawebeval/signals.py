@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred, succeed
-from twisted.internet.interfaces import IReactorThreads
+from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.interfaces import IReactorThreads, IReactorTime
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
@@ -105,6 +107,19 @@ async def completed(latch: Latch[T], cancel: Callable[[], Any] = lambda: None) -
             except CancelledError:
                 continue
             raise
+
+
+async def until(
+    done: Callable[[], bool], progress: Signal[None], seconds: float, clock: IReactorTime
+) -> None:
+    """Return when it is done, at the latest after so many seconds; each `progress` is looked at."""
+
+    async def wait() -> None:
+        while not done():
+            await progress.wait()
+
+    with suppress(WaitedInVain):
+        await Deferred.fromCoroutine(wait()).addTimeout(seconds, clock)
 
 
 @attrs.frozen

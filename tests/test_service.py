@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from twisted.application.internet import TimerService
-from twisted.internet.defer import Deferred
+from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
@@ -203,6 +203,34 @@ class ServiceTests(SynchronousTestCase):
         self.successResultOf(stopped)
         after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         self.assertEqual(after, before)
+
+    def test_connections(self) -> None:
+        """Then nobody connects any more, and who is there is told before the rest ends."""
+        daemon = self.start()
+        ports: list[Any] = []
+        for part in daemon:
+            if isinstance(part, StreamServerEndpointService):
+                port = self.successResultOf(part._waitingForPort)
+                self.patch(port, "stopListening", lambda port=port: ports.append(port))
+                part._waitingForPort = succeed(port)
+        connection = Connection(self.site())
+        connection.send(b"GET /health HTTP/1.1\r\n")
+        connections = [connection, Connection(self.site())]
+        self.patch(connection.channel, "go_away", partial(self.check_deaf, connection, ports))
+        stopped = daemon.stopService()
+        self.assertEqual(connection.answer().status, 503)
+        ground = daemon.getServiceNamed("ground")
+        for one in connections:
+            self.assertNoResult(stopped)
+            self.assertTrue(ground.running)
+            one.lose()
+        self.successResultOf(stopped)
+        self.assertFalse(ground.running)
+
+    def check_deaf(self, connection: Connection, ports: list[Any]) -> None:
+        """Let a connection go away, which shall be after all ports are closed."""
+        self.assertEqual(len(ports), 1)
+        type(connection.channel).go_away(connection.channel)
 
     def test_callbacks(self) -> None:
         """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""

@@ -65,7 +65,7 @@ class UnitTests(SynchronousTestCase):
         service = read_unit("tawebeval.service")["Service"]
         settings = Configuration(callbacks=CallbackSettings(enabled=True))
         needed = settings.service.drain + settings.evaluations.grace + settings.callbacks.timeout
-        self.assertGreater(int(service["TimeoutStopSec"]), needed + 10)
+        self.assertGreater(int(service["TimeoutStopSec"]), needed + 11)
 
     def test_sandbox(self) -> None:
         """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""

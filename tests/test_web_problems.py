@@ -68,6 +68,7 @@ class TableTests(SynchronousTestCase):
                 "ForeignPage": 403,
                 "OverShare": 429,
                 "Busy": 503,
+                "Stopping": 503,
             },
         )
 

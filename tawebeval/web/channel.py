@@ -13,7 +13,7 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IRe
 from twisted.python.failure import Failure
 
 from tawebeval.config import Http
-from tawebeval.errors import TooSlow
+from tawebeval.errors import Stopping, TooSlow
 from tawebeval.web import problems
 from tawebeval.web.connections import group_of
 from tawebeval.web.exchange import general_headers, lines, status_line
@@ -27,6 +27,7 @@ _RETRY_AFTER = 5  # seconds
 _TURNED_AWAY = 64  # connections over the limit that are told so at the same time
 _SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send, all frames together
 _TOO_BIG = 1009  # the close code for that
+_GOING_AWAY = 1001  # that of a daemon that stops
 _DIGITS = 18  # of a Content-Length; more are no length of anything
 
 
@@ -66,6 +67,7 @@ class ApiChannel(PacedChannel):
         self.MAX_LENGTH = self.limits.line
         super().connectionMade()
         self._shortcut = Shortcut(self, self.site.api)
+        self.site.presence.enter(self)
         assert self.transport is not None
         group = group_of(self.transport.getPeer())
         connections = self.site.connections
@@ -81,6 +83,7 @@ class ApiChannel(PacedChannel):
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Count one less."""
+        self.site.presence.leave(self)
         if self._group is not None:
             self.site.connections.leave(self._group)
             self._group = None
@@ -196,6 +199,23 @@ class ApiChannel(PacedChannel):
             self._socket = None
             self.stopProducing()  # what writes events
             self._close_after_answer(self._patience())
+
+    # The daemon's end
+
+    def go_away(self) -> None:
+        """Answer what is asked, and then end, because the daemon does."""
+        if self.phase is Phase.HEAD:
+            end = Stopping()
+            again = {b"Retry-After": b"%d" % end.retry_after}
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, end.detail, again)
+        elif self.phase is Phase.BODY:
+            self.requests[-1].refuse(Stopping())
+        elif self._socket is not None:
+            self._socket.loseConnection(_GOING_AWAY)
+        elif self.phase is Phase.ANSWER:
+            self.persistent = False  # the answer is the last one
+        elif self.phase is not Phase.CLOSED:
+            self.loseConnection()
 
     # Refusals
 

@@ -34,6 +34,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.ForeignPage: HTTPStatus.FORBIDDEN,
     errors.OverShare: HTTPStatus.TOO_MANY_REQUESTS,
     errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 

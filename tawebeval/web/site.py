@@ -30,6 +30,7 @@ from tawebeval.web.channel import ApiChannel
 from tawebeval.web.connections import Connections
 from tawebeval.web.exchange import SERVER, general_headers, set_headers
 from tawebeval.web.pacing import LINGER
+from tawebeval.web.presence import Presence
 from tawebeval.web.upload import FormReceiver
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
@@ -214,6 +215,7 @@ class ApiSite(Site):
         )
         self.api = api
         self.connections = Connections(api.configuration.http)
+        self.presence = Presence(reactor)
 
     def log(self, request: object) -> None:
         """Write no access log."""

@@ -73,6 +73,10 @@ class Connection:
         body = self._file.read(length if length >= 0 else None)
         return RawAnswer(int(code), headers, body)
 
+    def rest(self) -> bytes:
+        """Return all that comes until the other side closes."""
+        return self._file.read()
+
     @property
     def ended(self) -> bool:
         """Wait for the other side to close, or to send more than what was read."""

@@ -8,12 +8,21 @@ import signal
 import time
 from typing import Any
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
+from twisted.internet.threads import deferToThread
 
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.raw import Connection
+from tests.integration.raw import Connection, RawAnswer, body_of, head_of, part
 
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+UPGRADE = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+MIB = 2**20
 COMMAND = "mkfifo gate; printf ready; read line < gate; echo; echo done"
 
 
@@ -135,4 +144,60 @@ class ShortDrainTests(DrainTestCase):
         for events in await gatherResults(reading):
             failure(events, "shutdown")
         self.assertGreaterEqual(time.monotonic() - began, 1)
+        await self.begin_again()
+
+    def connect(self, *data: bytes) -> Connection:
+        """Return a connection on which this was sent."""
+        connection = Connection(self.daemon.port)
+        self.addCleanup(connection.close)
+        for one in data:
+            connection.send(one)
+        return connection
+
+    def check_told(self, answer: RawAnswer) -> None:
+        """Hold that a request was refused because of the end."""
+        self.assertIn("about to stop", str(answer.problem(503)["detail"]))
+        self.assertGreater(int(answer.headers["retry-after"]), 0)
+        self.assertEqual(answer.headers["connection"], "close")
+
+    async def test_requests_that_have_not_arrived(self) -> None:
+        """At the end an upload that stalls, one that goes on and half a head get 503."""
+        await self.run_to_the_gate()
+        form = body_of([part("submission[s]", b"x" * 50_000, "s")])
+        half = head_of(len(form)) + form[:20_000]
+        stalled, sending = self.connect(half), self.connect(half)
+        headless = self.connect(HEALTH[:-2])
+        idle = self.connect(HEALTH)
+        self.assertEqual(idle.answer().code, 200)
+        uploads = self.daemon.state / "uploads"
+        await until(lambda: len(list(uploads.iterdir())) == 2, "both uploads have begun")
+        since = len(self.daemon.log)
+        self.interrupt()
+        await self.stopping(since)
+        sending.send(form[20_000:20_001])
+        answers = [deferToThread(one.answer) for one in (sending, stalled, headless)]
+        for answer in await gatherResults(answers):
+            self.check_told(answer)
+        for one in (sending, stalled):
+            one.close()  # or what it has yet to send is waited for
+        for one in (headless, idle):
+            self.assertEqual(await deferToThread(one.rest), b"")
+            one.close()
+        await self.begin_again()
+
+    async def test_a_websocket_that_is_behind(self) -> None:
+        """A client too slow to get all in time is told so by the close code."""
+        identifier = await self.begin("seq 1000000")
+        request = f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: x\r\n{UPGRADE}\r\n"
+        slow = self.connect(request.encode())
+        self.assertEqual(slow.answer().code, 101)
+        while (await self.client.status(identifier))["buffered_bytes"] < MIB:
+            await deferLater(reactor, 0.01)
+        since = len(self.daemon.log)
+        self.interrupt()
+        await until(lambda: "Closed" in self.daemon.log[since:], "it listens no more")
+        self.assertTrue(self.daemon.running)
+        rest = await deferToThread(slow.rest)
+        self.assertEqual(rest[-4:], b"\x88\x02" + (1001).to_bytes(2, "big"))
+        slow.close()
         await self.begin_again()
