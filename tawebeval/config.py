@@ -64,6 +64,7 @@ class Callers(Section, frozen=True):
     origins: tuple[Origin, ...] = ("*",)
     running: Share = 0
     queued: Share = 200
+    kept: Share = 2000
     requests_per_minute: Share = 6000
 
 

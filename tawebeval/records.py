@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from heapq import nsmallest
 from pathlib import Path
 
@@ -76,6 +76,7 @@ class Records:
         self._living: OrderedDict[str, Record] = OrderedDict()
         self._kept: OrderedDict[str, Record] = OrderedDict()
         self._keys: dict[tuple[str, str], Record] = {}
+        self._kept_of: Counter[str] = Counter()  # by caller
         self._accepted = 0
 
     def __contains__(self, identifier: str) -> bool:
@@ -85,6 +86,10 @@ class Records:
     def kept(self) -> int:
         """How many are over, and not forgotten."""
         return len(self._kept)
+
+    def kept_of(self, caller: str) -> int:
+        """Return how many of those are a caller's."""
+        return self._kept_of[caller]
 
     def __getitem__(self, identifier: str) -> Record:
         return self._records[identifier]
@@ -110,6 +115,7 @@ class Records:
         identifier = record.evaluation.identifier
         if self._living.pop(identifier, None) is not None:
             self._kept[identifier] = record
+            self._kept_of[record.caller] += 1
             self.touch(record)
         record.settle()
 
@@ -144,8 +150,11 @@ class Records:
         record = self._records.pop(identifier, None)
         if record is None:
             return
-        for some in (self._living, self._kept):
-            some.pop(identifier, None)
+        if self._living.pop(identifier, None) is None:
+            del self._kept[identifier]
+            self._kept_of[record.caller] -= 1
+            if not self._kept_of[record.caller]:
+                del self._kept_of[record.caller]
         if record.upload.key is not None:
             del self._keys[record.caller, record.upload.key]
         record.fate = fate

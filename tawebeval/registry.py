@@ -11,15 +11,15 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
 
+from tawebeval.acceptance import Acceptance
 from tawebeval.admission import Queue
 from tawebeval.closing import Closing
 from tawebeval.errors import (
-    Busy,
     EvaluationError,
     EvaluationGone,
     InvalidCursor,
     KeyReused,
-    OverShare,
+    Stopping,
 )
 from tawebeval.evaluation import Evaluation, Surroundings
 from tawebeval.following import Followers, Following
@@ -34,8 +34,6 @@ from tawebeval.status import status, summary
 from tawebeval.telling import Telling
 from tawebeval.workspace import Workspace, directory_of
 
-_RETRY_AFTER = 5  # seconds, where a place in the queue is missing
-_RETRY_LATER = 30  # seconds, where readers are behind
 _LISTED = 100  # evaluations in one answer
 _NEXT_PAGE = 30.0  # seconds after a page for which its reader is expected to ask again
 
@@ -76,6 +74,9 @@ class Registry:
         self._root = root
         self._telling = telling or Telling()
         self._records = Records(identities, surroundings.clock)
+        self._acceptance = Acceptance(
+            self._configuration, queue, self._records, surroundings.budget
+        )
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self._followers = Followers()
@@ -83,22 +84,14 @@ class Registry:
         self.spool = Spool(self._configuration.limits.uploads)
 
     def check_open(self) -> None:
-        """Raise Busy where the daemon is about to stop."""
+        """Raise Stopping where the daemon is about to stop."""
         if self._closing.begun:
-            raise Busy("the service is about to stop", _RETRY_AFTER)
+            raise Stopping
 
     def check_admission(self, caller: str = "") -> None:
         """Raise Busy, or OverShare, where a new evaluation would not be accepted."""
         self.check_open()
-        if (
-            self._records.kept >= self._configuration.evaluations.kept
-            or self._surroundings.budget.spent
-        ):
-            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
-        if self._queue.share_used(caller):
-            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
-        if self._queue.full(caller):
-            raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+        self._acceptance.check(caller)
 
     def accept(self, upload: Upload, caller: str = "") -> str:
         """Begin an evaluation and return its identifier.

@@ -36,7 +36,7 @@ LAYERS = {
     "web": Layer("web", below="work core"),
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
-        "registry admission status evaluation run intake process pipes orphans signals"
+        "registry acceptance admission status evaluation run intake process pipes orphans signals"
         " records following closing"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " directories belongings"

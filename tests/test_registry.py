@@ -56,9 +56,13 @@ class RegistryTestCase(SynchronousTestCase):
         return Registry(
             self.world.surroundings(),
             Identities(KEY, straw(seed)),
-            Queue(self.running, self.queued),
+            self.make_queue(),
             Path("/evaluations"),
         )
+
+    def make_queue(self) -> Queue:
+        """Return its queue."""
+        return Queue(self.running, self.queued)
 
     def upload(self, key: str | None = None, digest: bytes = b"", **changes: Any) -> Upload:
         """Return a form that has arrived."""

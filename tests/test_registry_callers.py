@@ -7,6 +7,8 @@ from collections.abc import Callable
 from twisted.internet.defer import Deferred
 
 from tawebeval.admission import Queue
+from tawebeval.callers import ANYBODY
+from tawebeval.config import Callers, Configuration, Evaluations
 from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
 from tests.test_registry import END, RegistryTestCase
 
@@ -102,11 +104,9 @@ class CallerTests(RegistryTestCase):
 class ShareTests(RegistryTestCase):
     """Two places to run, three to wait, of which one is each caller's share."""
 
-    def make(self, seed: int = 1) -> object:  # type: ignore[override]
-        """Return a registry with shares."""
-        registry = super().make(seed)
-        registry._queue = Queue(2, 3, own_running=1, own_queued=1)
-        return registry
+    def make_queue(self) -> Queue:
+        """Return one with shares."""
+        return Queue(2, 3, own_running=1, own_queued=1)
 
     def test_shares(self) -> None:
         """Over its share: OverShare, while another is let in; where all is full, Busy."""
@@ -121,3 +121,112 @@ class ShareTests(RegistryTestCase):
         self.assertIs(type(self.assertRaises(Busy, begin, self.upload(), "dave")), Busy)
         states = [child.signals for child in self.world.spawn.children]
         self.assertEqual(states, [[], []])
+
+
+class KeptShareTestCase(RegistryTestCase):
+    """Callers who do not read."""
+
+    def leave(self, caller: str, count: int = 1) -> list[str]:
+        """Let some evaluations end that nobody reads."""
+        identifiers = []
+        for _ in range(count):
+            identifiers.append(self.registry.accept(self.upload(), caller))
+            self.finish(self.world.child)
+        return identifiers
+
+
+class KeptShareTests(KeptShareTestCase):
+    """Of five that may be unread two are each caller's share."""
+
+    configuration = Configuration(
+        callers=Callers(kept=2), evaluations=Evaluations(kept=5, retain=600)
+    )
+
+    def check_over(self, caller: str) -> None:
+        """Hold that nothing is accepted of this caller, who is told what to do."""
+        for refused in (
+            lambda: self.registry.check_admission(caller),
+            lambda: self.registry.accept(self.upload(), caller),
+        ):
+            error = self.assertRaises(OverShare, refused)
+            self.assertEqual(error.retry_after, 30)
+            self.assertIn("after=end", error.detail)
+
+    def test_others(self) -> None:
+        """Who leaves its share unread gets nothing more, and others do, up to all that may be."""
+        self.leave("alice", 2)
+        self.check_over("alice")
+        self.leave("bob", 2)
+        self.check_over("bob")
+        self.leave("carol")
+        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "carol")
+        self.assertIs(type(refusal), Busy)
+        self.check_over("alice")
+
+    def test_read(self) -> None:
+        """Reading one to its end makes room, and nothing less does."""
+        identifier, _ = self.leave("alice", 2)
+        self.registry.page(identifier, None, "alice")
+        self.check_over("alice")
+        self.registry.page(identifier, END, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+
+    def test_discarded(self) -> None:
+        """One can be discarded unread, by asking after its end; a DELETE leaves it to be read."""
+        identifier, _ = self.leave("alice", 2)
+        cancelled = Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
+        self.successResultOf(cancelled)
+        self.check_over("alice")
+        self.assertIsNone(self.registry.page(identifier, END, "alice").end)
+        self.leave("alice")
+
+    def test_cancelled(self) -> None:
+        """One that was cancelled counts, for its events are to be read, too."""
+        self.leave("alice")
+        identifier = self.registry.accept(self.upload(), "alice")
+        Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
+        self.registry.check_admission("alice")
+        self.finish(self.world.child)
+        self.check_over("alice")
+
+    def test_expired(self) -> None:
+        """One that nobody has asked for in time makes room, too; nothing is left of the count."""
+        self.leave("alice", 2)
+        self.world.clock.advance(600)
+        self.registry.expire()
+        self.assertFalse(self.registry._records._kept_of)
+        self.leave("alice", 2)
+        self.check_over("alice")
+
+    def test_running(self) -> None:
+        """Those that run or wait do not count, nor do those that are forgotten as they end."""
+        for _ in range(4):
+            self.registry.accept(self.upload(), "alice")
+        self.world.clock.advance(900)
+        self.registry.expire()
+        for child in self.world.spawn.children:
+            self.finish(child)
+        self.leave("alice", 2)
+        self.check_over("alice")
+
+    def test_without_tokens(self) -> None:
+        """Where there are no callers nobody has a share: all may be unread."""
+        self.leave(ANYBODY, 5)
+        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), ANYBODY)
+        self.assertIs(type(refusal), Busy)
+
+
+class NoKeptShareTests(KeptShareTestCase):
+    """Shares that are none: nobody's fault is what everybody may have."""
+
+    def test_alone(self) -> None:
+        """With 0, or as much as there is room for, one caller may leave all of that unread."""
+        for share in (0, 5, 6):
+            self.configuration = Configuration(
+                callers=Callers(kept=share), evaluations=Evaluations(kept=5)
+            )
+            self.setUp()
+            self.leave("alice", 5)
+            refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "alice")
+            self.assertIs(type(refusal), Busy)

@@ -14,7 +14,7 @@ from tests.test_web import WebTestCase
 class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
-    callers = Callers(requests_per_minute=30, queued=1, running=1)
+    callers = Callers(requests_per_minute=30, queued=1, running=1, kept=1)
 
     def setUp(self) -> None:
         self.configuration = Configuration(callers=self.callers)
@@ -122,6 +122,24 @@ class TokenTests(CallerTestCase):
         connection.send(head("POST /evaluate", {**fields, "Content-Length": "50000"}))
         self.assertEqual(connection.answer().status, 429)
         self.begin("bob")
+
+    def test_kept_share(self) -> None:
+        """429 for who leaves its share unread, before the body, until one is read or discarded."""
+        identifier = self.begin("alice").json()["evaluation_id"]
+        self.begin("bob")
+        for child in self.service.world.spawn.children:
+            child.end(0)
+        self.service.world.turn()
+        self.assertEqual(self.begin("alice", 429).headers["retry-after"], "30")
+        connection = self.connect()
+        fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
+        connection.send(head("POST /evaluate", {**fields, "Authorization": self.headers["alice"]}))
+        self.assertEqual(connection.answer().status, 429)
+        self.call("DELETE", f"/evaluation/{identifier}", 204, "alice")
+        self.begin("alice", 429)
+        self.call("GET", f"/evaluation/{identifier}/events?after=end", 200, "alice")
+        self.begin("alice")
+        self.begin("bob", 429)
 
     def test_rate(self) -> None:
         """429 for more requests than a minute may have; health is not counted."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from io import BytesIO
 from pathlib import Path
+from typing import ClassVar
 
 from twisted.trial.unittest import TestCase
 
@@ -31,10 +32,11 @@ def new_token(name: str) -> tuple[str, str]:
     return re.findall(r"tawebeval_\S+", said)[0], re.findall(rf"{name} sha256:\S+", said)[0]
 
 
-class CallersTests(TestCase):
-    """One daemon for each test, with a place to run and two callers."""
+class CallersTestCase(TestCase):
+    """One daemon for each test, with a place to run and two callers, of such `shares`."""
 
     timeout = 60
+    shares: ClassVar[str] = ""
 
     async def setUp(self) -> None:
         self.folder = temporary_folder()
@@ -49,7 +51,7 @@ class CallersTests(TestCase):
         self.file = self.folder / "tokens"
         self.file.write_text("# callers\n" + "\n".join(lines))
         configuration = CONFIGURATION.replace("running = 4", "running = 1")
-        self.daemon = Daemon(f"{configuration}\n[callers]\ntokens = '{self.file}'\n")
+        self.daemon = Daemon(f"{configuration}\n[callers]\ntokens = '{self.file}'\n{self.shares}")
         self.addCleanup(self.daemon.remove)
         self.daemon.start()
         self.alice = Client(self.daemon.url, self.tokens["alice"])
@@ -68,6 +70,10 @@ class CallersTests(TestCase):
     async def begin(self, client: Client, command: str) -> str:
         """Begin an evaluation."""
         return await client.evaluate(self.repository.url, self.commit, command)
+
+
+class CallersTests(CallersTestCase):
+    """Whose evaluations are whose."""
 
     async def hang_up(self, words: str) -> None:
         """Send SIGHUP, and wait until that is logged."""
@@ -150,6 +156,25 @@ class CallersTests(TestCase):
         self.assertEqual(events[0]["payload"], "bob")
         states = [(await self.alice.status(identifier))["state"] for identifier in many[2:]]
         self.assertEqual(set(states), {"queued"})
+        await self.finish()
+
+
+class KeptShareTests(CallersTestCase):
+    """Each may leave one unread."""
+
+    shares = "kept = 1"
+
+    async def test_unread(self) -> None:
+        """Alice, who does not read, is told what to do, and Bob is served meanwhile."""
+        identifier = await self.begin(self.alice, "echo unread")
+        await self.alice.ended(identifier)
+        await self.alice.cancel(identifier)  # which changes nothing, when all is done for it
+        answer = await self.alice.post(self.repository.url, self.commit, "true")
+        self.assertIn("after=end", answer.problem(429)["detail"])
+        self.assertGreater(int(answer.header("Retry-After") or 0), 0)
+        await self.bob.follow(await self.begin(self.bob, "true"))
+        self.assertIsNone((await self.alice.page(identifier, "end"))["end"])
+        await self.alice.follow(await self.begin(self.alice, "true"))
         await self.finish()
 
 

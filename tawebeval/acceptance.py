@@ -1,0 +1,49 @@
+"""Whether one more evaluation is accepted: what may be unread and what may wait."""
+
+from __future__ import annotations
+
+import attrs
+
+from tawebeval.admission import Queue
+from tawebeval.budget import Budget
+from tawebeval.callers import ANYBODY
+from tawebeval.config import Configuration
+from tawebeval.errors import Busy, OverShare
+from tawebeval.records import Records
+
+_RETRY_AFTER = 5  # seconds, where a place in the queue is missing
+_RETRY_LATER = 30  # seconds, where readers are behind
+
+
+@attrs.frozen
+class Acceptance:
+    """Knows what there is of everything, and how much there may be.
+
+    What is a caller's own fault is said first, for that the caller can mend.
+    """
+
+    _configuration: Configuration
+    _queue: Queue
+    _records: Records
+    _budget: Budget
+
+    def check(self, caller: str) -> None:
+        """Raise OverShare where the caller has its share of something, Busy where all is full."""
+        if self._kept_share_used(caller):
+            raise OverShare(
+                "as many of your evaluations have ended and are not read to the end as may: read"
+                " some, or discard them by asking for their events with after=end",
+                _RETRY_LATER,
+            )
+        if self._records.kept >= self._configuration.evaluations.kept or self._budget.spent:
+            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
+        if self._queue.share_used(caller):
+            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
+        if self._queue.full(caller):
+            raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+
+    def _kept_share_used(self, caller: str) -> bool:
+        share = self._configuration.callers.kept
+        if caller == ANYBODY or not 0 < share < self._configuration.evaluations.kept:
+            return False
+        return self._records.kept_of(caller) >= share
