@@ -11,6 +11,7 @@ import os
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import tawebeval
 import twisted
@@ -22,12 +23,23 @@ LATER = {
 }
 
 
+# Of the package, what the daemon has no use for.
+COMMAND = ("tawebeval.cli", "tawebeval.client")
+
+
 def preload() -> None:
-    """Import all modules of the package, and what others import late."""
-    for module in pkgutil.walk_packages(tawebeval.__path__, f"{tawebeval.__name__}."):
-        importlib.import_module(module.name)
+    """Import all modules of the package that the daemon has, and what others import late."""
+    _import_all(tawebeval)
     for name in LATER:
         importlib.import_module(name)
+
+
+def _import_all(package: ModuleType) -> None:
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if found.name not in COMMAND:
+            module = importlib.import_module(found.name)
+            if found.ispkg:
+                _import_all(module)
 
 
 def unreadable() -> Iterator[Path]:

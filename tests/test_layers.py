@@ -26,10 +26,14 @@ class Layer:
 
 
 LAYERS = {
+    # The command: the only one who knows both the daemon and the client.
+    "command": Layer("cli", below="face client web work core"),
+    # For other people's programs, and the command; the daemon has no use for it.
+    "client": Layer("client", below="core", never="klein werkzeug multipart"),
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
-        "twisted.plugins tap cli doctor findings premises service reloading interrupts ground"
-        " preload allocator",
+        "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
+        " allocator",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.
@@ -181,7 +185,7 @@ class RuleTests(SynchronousTestCase):
 
     def check(self, name: str, source: str, *words: str, is_package: bool = False) -> None:
         """Hold that a module is complained of once, with these words; or not, without any."""
-        others = ("web", "web.routes", "segi", "ring", "process", "tap")
+        others = ("web", "web.routes", "segi", "ring", "process", "tap", "client", "cli")
         known = [Module(f"tawebeval.{other}", "") for other in others]
         found = list(complaints([*known, Module(f"tawebeval.{name}", source, is_package)]))
         self.assertEqual(len(found), bool(words), found)
@@ -193,7 +197,9 @@ class RuleTests(SynchronousTestCase):
         self.check("pages", "from tawebeval.ring import Ring\nfrom tawebeval import ring")
         self.check("run", "import os\nfrom twisted.internet import defer\nimport tawebeval.ring")
         self.check("web.site", "import klein\nfrom tawebeval import __version__, registry")
-        self.check("cli", "import klein, tawebeval.web, tawebeval.process, tawebeval.ring")
+        self.check("service", "import klein, tawebeval.web, tawebeval.process, tawebeval.ring")
+        self.check("cli", "import tawebeval.client, tawebeval.tap, tawebeval.web, tawebeval.ring")
+        self.check("client.client", "import treq, tawebeval.ring")
 
     def test_upward(self) -> None:
         """No layer imports one above it, however the import is written."""
@@ -205,6 +211,9 @@ class RuleTests(SynchronousTestCase):
         self.check("run", "from tawebeval.web.routes import x", "web.routes (web)")
         self.check("run", "from tawebeval import tap", "tap (face)")
         self.check("web.site", "import tawebeval.tap", "tap (face)")
+        self.check("tap", "import tawebeval.cli", "cli (command)")
+        self.check("tap", "import tawebeval.client", "client (client)")
+        self.check("client", "import tawebeval.process", "process (work)")
         self.check("web.site", "from .. import tap", "tap (face)")
         self.check("web", "from ..tap import x", "tap (face)", is_package=True)
 

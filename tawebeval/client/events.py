@@ -1,0 +1,176 @@
+"""Pages and events as values: bytes of a page in, typed events out.
+
+Each event has a `cursor`, a place right after it from which events can be read on. It is one of
+the server's where a page ends, and elsewhere the page's beginning, `+`, and how many events
+to leave out from there: `""`, `"17"`, `"17+3"`, `"+3"`. Both are strings to be stored and given
+back, and nothing else.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+import msgspec
+
+
+def _cursor() -> Any:
+    """Return the field for an event's place, which is no part of what the event says."""
+    return attrs.field(default="", kw_only=True, eq=False)
+
+
+@attrs.frozen
+class Text:
+    r"""What was printed: one `\n`, or something without any."""
+
+    text: str
+    cursor: str = _cursor()
+
+
+@attrs.frozen
+class Data:
+    """Data for programs. `written` is its JSON, letter by letter as the evaluator wrote it."""
+
+    written: str
+    cursor: str = _cursor()
+
+    @property
+    def payload(self) -> Any:
+        """The value. Raises ValueError for one that Python does not take."""
+        return _value(self.written)
+
+
+@attrs.frozen
+class File:
+    """A file that the evaluator sends; `filename` has no directory, or should have none."""
+
+    filename: str
+    content_type: str
+    content: bytes = attrs.field(repr=False)
+    written: str = attrs.field(repr=False, eq=False, default="")
+    cursor: str = _cursor()
+
+
+@attrs.frozen
+class EvaluationError:
+    """Something went wrong: for good, if this is the last event, and not a broken block.
+
+    `reason` is a word of the API, `members` are the further members of the event.
+    """
+
+    reason: str
+    message: str
+    members: Mapping[str, Any] = attrs.field(factory=dict)
+    written: str = attrs.field(repr=False, eq=False, default="")
+    cursor: str = _cursor()
+
+    @property
+    def final(self) -> bool:
+        """Whether the evaluation has come to a bad end by it."""
+        return self.reason != "protocol"
+
+
+@attrs.frozen
+class Unknown:
+    """An event of a type that this version does not know; `written` is its payload's JSON."""
+
+    type: str
+    written: str
+    cursor: str = _cursor()
+
+
+Event: TypeAlias = Text | Data | File | EvaluationError | Unknown
+
+
+@attrs.frozen
+class Page:
+    """Consecutive events between two cursors; `end` is None after the last event of all."""
+
+    begin: str | None
+    end: str | None
+    events: Sequence[Event]
+
+
+class _WireEvent(msgspec.Struct):
+    type: str
+    payload: msgspec.Raw
+
+
+class _WirePage(msgspec.Struct):
+    begin: str | None
+    end: str | None
+    data: list[_WireEvent]
+
+
+def parse_page(body: bytes, after: str | None) -> Page:
+    """Return the page that was asked for `after` a cursor. Raises ValueError if it is none."""
+    try:
+        page = msgspec.json.decode(body, type=_WirePage)
+        if page.begin != after:
+            raise ValueError(f"it begins at {page.begin!r} instead of {after!r}")
+        return Page(page.begin, page.end, tuple(_events(page)))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"what came is no page of events: {error}") from None
+
+
+def _events(page: _WirePage) -> Iterator[Event]:
+    for number, event in enumerate(page.data, 1):
+        last = number == len(page.data) and page.end is not None
+        cursor = page.end if last else f"{page.begin or ''}+{number}"
+        yield _event(event, cursor or "")
+
+
+def _event(event: _WireEvent, cursor: str) -> Event:
+    written = bytes(event.payload).decode()
+    if event.type == "text":
+        return Text(msgspec.json.decode(event.payload, type=str), cursor=cursor)
+    if event.type == "data":
+        return _of_the_daemon(written, cursor) or Data(written, cursor=cursor)
+    return Unknown(event.type, written, cursor=cursor)
+
+
+def _of_the_daemon(written: str, cursor: str) -> File | EvaluationError | None:
+    """Return data of the two shapes that have a meaning of their own; None for any other."""
+    try:
+        match _value(written):
+            case {
+                "type": "file",
+                "filename": str(filename),
+                "content_type": str(content_type),
+                "content_base64": str(content),
+            }:
+                content_ = b64decode(content, validate=True)
+                return File(filename, content_type, content_, written, cursor=cursor)
+            case {
+                "type": "evaluation_error",
+                "reason": str(reason),
+                "message": str(message),
+                **others,
+            }:
+                members = {str(name): value for name, value in others.items()}
+                return EvaluationError(reason, message, members, written, cursor=cursor)
+    except (ValueError, binascii.Error):
+        pass
+    return None
+
+
+def _value(written: str) -> Any:
+    try:
+        return json.loads(written)
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+
+
+def split_cursor(cursor: str | None) -> tuple[str | None, int]:
+    """Return the server's part of a cursor, and how many events to leave out after it.
+
+    Raises ValueError for what was never a cursor.
+    """
+    after, plus, skip = (cursor or "").partition("+")
+    if plus and not (skip.isascii() and skip.isdigit()):
+        raise ValueError(f"{cursor!r} is no cursor")
+    return after or None, int(skip or 0)

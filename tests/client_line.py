@@ -1,0 +1,158 @@
+"""A client and our own site, in memory, with a line between them that may break."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import msgspec
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.client import Client, Event, Text
+from tawebeval.config import Buffers, Configuration, Limits, Polls
+from tests.fake_agents import BreakingAgent, Fate
+from tests.fake_children import FakeChild
+from tests.fake_clients import Service
+from tests.fakes import OID
+
+T = TypeVar("T")
+URL = "https://example.org/problem.git"
+REQUEST: dict[str, Any] = {"repository": URL, "commit": OID, "evaluator_cmd": "./evaluate"}
+STEP = 0.25  # seconds of a test's time between two looks
+FOR_EVER = 40_000  # steps
+
+
+def text(events: list[Event]) -> str:
+    """Return what was printed."""
+    return "".join(event.text for event in events if isinstance(event, Text))
+
+
+@attrs.define
+class Line:
+    """A client, the server that it asks, and what is between the two."""
+
+    service: Service
+    agent: BreakingAgent
+    client: Client
+    told: list[tuple[str, float]]
+    _flush: Callable[[], None]
+
+    @classmethod
+    def make(
+        cls, root: Path, settings: Configuration, token: str | None = None, **more: Any
+    ) -> Line:
+        """Return them, with a service below `root`."""
+        service = Service(root, settings, **more)
+        _, inner = service.treq()
+        agent = BreakingAgent(inner)
+        told: list[tuple[str, float]] = []
+        client = Client(
+            "http://localhost:8080/",
+            token,
+            reactor=service.reactor,
+            agent=agent,
+            chance=random.Random(1).random,
+            told=lambda why, seconds: told.append((why, seconds)),
+        )
+        return cls(service, agent, client, told, inner.flush)
+
+    @property
+    def child(self) -> FakeChild:
+        """The evaluator that was started last."""
+        return self.service.world.child
+
+    def settle(self) -> None:
+        """Let happen what is due."""
+        for _ in range(6):
+            self._flush()
+            self.service.reactor.advance(0)
+
+    def wait(self, awaitable: Awaitable[T], meanwhile: Callable[[], object] = lambda: None) -> T:
+        """Return the result, while time goes on; `meanwhile` is called at every step."""
+
+        async def whole() -> T:
+            return await awaitable
+
+        done = Deferred.fromCoroutine(whole())
+        results: list[Any] = []
+        done.addBoth(results.append)
+        for _ in range(FOR_EVER):
+            self.settle()
+            if results:
+                break
+            meanwhile()
+            self.service.reactor.advance(STEP)
+        assert results, "it waits for ever"
+        if isinstance(results[0], Failure):
+            results[0].raiseException()
+        found: T = results[0]
+        return found
+
+    def begin(self, **changes: Any) -> str:
+        """Begin an evaluation."""
+        fields = {**REQUEST, **changes}
+        return self.wait(
+            self.client.evaluate(fields.pop("submission", {"source": b"print()\n"}), **fields)
+        )
+
+    def follow(
+        self,
+        identifier: str,
+        after: str | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> list[Event]:
+        """Return all events."""
+        return self.wait(gathered(self.client.events(identifier, after)), meanwhile)
+
+    def close(self) -> None:
+        """End what still runs."""
+        self.agent.fate = lambda: Fate.WELL
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.service.world.end()
+        self.service.reactor.advance(5)
+        assert closed.called
+
+
+async def gathered(items: AsyncIterator[T]) -> list[T]:
+    """Return all that comes."""
+    return [item async for item in items]
+
+
+class ClientTestCase(SynchronousTestCase):
+    """A client and a server."""
+
+    settings = Configuration(
+        limits=Limits(request_body=1_000_000),
+        buffers=Buffers(evaluation=4096, page=1024),
+        polls=Polls(wait=20),
+    )
+
+    def setUp(self) -> None:
+        self.line = self.make()
+
+    def make(self, *, settings: Mapping[str, Any] | None = None, **more: Any) -> Line:
+        """Return another pair, of which the server has other sections in its settings."""
+        configuration = msgspec.structs.replace(self.settings, **(settings or {}))
+        line = Line.make(Path(self.mktemp()).resolve(), configuration, **more)
+        self.addCleanup(line.close)
+        return line
+
+    def printed(self, *output: bytes, status: int = 0) -> str:
+        """Return the identifier of an evaluation that has printed all this, and has ended."""
+        identifier = self.line.begin()
+        for some in output:
+            self.line.child.print(some)
+        self.line.child.end(status)
+        self.line.settle()
+        return identifier
+
+    def block(self, *lines: str) -> bytes:
+        """Return a block of data as the current evaluator prints it."""
+        environment = self.line.child.environment
+        begin, end = environment["EVALUATION_DATA_BEGIN"], environment["EVALUATION_DATA_END"]
+        return "".join(f"{line}\n" for line in ("", begin, *lines, end)).encode()

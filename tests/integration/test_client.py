@@ -1,0 +1,108 @@
+"""`tawebeval.client` against the daemon, over connections that are cut at random places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.threads import deferToThread
+
+from tawebeval.backoff import Backoff
+from tawebeval.client import Client, Data, EvaluationError, Event, InvalidRequest, Text
+from tawebeval.client.blocking import BlockingClient
+from tests.integration.client import joined
+from tests.integration.cutting_proxy import CuttingProxy
+from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.test_cut_connections import EVALUATOR, printed
+
+SOON = Backoff(attempts=10_000, first_delay=0.001, longest_delay=0.002)
+
+
+def wire(event: Event) -> dict[str, Any]:
+    """Return an event as it came."""
+    if isinstance(event, Text):
+        return {"type": "text", "payload": event.text}
+    assert isinstance(event, Data), event
+    return {"type": "data", "payload": event.payload}
+
+
+class ClientTests(DaemonTestCase):
+    """With real connections and a real evaluator."""
+
+    configuration = CONFIGURATION + "\n[buffers]\nevaluation = 1_048_576\npage = 32_768\n"
+    timeout = 120
+
+    def fields(self, command: str) -> dict[str, str]:
+        """Return what a client has to know of an evaluation in the test's repository."""
+        return {
+            "repository": self.repository.url,
+            "commit": self.commit,
+            "evaluator_cmd": command,
+        }
+
+    async def through(self, seed: int, longest: int) -> tuple[Client, CuttingProxy]:
+        """Return a client whose connections are cut."""
+        proxy = CuttingProxy(self.daemon.port, seed, longest=longest)
+        port = await proxy.listen()
+        self.addCleanup(proxy.stop)
+        client = Client(f"http://127.0.0.1:{port}", asking=SOON, following=SOON)
+        self.addCleanup(client.close)
+        return client, proxy
+
+    async def test_cut(self) -> None:
+        """The form begins one evaluation, and of its events none is missing or twice."""
+        source = self.folder / "large.txt"
+        source.write_bytes(b"x" * 200_000)
+        client, proxy = await self.through(seed=3, longest=100_000)
+        identifier = await client.evaluate({"source": source}, **self.fields(EVALUATOR))
+        (listed,) = [one async for one in client.evaluations()]
+        self.assertEqual(listed["evaluation_id"], identifier)
+        found = [wire(event) async for event in client.events(identifier)]
+        self.assertEqual(joined(found), printed())
+        self.assertGreater(proxy.cuts.total(), 20)
+
+    async def test_resume(self) -> None:
+        """A program that has stored a cursor goes on there, with another client."""
+        client, _ = await self.through(seed=4, longest=30_000)
+        identifier = await client.evaluate({"source": "x"}, **self.fields(EVALUATOR))
+        found: list[Event] = []
+        while True:
+            other, _ = await self.through(seed=len(found), longest=30_000)
+            async for event in other.events(identifier, found[-1].cursor if found else None):
+                found.append(event)
+                if len(found) % 5_001 == 0:
+                    break
+            else:
+                break
+        self.assertEqual(joined(map(wire, found)), printed())
+
+    async def test_too_large(self) -> None:
+        """A large form that is refused in its middle is known to be."""
+        source = self.folder / "huge"
+        with source.open("wb") as file:
+            file.truncate(100 * 2**20)
+        async with Client(self.daemon.url) as client:
+            with self.assertRaises(InvalidRequest) as caught:
+                await client.evaluate({"source": source}, **self.fields("true"))
+        self.assertEqual(caught.exception.status, 413)
+
+    async def test_blocking(self) -> None:
+        """The blocking client does the same in a thread of its own."""
+
+        def script() -> list[Event]:
+            with BlockingClient(self.daemon.url) as client:
+                identifier = client.evaluate(
+                    {"source": Path(__file__)},
+                    **self.fields('cat "$SUBMISSION_FILE_SOURCE"; exit 4'),
+                )
+                return list(client.events(identifier))
+
+        *printed_, last = await deferToThread(script)
+        self.assertEqual(
+            "".join(event.text for event in printed_ if isinstance(event, Text)),
+            Path(__file__).read_text(),
+        )
+        assert isinstance(last, EvaluationError)
+        self.assertEqual(last.members["status"], 4)
+        self.assertTrue(reactor.running)

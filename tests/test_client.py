@@ -1,0 +1,506 @@
+"""`tawebeval.client`: against our own site, in memory, over lines that break."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.http import datetimeToString
+from twisted.web.http_headers import Headers
+
+from tawebeval.backoff import Backoff
+from tawebeval.callers import new_token
+from tawebeval.client import (
+    Data,
+    EvaluationError,
+    EvaluationGone,
+    Event,
+    File,
+    Forbidden,
+    InvalidRequest,
+    Named,
+    Refused,
+    Text,
+    Unavailable,
+    UnknownEvaluation,
+)
+from tawebeval.client.client import base_url
+from tawebeval.config import Polls
+from tests.client_line import STEP, ClientTestCase, Line, gathered, text
+from tests.fake_agents import BreakingAgent, Fate, MadeResponse
+
+
+class EvaluateTests(ClientTestCase):
+    """`Client.evaluate`."""
+
+    def sent(self) -> dict[str, tuple[str, bytes]]:
+        """Return the files of the submission as the evaluator has them."""
+        root = next((self.line.service.root / "evaluations").iterdir()) / "submission"
+        return {file.parent.name: (file.name, file.read_bytes()) for file in root.glob("*/*")}
+
+    def test_submission(self) -> None:
+        """Each kind of content arrives byte by byte, under the name that it should have."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        large = random.Random(0).randbytes(300_000)
+        (folder / "my prog.py").write_bytes(large)
+        self.line.begin(
+            submission={
+                "source": folder / "my prog.py",
+                "language": "c++ · ü",
+                "raw": b"\x00\xff\r\n--",
+                "other": Named('a "b" · c.txt', b"x"),
+                "again": Named("z.py", folder / "my prog.py"),
+            }
+        )
+        self.assertEqual(
+            self.sent(),
+            {
+                "source": ("my prog.py", large),
+                "language": ("language.txt", "c++ · ü".encode()),
+                "raw": ("raw.txt", b"\x00\xff\r\n--"),
+                "other": ('a "b" · c.txt', b"x"),
+                "again": ("z.py", large),
+            },
+        )
+
+    def test_fields(self) -> None:
+        """All that the API knows is handed on; what is None is not sent."""
+        identifier = self.line.begin(
+            branch="main", depth=3, directory="a/b", seed=0, evaluator_cmd="x; y @z <w"
+        )
+        status = self.line.wait(self.line.client.status(identifier))
+        self.assertEqual(status["seed"], 0)
+        self.assertEqual(status["directory"], "a/b")
+        self.assertEqual(status["evaluator_cmd"], "x; y @z <w")
+        ((repository, _),) = self.line.service.world.repositories.asked
+        self.assertEqual((repository.branch, repository.depth), ("main", 3))
+
+    def test_once(self) -> None:
+        """However many answers are lost, one evaluation begins."""
+        fates = iter([Fate.LOST, Fate.REFUSED, Fate.HALF, Fate.CUT, Fate.BUSY, Fate.NONSENSE])
+        self.line.agent.fate = lambda: next(fates, Fate.WELL)
+        identifier = self.line.begin(submission={"source": Path(__file__)})
+        self.assertEqual(len(self.line.service.world.spawn.children), 1)
+        self.assertEqual(len(self.line.agent.asked), 7)
+        listed = self.line.wait(gathered(self.line.client.evaluations()))
+        self.assertEqual([one["evaluation_id"] for one in listed], [identifier])
+
+    def test_own_key(self) -> None:
+        """A program that begins anew with the key that it has stored finds its evaluation."""
+        first = self.line.begin(key="mine")
+        self.assertEqual(self.line.begin(key="mine"), first)
+        self.assertNotEqual(self.line.begin(), first)
+        with self.assertRaises(InvalidRequest) as caught:
+            self.line.begin(key="mine", seed=5)
+        self.assertEqual(caught.exception.status, 422)
+
+    def test_refused(self) -> None:
+        """A broken field is named, and the form is not sent again."""
+        with self.assertRaises(InvalidRequest) as caught:
+            self.line.begin(commit="main")
+        self.assertEqual(caught.exception.field, "commit_oid")
+        self.assertIn("40 hexadecimal digits", str(caught.exception))
+        self.assertEqual(len(self.line.agent.asked), 1)
+
+    def test_too_large(self) -> None:
+        """A form that is too large is refused while it is being sent."""
+        with self.assertRaises(InvalidRequest) as caught:
+            self.line.begin(submission={"source": b"x" * 2_000_000})
+        self.assertEqual(caught.exception.status, 413)
+        self.assertIn("limit", caught.exception.members)
+
+    def test_names(self) -> None:
+        """What cannot be a name of a file is told before anything is sent."""
+        for name in ("", "..", "a/", "x" * 256, "\udcff"):
+            with self.assertRaises(ValueError):
+                self.line.begin(submission={"source": Named(name, b"")})
+        with self.assertRaises(FileNotFoundError):
+            self.line.begin(submission={"source": Path("/nonexistent/a")})
+        self.assertEqual(self.line.agent.asked, [])
+
+
+class EventsTests(ClientTestCase):
+    """`Client.events` and `Client.pages`."""
+
+    def test_types(self) -> None:
+        """Each kind of event is a value of its own."""
+        identifier = self.line.begin()
+        file = (
+            '{"type":"file","filename":"a.txt","content_type":"text/plain","content_base64":"aGk="}'
+        )
+        self.line.child.print(b"a\n" + self.block('{"a": [1.50]}', file, "no json", '"x"'))
+        self.line.child.end(3)
+        events = self.line.follow(identifier)
+        self.assertEqual(
+            events[:4],
+            [Text("a"), Text("\n"), Data('{"a": [1.50]}'), File("a.txt", "text/plain", b"hi")],
+        )
+        broken, last = events[4], events[-1]
+        assert isinstance(broken, EvaluationError)
+        self.assertEqual((broken.reason, broken.final), ("protocol", False))
+        self.assertEqual(events[5], Data('"x"'))
+        assert isinstance(last, EvaluationError)
+        self.assertEqual((last.reason, last.final), ("exit", True))
+        self.assertEqual(last.members["status"], 3)
+        self.assertEqual(len(events), 7)
+
+    def test_as_they_come(self) -> None:
+        """A partial line is there before its rest, in the time of one flush."""
+        identifier = self.line.begin()
+        events = self.line.client.events(identifier)
+        first = Deferred.fromCoroutine(anext(events))
+        self.line.settle()
+        self.line.child.print(b"half")
+        self.assertNoResult(first)
+        self.line.service.reactor.advance(0.02)
+        self.line.settle()
+        self.assertEqual(self.successResultOf(first), Text("half"))
+
+    def test_long_polls(self) -> None:
+        """Nothing new costs one question in the time that the server grants."""
+        identifier = self.line.begin()
+        before = len(self.line.agent.asked)
+        following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
+        self.line.settle()
+        for _ in range(241):  # a minute
+            self.line.service.reactor.advance(STEP)
+            self.line.settle()
+        self.assertNoResult(following)
+        self.assertEqual(len(self.line.agent.asked) - before, 4)
+        self.line.child.end()
+        self.line.settle()
+        self.assertEqual(self.successResultOf(following), [])
+
+    def test_without_wait(self) -> None:
+        """A server that ignores the wish is asked as often as it says."""
+        self.line = self.make(settings={"polls": Polls(wait=0)})
+        identifier = self.line.begin()
+        before = len(self.line.agent.asked)
+        following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
+        for _ in range(40):  # ten seconds
+            self.line.settle()
+            self.line.service.reactor.advance(STEP)
+        self.assertNoResult(following)
+        self.assertEqual(len(self.line.agent.asked) - before, 11)  # one each second
+        self.line.child.print(b"a\n")
+        self.line.child.end()
+        for _ in range(8):
+            self.line.settle()
+            self.line.service.reactor.advance(STEP)
+        self.assertEqual(self.successResultOf(following), [Text("a"), Text("\n")])
+
+    def test_cursors(self) -> None:
+        """From the cursor of any event the rest can be had, as long as the page is there."""
+        identifier = self.printed(*(b"line %d\n" % number for number in range(10)))
+        events: list[Event] = []
+
+        async def first_page() -> None:
+            async for event in self.line.client.events(identifier):
+                events.append(event)
+                if "+" not in event.cursor:
+                    return
+
+        self.line.wait(first_page())
+        self.assertGreater(len(events), 5)
+        for number, event in list(enumerate(events, 1))[:-1]:
+
+            async def rest(cursor: str = event.cursor) -> list[Event]:
+                found = []
+                async for event in self.line.client.events(identifier, cursor):
+                    found.append(event)
+                    if event.cursor == events[-1].cursor:
+                        break
+                return found
+
+            self.assertEqual(self.line.wait(rest()), events[number:])
+        self.assertEqual(len(self.line.follow(identifier, events[-1].cursor)), 20 - len(events))
+        self.assertEqual(self.line.follow(identifier, "end"), [])
+
+    def test_cursors_beyond_a_page(self) -> None:
+        """A number of events to leave out may be larger than a page."""
+        identifier = self.printed(b"a\nb\nc\n")
+        self.assertEqual(text(self.line.follow(identifier, "+4")), "c\n")
+        identifier = self.printed(b"x\n" * 100)
+        self.assertEqual(text(self.line.follow(identifier, "+197")), "\nx\n")
+
+    def test_no_cursor(self) -> None:
+        """What is no cursor is told, by the client or by the server."""
+        identifier = self.printed(b"a\n")
+        for cursor in ("1+", "1+x", "+-1", "+\N{SUPERSCRIPT TWO}"):
+            with self.assertRaises(ValueError):
+                self.line.follow(identifier, cursor)
+        with self.assertRaises(InvalidRequest):
+            self.line.follow(identifier, "7777")
+
+    def test_pages(self) -> None:
+        """Pages are contiguous, none is empty, and the next question acknowledges the last."""
+        identifier = self.printed(b"0123456789\n" * 60)
+
+        async def look() -> list[tuple[str | None, str | None]]:
+            found = []
+            async for page in self.line.client.pages(identifier):
+                self.assertTrue(page.events)
+                again = await anext(self.line.client.pages(identifier, page.begin))
+                self.assertEqual(again.events, page.events)
+                found.append((page.begin, page.end))
+            return found
+
+        bounds = self.line.wait(look())
+        self.assertGreater(len(bounds), 2)
+        self.assertEqual(bounds[0][0], None)
+        self.assertEqual([end for _, end in bounds[:-1]], [begin for begin, _ in bounds[1:]])
+        self.assertEqual(bounds[-1][1], "end")
+
+    def test_gone(self) -> None:
+        """What is unknown, forgotten or discarded is told at once."""
+        with self.assertRaises(UnknownEvaluation):
+            self.line.follow("a" * 40)
+        identifier = self.printed(b"0123456789\n" * 60)
+        pages = self.line.client.pages(identifier)
+        self.line.wait(anext(pages))
+        self.line.wait(anext(pages))
+        with self.assertRaises(EvaluationGone) as caught:
+            self.line.follow(identifier)
+        self.assertIsNotNone(caught.exception.oldest)
+        self.line.follow(identifier, caught.exception.oldest)
+        with self.assertRaises(EvaluationGone) as caught:
+            self.line.wait(self.line.client.status(identifier))
+        self.assertIsNone(caught.exception.oldest)
+        self.assertEqual(self.line.told, [])
+
+    def test_stopped_in_the_middle(self) -> None:
+        """Who cancels a question gets that, and no further attempt."""
+        identifier = self.line.begin()
+        for fate in (Fate.WELL, Fate.SILENT):
+            self.line.agent.fate = lambda fate=fate: fate
+            asked = len(self.line.agent.asked)
+            following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
+            self.line.settle()
+            following.addErrback(lambda failure: failure.type.__name__)
+            following.cancel()
+            for _ in range(200):
+                self.line.settle()
+                self.line.service.reactor.advance(STEP)
+            self.assertEqual(self.successResultOf(following), "CancelledError")
+            self.assertEqual(len(self.line.agent.asked), asked + 1)
+
+
+class RepeatTests(ClientTestCase):
+    """When a question is asked again, and when not."""
+
+    def test_each_fate(self) -> None:
+        """Each way of getting no answer is told, waited for, and followed by the same question."""
+        identifier = self.line.begin()
+        for fate in Fate:
+            if fate is Fate.WELL:
+                continue
+            fates = iter([fate])
+            self.line.agent.fate = lambda fates=fates: next(fates, Fate.WELL)
+            self.line.told.clear()
+            self.line.agent.asked.clear()
+            self.assertEqual(
+                self.line.wait(self.line.client.status(identifier))["state"], "running"
+            )
+            ((why, seconds),) = self.line.told
+            self.assertTrue(why)
+            self.assertGreater(seconds, 0)
+            self.assertEqual(len({path for _, path, _ in self.line.agent.asked}), 1)
+            self.assertEqual(len(self.line.agent.asked), 2)
+        self.assertEqual(self.line.agent.cancelled, 1)
+
+    def test_retry_after(self) -> None:
+        """What the server asks for is heeded, in seconds or as a date; other words are not."""
+        identifier = self.line.begin()
+        self.line.client._exchange = attrs.evolve(self.line.client._exchange, time=lambda: 1000.0)
+        for value, least, most in (
+            (b"7", 7, 8),
+            (datetimeToString(1005), 5, 6),
+            (datetimeToString(10), 0, 1),
+            (b"soon", 0, 1),
+            (b"-7", 0, 1),
+            ("²".encode(), 0, 1),
+        ):
+            fates = iter([Fate.BUSY])
+            self.line.agent.fate = lambda fates=fates: next(fates, Fate.WELL)
+            self.line.agent.retry_after = value
+            self.line.told.clear()
+            self.line.wait(self.line.client.status(identifier))
+            ((why, seconds),) = self.line.told
+            self.assertIn("503", why)
+            self.assertTrue(least <= seconds <= most, (value, seconds))
+
+    def test_in_the_end(self) -> None:
+        """After so many attempts it is told what was wrong with the last."""
+        self.line.agent.fate = lambda: Fate.REFUSED
+        self.line.client._asking = Backoff(3, 1, 10)
+        with self.assertRaises(Unavailable) as caught:
+            self.line.begin()
+        self.assertIn("http://localhost:8080", str(caught.exception))
+        self.assertIn("refused", str(caught.exception).lower())
+        self.assertEqual(len(self.line.agent.asked), 3)
+        self.assertEqual(len(self.line.told), 2)
+
+    def test_refusals(self) -> None:
+        """Other statuses are told at once, with the server's words or without; redirects too."""
+        for status, body, kind, words in (
+            (301, b"", Refused, "301 Moved Permanently"),
+            (400, b'{"message": "no"}', InvalidRequest, "no"),
+            (400, b'{"detail": "not"}', InvalidRequest, "not"),
+            (401, b"", Forbidden, "401 Unauthorized"),
+            (403, b"<html>", Forbidden, "403"),
+            (404, b"[" * 100_000, UnknownEvaluation, "404"),
+            (410, b"[]", EvaluationGone, "410"),
+            (499, b'{"message": 5}', InvalidRequest, "499"),
+        ):
+            made = MadeResponse(status, body, Headers())
+            self.patch(BreakingAgent, "request", lambda *_, made=made: made_later(made))
+            with self.assertRaises(kind) as caught:
+                self.line.wait(self.line.client.status("x"))
+            self.assertIn(words, str(caught.exception))
+            self.assertEqual(caught.exception.status, status)
+            self.assertEqual(self.line.told, [])
+
+
+def made_later(response: MadeResponse) -> Deferred[Any]:
+    """Return a response as agents do."""
+    done: Deferred[Any] = Deferred()
+    done.callback(response)
+    return done
+
+
+class OtherTests(ClientTestCase):
+    """Status, cancelling, lists, tokens, URLs."""
+
+    def test_cancel(self) -> None:
+        """The evaluation ends with that reason, and cancelling can be repeated."""
+        self.line.service.world.spawn.obeys = (15,)
+        identifier = self.line.begin()
+        for _ in range(2):
+            self.line.wait(self.line.client.cancel(identifier))
+        (last,) = self.line.follow(identifier)
+        assert isinstance(last, EvaluationError)
+        self.assertEqual(last.reason, "cancelled")
+        with self.assertRaises(UnknownEvaluation):
+            self.line.wait(self.line.client.cancel("../health"))
+
+    def test_list(self) -> None:
+        """Lists of several pages are one."""
+        self.line = self.make(queued=300)
+        made = [self.line.begin() for _ in range(130)]
+        listed = self.line.wait(gathered(self.line.client.evaluations()))
+        self.assertEqual([one["evaluation_id"] for one in listed], made)
+
+    def test_token(self) -> None:
+        """A token is sent with everything; without it nothing is to be had."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        token, entry = new_token("alice", random.Random(3).randbytes)
+        (folder / "tokens").write_text(entry + "\n")
+        self.line = self.make(tokens=folder / "tokens", token=token)
+        identifier = self.line.begin()
+        self.line.child.end()
+        self.assertEqual(self.line.follow(identifier), [])
+        stranger = self.make(tokens=folder / "tokens")
+        with self.assertRaises(Forbidden):
+            stranger.begin()
+
+    def test_urls(self) -> None:
+        """A server is a URL of http or https without anything behind the path."""
+        self.assertEqual(base_url("http://localhost:8080/"), "http://localhost:8080")
+        self.assertEqual(base_url("https://[::1]/judge//"), "https://[::1]/judge")
+        for wrong in (
+            *("", "localhost:8080", "ftp://a", "http://", "http://a:b", "http://a:0"),
+            *("http://a?x", "http://a#x", "http://me:secret@a", "http://[::1"),
+        ):
+            with self.assertRaises(ValueError):
+                base_url(wrong)
+
+
+WRITING = st.lists(
+    st.one_of(
+        st.text(min_size=1, max_size=40),
+        st.sampled_from(["\n", "a line\n", "x" * 900 + "\n", "a\r\n"]),
+        st.just(Data("[1.50]")),
+    ),
+    max_size=40,
+)
+
+
+def joined(items: Iterable[str | Event]) -> list[str | Event]:
+    """Return events, with text that came in parts put together."""
+    found: list[str | Event] = []
+    for item in items:
+        some = item.text if isinstance(item, Text) else item
+        if isinstance(some, str) and found and isinstance(found[-1], str):
+            found[-1] += some
+        else:
+            found.append(some)
+    return found
+
+
+class BreakingLineTests(SynchronousTestCase):
+    """Whatever happens to single requests, the stream is exactly what was printed."""
+
+    @settings(max_examples=50, deadline=None)
+    @given(WRITING, st.randoms(use_true_random=False), st.floats(0, 0.7), st.booleans())
+    def test_exact(
+        self, writing: list[str | Event], chance: random.Random, breaks: float, leaves: bool
+    ) -> None:
+        """Nothing is missing, twice or out of order, also for who begins anew where it was."""
+        root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        try:
+            line = Line.make(root, ClientTestCase.settings)
+            found = self.follow(line, writing, chance, breaks, leaves)
+            line.close()
+        finally:
+            shutil.rmtree(root)
+        self.assertEqual(joined(found), joined(writing))
+
+    def follow(
+        self,
+        line: Line,
+        writing: list[str | Event],
+        chance: random.Random,
+        breaks: float,
+        leaves: bool,
+    ) -> list[Event]:
+        """Follow one evaluation, of which all requests break as often as `breaks` says."""
+        bad = [fate for fate in Fate if fate is not Fate.WELL]
+        line.agent.fate = lambda: chance.choice(bad) if chance.random() < breaks else Fate.WELL
+        line.client._asking = line.client._following = Backoff(10**6, 0.5, 5)
+        identifier = line.begin()
+        self.assertEqual(len(line.service.world.spawn.children), 1)
+        block = "\n{EVALUATION_DATA_BEGIN}\n[1.50]\n{EVALUATION_DATA_END}\n"
+        block = block.format(**line.child.environment)
+        todo = [some if isinstance(some, str) else block for some in writing]
+
+        def meanwhile() -> None:
+            if todo:
+                line.child.print(todo.pop(0).encode())
+            elif line.child.running:
+                line.child.end()
+
+        found: list[Event] = []
+
+        async def follow() -> None:
+            while True:
+                after = found[-1].cursor if found else None
+                async for event in line.client.events(identifier, after):
+                    found.append(event)
+                    if leaves and chance.random() < 0.1:
+                        break
+                else:
+                    return
+
+        line.wait(follow(), meanwhile)
+        return found

@@ -1,0 +1,146 @@
+"""`tawebeval.client.events`: pages as bytes, events as values."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.client.events import (
+    Data,
+    EvaluationError,
+    Event,
+    File,
+    Text,
+    Unknown,
+    parse_page,
+    split_cursor,
+)
+
+
+def page(*events: tuple[str, str], begin: str | None = None, end: str | None = "9") -> bytes:
+    """Return a page of events, each given by its type and the JSON of its payload."""
+    lines = [f'{{"type":{json.dumps(kind)},"payload":{payload}}}' for kind, payload in events]
+    bounds = f'"begin":{json.dumps(begin)},"end":{json.dumps(end)}'
+    return f'{{{bounds},"data":[{",".join(lines)}]}}'.encode()
+
+
+def parse(kind: str, payload: str) -> Event:
+    """Return the event of a page that has one."""
+    (event,) = parse_page(page((kind, payload)), None).events
+    return event
+
+
+class EventTests(SynchronousTestCase):
+    """Events."""
+
+    def test_as_it_was_written(self) -> None:
+        """Data keeps each letter, and can be had as a value."""
+        for written in ("1.50", '{"a": [ 1e2, "\\u00e9" ]}', "9" * 400, "null", '"x"'):
+            event = parse("data", written)
+            self.assertEqual(event, Data(written))
+            assert isinstance(event, Data)
+            self.assertEqual(event.payload, json.loads(written))
+
+    def test_too_much_for_python(self) -> None:
+        """A value that Python does not take is an event all the same."""
+        for written in ("9" * 5000, "[" * 900 + "]" * 900):
+            event = parse("data", written)
+            assert isinstance(event, Data)
+            self.assertEqual(event.written, written)
+        with self.assertRaises(ValueError):
+            _ = Data("9" * 5000).payload
+        with self.assertRaises(ValueError):
+            _ = Data("[" * 100_000).payload
+
+    def test_file(self) -> None:
+        """A file has its content; what only looks like one is data."""
+        whole = {"type": "file", "filename": "a", "content_type": "b", "content_base64": "AAE="}
+        event = parse("data", json.dumps(whole))
+        self.assertEqual(event, File("a", "b", b"\0\1"))
+        assert isinstance(event, File)
+        self.assertEqual(json.loads(event.written), whole)
+        for name, value in (
+            ("type", "File"),
+            ("filename", 1),
+            ("content_type", None),
+            ("content_base64", "A"),
+            ("content_base64", "?AE="),
+            ("content_base64", "é"),
+        ):
+            other = json.dumps({**whole, name: value})
+            self.assertEqual(parse("data", other), Data(other))
+
+    def test_error(self) -> None:
+        """An error has its reason and its further members; what only looks like one is data."""
+        whole = {"type": "evaluation_error", "reason": "exit", "message": "m", "status": 3}
+        event = parse("data", json.dumps(whole))
+        self.assertEqual(event, EvaluationError("exit", "m", {"status": 3}))
+        for name in ("reason", "message"):
+            other = json.dumps({**whole, name: 1})
+            self.assertEqual(parse("data", other), Data(other))
+
+    def test_unknown(self) -> None:
+        """An event of a later version is no reason to stop."""
+        self.assertEqual(parse("sound", '{"a":1}'), Unknown("sound", '{"a":1}'))
+
+    @given(st.lists(st.one_of(st.text(min_size=1), st.integers(), st.binary()), min_size=1))
+    def test_any(self, payloads: list[Any]) -> None:
+        """Whatever stands in a page comes out of it."""
+        events, expected = [], []
+        for payload in payloads:
+            if isinstance(payload, str):
+                events.append(("text", json.dumps(payload)))
+                expected.append(Text(payload))
+            elif isinstance(payload, int):
+                events.append(("data", json.dumps(payload)))
+                expected.append(Data(str(payload)))
+            else:
+                content = b64encode(payload).decode()
+                file = {"type": "file", "filename": "", "content_type": ""}
+                events.append(("data", json.dumps({**file, "content_base64": content})))
+                expected.append(File("", "", payload))
+        self.assertEqual(list(parse_page(page(*events), None).events), expected)
+
+
+class PageTests(SynchronousTestCase):
+    """Pages, and cursors."""
+
+    def test_cursors(self) -> None:
+        """Each event knows the place behind it; the last one's is the page's."""
+        three = [("text", '"a"')] * 3
+        for begin, end, expected in (
+            (None, "3", ["+1", "+2", "3"]),
+            ("4", "7", ["4+1", "4+2", "7"]),
+            ("4", None, ["4+1", "4+2", "4+3"]),
+        ):
+            found = parse_page(page(*three, begin=begin, end=end), begin)
+            self.assertEqual([event.cursor for event in found.events], expected)
+            self.assertEqual((found.begin, found.end), (begin, end))
+
+    def test_split(self) -> None:
+        """A cursor is the server's part, and how many events to leave out."""
+        for cursor, parts in (
+            (None, (None, 0)),
+            ("", (None, 0)),
+            ("+3", (None, 3)),
+            ("17", ("17", 0)),
+            ("a-_+12", ("a-_", 12)),
+        ):
+            self.assertEqual(split_cursor(cursor), parts)
+
+    def test_none(self) -> None:
+        """What is no page, or another one than was asked for, is told."""
+        for body in (
+            *(b"", b"{}", b"[]", b"\xff", page()[:-1], b"[" * 100_000),
+            *(page(("text", "1")), page(begin="3"), b'{"begin":null,"end":"1","data":[1]}'),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                parse_page(body, None)
+            self.assertIn("no page", str(caught.exception))
+        with self.assertRaises(ValueError):
+            parse_page(page(), "3")
