@@ -4,13 +4,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap examples/run-by-hand
+SCRIPTS := scripts/bootstrap scripts/manpages examples/run-by-hand
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # What looks at the page; axe-core looks at its accessibility.
 BROWSER := chromium,chromedriver
 
-.PHONY: help demo test check bench soak clean
+.PHONY: help demo test check bench soak man clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,10 @@ bench: ## measure it, against baselines taken in the same run; some minutes
 soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes
 	$(SETUP) --extras test --needs git,$(SANDBOX)
 	$(BIN)/python -m benchmarks.soak
+
+man: ## write a manual page for each command into build/man
+	$(SETUP) --extras man
+	$(BIN)/python scripts/manpages build/man
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache

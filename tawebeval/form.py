@@ -18,7 +18,10 @@ MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
 MAX_CALLBACK_URL = 2048  # characters; servers take no longer ones
 
-_SUBMISSION = re.compile(r"submission\[([a-z][a-z0-9_]{0,250})\]")  # NAME.txt is a file's name
+FIELD_NAME = r"[a-z][a-z0-9_]{0,250}"  # NAME.txt is a file's name
+"""What the fields of a submission may be called, as a regular expression."""
+
+_SUBMISSION = re.compile(rf"submission\[({FIELD_NAME})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -48,6 +48,7 @@ class Line:
     ) -> Line:
         """Return them, with a service below `root`."""
         service = Service(root, settings, **more)
+        service.reactor.callFromThread = lambda call: service.reactor.callLater(0, call)
         _, inner = service.treq()
         agent = BreakingAgent(inner)
         told: list[tuple[str, float]] = []

@@ -1,4 +1,4 @@
-"""`tawebeval.cli`: the operator's command."""
+"""`tawebeval.cli`: the command, as far as the operator needs it."""
 
 from __future__ import annotations
 
@@ -40,5 +40,6 @@ class CliTests(SynchronousTestCase):
         for words in ("tokens = ", "Bearer", "SIGHUP", "take a token away"):
             self.assertIn(words, self.run_command("token", "--help").output)
         self.assertIn("once", self.run_command("token", "new", "--help").output)
-        self.assertIn("twistd", self.run_command("--help").output)
+        self.assertIn("tawebeval serve", self.run_command("--help").output)
+        self.assertIn("twistd", self.run_command("serve", "--help").output)
         self.assertEqual(self.run_command("--version").output, f"tawebeval {__version__}\n")

@@ -23,8 +23,8 @@ from tawebeval.client.events import Event, Page, parse_page, split_cursor
 from tawebeval.client.exchange import Answer, Exchange, Question
 from tawebeval.client.submission import Content, Form
 
-ASKING = Backoff(attempts=8, first_delay=0.5, longest_delay=10)
-"""How often to ask before giving up: for about 20 seconds."""
+ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10)
+"""How often to ask before giving up: for about 10 seconds."""
 FOLLOWING = Backoff(attempts=40, first_delay=0.5, longest_delay=30)
 """The same for events: for about 10 minutes, for an evaluation waits longer for its reader."""
 

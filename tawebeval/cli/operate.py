@@ -1,4 +1,4 @@
-"""`tawebeval`: what an operator does beside the daemon, which is `twistd tawebeval`."""
+"""What an operator does: run the daemon, look whether it can run, make tokens."""
 
 from __future__ import annotations
 
@@ -9,29 +9,53 @@ from pathlib import Path
 import attrs
 import click
 
-from tawebeval import __version__
 from tawebeval.callers import new_token
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
 
-
-@click.group()
-@click.version_option(__version__, message="tawebeval %(version)s")
-def main() -> None:
-    """Tools for the operator of tawebeval.
-
-    The daemon itself is started by: twistd -n tawebeval --config FILE
-    """
-
-
-@main.command()
-@click.option(
+CONFIG = click.option(
     "--config",
     "-c",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Configuration file (TOML); without one, defaults hold.",
 )
+
+
+@click.command()
+@CONFIG
+@click.option(
+    "--listen",
+    "-l",
+    multiple=True,
+    metavar="ENDPOINT",
+    help="Where to listen, such as tcp:8080:interface=127.0.0.1; may be repeated.",
+)
+def serve(config: Path | None, listen: tuple[str, ...]) -> None:
+    """Run the daemon in the foreground, until Ctrl-C or SIGTERM.
+
+    It is the same as `twistd --nodaemon tawebeval`, and logs to stdout. Without a configuration it
+    listens on http://127.0.0.1:8080, and fetches evaluators over https only. Root has to say by
+    service.user, in a configuration, whom the daemon shall become.
+
+    \b
+      tawebeval serve
+      tawebeval serve --config /etc/tawebeval/tawebeval.toml
+      tawebeval serve --listen tcp:8123:interface=127.0.0.1
+    """  # noqa: D301
+    # Imported late: it imports the reactor.
+    from twisted.scripts.twistd import ServerOptions, runApp  # type: ignore[attr-defined]
+
+    options = ServerOptions()
+    given = ["--config", str(config)] if config else []
+    for endpoint in listen:
+        given += ["--listen", endpoint]
+    options.parseOptions(["--nodaemon", "--pidfile=", "tawebeval", *given])
+    runApp(options)
+
+
+@click.command()
+@CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
 def doctor(config: Path | None, as_json: bool) -> None:
     """Look whether the daemon can run here, and how well it is protected.
@@ -69,7 +93,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     raise SystemExit(int(worst))
 
 
-@main.group()
+@click.group()
 def token() -> None:
     """Tokens, by which callers show who they are.
 

@@ -1,0 +1,5 @@
+"""The command `tawebeval`."""
+
+from tawebeval.cli.group import main
+
+__all__ = ["main"]

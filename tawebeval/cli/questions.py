@@ -1,0 +1,120 @@
+"""`tawebeval follow`, `status`, `cancel` and `list`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from tawebeval.cli.asking import GOOD, Server, asks_server, make_screen, run
+from tawebeval.cli.evaluate import FILES, LINES
+from tawebeval.cli.following import follow as follow_on_screen
+from tawebeval.cli.saving import Folder
+from tawebeval.cli.screen import escaped
+from tawebeval.client import Client
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+IDENTIFIER = click.argument("identifier", metavar="ID")
+
+
+@click.command()
+@IDENTIFIER
+@FILES
+@LINES
+@asks_server
+def follow(
+    identifier: str, folder: Folder | None, lines: bool, server: str, token: str | None
+) -> None:
+    """Show the events of the evaluation ID from its beginning, as they come.
+
+    What was read once, and acknowledged by reading on, is not there any more; `tawebeval status`
+    tells how much that is. Ctrl-C stops following, and the evaluation goes on. The exit status is
+    that of `tawebeval evaluate`.
+
+    \b
+      ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
+      tawebeval follow $ID
+    """  # noqa: D301
+    screen = make_screen(lines=lines)
+
+    async def work(client: Client, reactor: Any) -> int:
+        return await follow_on_screen(client, identifier, screen, reactor, folder)
+
+    run(Server(server, token), screen, work)
+
+
+@click.command()
+@IDENTIFIER
+@JSON
+@asks_server
+def status(identifier: str, as_json: bool, server: str, token: str | None) -> None:
+    """Show how the evaluation ID is doing.
+
+    \b
+      tawebeval status $ID
+      tawebeval status --json $ID | jq .usage
+    """  # noqa: D301
+
+    async def work(client: Client, reactor: Any) -> int:
+        document = await client.status(identifier)
+        click.echo(_dump(document) if as_json else table(document))
+        return GOOD
+
+    run(Server(server, token), make_screen(), work)
+
+
+@click.command()
+@IDENTIFIER
+@asks_server
+def cancel(identifier: str, server: str, token: str | None) -> None:
+    """End the evaluation ID; return when nothing of it runs.
+
+    One that has ended stays as it is. What was printed can still be read.
+    """
+
+    async def work(client: Client, reactor: Any) -> int:
+        await client.cancel(identifier)
+        return GOOD
+
+    run(Server(server, token), make_screen(), work)
+
+
+@click.command("list")
+@JSON
+@asks_server
+def list_(as_json: bool, server: str, token: str | None) -> None:
+    """List your own evaluations that the server has not forgotten.
+
+    \b
+      tawebeval list
+      tawebeval list --json | jq -r '.[] | select(.state == "running").evaluation_id'
+    """  # noqa: D301
+
+    async def work(client: Client, reactor: Any) -> int:
+        found = [evaluation async for evaluation in client.evaluations()]
+        if as_json:
+            click.echo(_dump(found))
+        for one in () if as_json else found:
+            click.echo(escaped("{evaluation_id}  {state:<9}  {created}".format(**one)))
+        return GOOD
+
+    run(Server(server, token), make_screen(), work)
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def table(document: dict[str, Any]) -> str:
+    """Return a status as lines; what is null, and so not known yet, is left out."""
+    lines = []
+    for name, value in document.items():
+        if value is None or value == "":
+            continue
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}: {v}" for k, v in value.items() if v is not None)
+        first, *others = str(value).rstrip("\n").split("\n")
+        lines.append(f"{name:<15} {first}")
+        lines += [f"{'':<15} {line}" for line in others]
+    return escaped("\n".join(lines))

@@ -1,0 +1,200 @@
+"""The command `tawebeval`, in terminals and with pipes, against the daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from typing import Any
+
+from tests.integration.client import python
+from tests.integration.harness import DaemonTestCase, environment, free_port, until
+from tests.integration.repositories import git
+from tests.integration.terminal import COMMAND, Terminal, piped
+from tests.integration.unprivileged import SERVICE, temporary_folder
+
+PARTIAL = python("import time; print('half', end='', flush=True); time.sleep(600)")
+
+
+class CommandTests(DaemonTestCase):
+    """One command after the other."""
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        (self.folder / "solution.py").write_text("print(1)\n")
+
+    def arguments(self, command: str, *more: str) -> tuple[str, ...]:
+        """Return those that evaluate in the test's repository."""
+        place = ("--repository", self.repository.url, "--commit", self.commit)
+        return ("evaluate", *place, "--evaluator", command, *more)
+
+    def source(self) -> str:
+        """Return a file."""
+        return str(self.folder / "solution.py")
+
+    async def test_pipes(self) -> None:
+        """Exactly what was printed comes out of a pipe; the status tells of a bad end."""
+        output = "a\\r\\n\\033[31mred\\303\\274 half"
+        done = await piped(
+            self.daemon.url, *self.arguments(f"printf '{output}'; exit 5", self.source())
+        )
+        self.assertEqual(done.stdout, "a\r\n\x1b[31mredü half".replace("\r\n", "\n"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("failed: the evaluator exited with status 5", done.stderr)
+
+    async def test_statuses(self) -> None:
+        """Success, usage, refusal and a server that is not there are told apart."""
+        done = await piped(self.daemon.url, *self.arguments("true", "x=1"))
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "", ""))
+        done = await piped(self.daemon.url, "evaluate", "--nonsense")
+        self.assertEqual(done.returncode, 2)
+        done = await piped(self.daemon.url, "status", "a" * 40)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("no evaluation of this identifier", done.stderr)
+
+    async def test_detached(self) -> None:
+        """Begin, look, list, cancel and follow, each by a command of its own."""
+        done = await piped(self.daemon.url, *self.arguments(PARTIAL, "--detach", "x=1"))
+        identifier = done.stdout.strip()
+        self.client.evaluations.append(identifier)
+        status = json.loads((await piped(self.daemon.url, "status", "--json", identifier)).stdout)
+        self.assertEqual(status["evaluation_id"], identifier)
+        self.assertIn(identifier, (await piped(self.daemon.url, "list")).stdout)
+        self.assertEqual((await piped(self.daemon.url, "cancel", identifier)).returncode, 0)
+        done = await piped(self.daemon.url, "follow", "--events", identifier)
+        self.assertEqual(done.returncode, 1)
+        last = json.loads(done.stdout.splitlines()[-1])
+        self.assertEqual(last["payload"]["reason"], "cancelled")
+
+    async def test_terminal(self) -> None:
+        """A partial line is seen while the evaluator runs; Ctrl-C cancels, and it ends with 1."""
+        terminal = Terminal(self.daemon.url, *self.arguments(PARTIAL, "x=1"))
+        self.addCleanup(terminal.close)
+        await until(lambda: "half" in terminal.shown, "the partial line is there")
+        terminal.interrupt()
+        self.assertEqual(await terminal.end(), 1)
+        self.assertIn("cancelling", terminal.shown)
+        self.assertIn("\x1b[31mfailed: ", terminal.shown)
+
+    async def test_escapes(self) -> None:
+        """What an evaluator prints cannot do anything to a terminal, nor can what it complains."""
+        attack = r"printf '\033]0;title\007\033[2J\302\233[31mx'; printf '\033[8m' >&2; exit 1"
+        terminal = Terminal(self.daemon.url, *self.arguments(attack, "x=1"), NO_COLOR="1")
+        self.addCleanup(terminal.close)
+        self.assertEqual(await terminal.end(), 1)
+        shown = terminal.shown.replace("\r\x1b[K", "")  # our own
+        for character in "\x1b\x07\x9b":
+            self.assertNotIn(character, shown)
+        self.assertIn("\\u001b]0;title\\u0007\\u001b[2J\\u009b[31mx", shown)
+        self.assertIn("\\u001b[8m", shown)
+
+    async def test_second_interrupt(self) -> None:
+        """A second Ctrl-C leaves the evaluation alone with its end."""
+        stubborn = python(
+            "import signal, time; signal.signal(15, signal.SIG_IGN);"
+            "print('ready', flush=True); time.sleep(600)"
+        )
+        terminal = Terminal(self.daemon.url, *self.arguments(stubborn, "x=1"))
+        self.addCleanup(terminal.close)
+        await until(lambda: "ready" in terminal.shown, "it runs")
+        os.kill(self.daemon.pid, signal.SIGSTOP)  # so that cancelling takes its time
+        try:
+            terminal.interrupt()
+            await until(lambda: "cancelling" in terminal.shown, "the first is heard")
+            terminal.interrupt()
+            self.assertEqual(await terminal.end(), -signal.SIGINT)
+        finally:
+            os.kill(self.daemon.pid, signal.SIGCONT)
+        listed = (await self.client.get("/evaluations")).json["data"]
+        (running,) = (one for one in listed if one["ended"] is None)
+        self.client.evaluations.append(running["evaluation_id"])
+
+    async def test_files(self) -> None:
+        """A file that the evaluator sends is where --files says."""
+        sender = python(
+            "import os; e = os.environ; print('\\n%s\\nContent-Disposition: attachment; "
+            "filename=\"a.txt\"\\n\\nhello\\n%s' % (e['EVALUATION_FILE_BEGIN'], "
+            "e['EVALUATION_FILE_END']))"
+        )
+        target = self.folder / "got"
+        done = await piped(self.daemon.url, *self.arguments(sender, "x=1", "--files", str(target)))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual((target / "a.txt").read_text().rstrip("\n"), "hello")
+
+    async def test_checkout(self) -> None:
+        """In a checkout it takes origin, HEAD and the directory, says so, and warns."""
+        self.repository.write("inner/evaluator.sh", 'cat marker; cat "$SUBMISSION_FILE_SOURCE"\n')
+        self.repository.write("inner/marker", "as it was pushed\n")
+        self.repository.commit()
+        clone = self.folder / "clone"
+        subprocess.run(["cp", "-R", str(self.repository.folder), str(clone)], check=True)
+        subprocess.run(["chown", "-R", str(os.geteuid()), str(clone)], check=True)
+        git(clone, "remote", "add", "origin", self.repository.url)
+        git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
+        (clone / "inner" / "marker").write_text("as it is here\n")
+        arguments = ("evaluate", "--evaluator", "sh evaluator.sh", self.source())
+        done = await piped(self.daemon.url, *arguments, cwd=clone / "inner")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout, "as it was pushed\nprint(1)\n")
+        self.assertIn(f"evaluating by {self.repository.url} at ", done.stderr)
+        self.assertIn(", in inner", done.stderr)
+        self.assertIn("warning: what is changed here", done.stderr)
+        self.assertNotIn("not pushed", done.stderr)
+
+    async def test_head(self) -> None:
+        """Where nobody reads on, the evaluation does not go on either."""
+        flood = self.arguments("yes", "x=1")
+        program = subprocess.Popen(
+            [*COMMAND, *flood, "--server", self.daemon.url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert program.stdout is not None and program.stderr is not None
+        await until(lambda: program.stdout.read(2) == b"y\n", "it prints")
+        program.stdout.close()
+        await until(lambda: program.poll() is not None, "it has ended")
+        self.assertEqual(program.stderr.read(), b"")
+        program.stderr.close()
+        self.assertEqual(program.returncode, 141)
+        await self.daemon.nothing_left()
+
+
+class ServeTests(DaemonTestCase):
+    """`tawebeval serve`."""
+
+    async def test_serve(self) -> None:
+        """It is the daemon: it takes the same options, answers, and ends at SIGTERM."""
+        port = free_port()
+        folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, folder)
+        (folder / "tawebeval.toml").write_text(SERVICE)
+        served: Any = subprocess.Popen(
+            [
+                *(*COMMAND, "serve", "--config", str(folder / "tawebeval.toml")),
+                *("--listen", f"tcp:{port}:interface=127.0.0.1"),
+            ],
+            env=environment(
+                STATE_DIRECTORY=str(folder / "state"), CACHE_DIRECTORY=str(folder / "cache")
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self.addCleanup(served.stdout.close)
+        self.addCleanup(lambda: served.poll() is None and served.kill())
+        server = f"http://127.0.0.1:{port}"
+        done = await piped(server, "list", "--json")
+        self.assertEqual((done.returncode, done.stdout), (0, "[]\n"), done.stderr)
+        served.terminate()
+        await until(lambda: served.poll() is not None, "it stops")
+        self.assertEqual(served.returncode, -signal.SIGTERM)
+
+    async def test_wrong(self) -> None:
+        """What is wrong with its settings is told as by the daemon."""
+        path = self.folder / "wrong.toml"
+        path.write_text("nonsense = 1\n")
+        done = await piped(self.daemon.url, "serve", "--config", str(path))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("nonsense: there is no such setting", done.stderr + done.stdout)
+        self.assertNotIn("Traceback", done.stderr + done.stdout)

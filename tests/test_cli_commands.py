@@ -1,0 +1,393 @@
+"""The commands that ask a server: against our own site, in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from twisted.internet.defer import Deferred
+
+from tawebeval.callers import new_token
+from tawebeval.cli import evaluate, questions
+from tawebeval.cli import main as command
+from tawebeval.cli.asking import Server, judged
+from tawebeval.cli.evaluate import attend
+from tawebeval.cli.following import follow
+from tawebeval.cli.saving import Folder
+from tests.client_line import ClientTestCase
+from tests.fake_agents import Fate
+from tests.fakes import OID
+from tests.test_cli_screen import CLEAR, Shown
+
+REPOSITORY = ("--repository", "https://example.org/p.git", "--commit", OID, "--evaluator", "./e")
+
+
+class CommandTestCase(ClientTestCase):
+    """The command, of which the part that asks runs in memory."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.server: Server | None = None
+        self.meanwhile: Any = lambda: None
+        self.file = Path(self.mktemp())
+        self.file.write_bytes(b"print(1)\n")
+        for module in (evaluate, questions):
+            self.patch(module, "run", self.run_work)
+        before = signal.getsignal(signal.SIGINT)
+        self.addCleanup(signal.signal, signal.SIGINT, before)
+        for name in ("TAWEBEVAL_SERVER", "TAWEBEVAL_TOKEN", "TAWEBEVAL_TOKEN_FILE"):
+            if name in os.environ:  # pragma: no cover
+                self.patch(os, "environ", {k: v for k, v in os.environ.items() if k != name})
+
+    def run_work(self, server: Server, screen: Any, work: Any) -> None:
+        """Do what `run` does, with another client."""
+        self.server = server
+        reactor = self.line.service.reactor
+        status = self.line.wait(
+            judged(screen, work(self.line.client, reactor), reactor), self.meanwhile
+        )
+        raise SystemExit(status)
+
+    def run_command(self, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
+        """Run it as from a shell."""
+        result = CliRunner().invoke(command, arguments, env=env)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    def end(self, status: int = 0) -> Any:
+        """Return what lets the evaluator print and end, once it has been started."""
+
+        def meanwhile() -> None:
+            children = self.line.service.world.spawn.children
+            if children and children[-1].running:
+                children[-1].print(b"hello\n" + self.block('{"type": "x", "n": 1.50}'))
+                children[-1].end(status)
+
+        return meanwhile
+
+
+class EvaluateTests(CommandTestCase):
+    """`tawebeval evaluate`."""
+
+    def evaluate(self, *arguments: str, **settings: Any) -> Result:
+        """Run it to its end."""
+        self.meanwhile = self.end(settings.pop("status", 0))
+        return self.run_command("evaluate", *REPOSITORY, str(self.file), *arguments, **settings)
+
+    def test_good(self) -> None:
+        """What was printed is on stdout, and nothing else; all else is on stderr."""
+        self.line.service.world.repositories.fill = lambda tree: (tree / "a").mkdir()
+        result = self.evaluate("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertEqual(result.stdout, "hello\n")
+        self.assertEqual(result.stderr, "x: n: 1.5\n")
+        ((repository, oid),) = self.line.service.world.repositories.asked
+        self.assertEqual((repository.url, oid), ("https://example.org/p.git", OID))
+        self.assertEqual((repository.branch, repository.depth), ("b", 2))
+        self.assertEqual(self.line.child.environment["TURINGARENA_SEED"], "5")
+
+    def test_failed(self) -> None:
+        """An evaluation error is 1."""
+        result = self.evaluate(status=4)
+        self.assertEqual(result.exit_code, 1)
+        self.assertIn("failed: the evaluator exited with status 4", result.stderr)
+
+    def test_lines(self) -> None:
+        """Events for programs."""
+        result = self.evaluate("--events")
+        lines = result.stdout.splitlines()
+        self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "hello"})
+        self.assertIn("1.50", lines[-1])
+        self.assertEqual(result.stderr, "")
+
+    def test_fields(self) -> None:
+        """Fields are those of the arguments."""
+        self.evaluate("language=c++")
+        names = [n for n in self.line.child.environment if n.startswith("SUBMISSION_FILE_")]
+        self.assertEqual(sorted(names), ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
+
+    def test_detach(self) -> None:
+        """The identifier, and no waiting."""
+        result = self.run_command("evaluate", *REPOSITORY, str(self.file), "--detach")
+        self.assertEqual(result.exit_code, 0)
+        self.assertRegex(result.stdout, r"\A[a-z2-7]{40}\n\Z")
+        self.assertTrue(self.line.child.running)
+
+    def test_usage(self) -> None:
+        """What is wrong with the command is 2, and asks nobody."""
+        for arguments, words in (
+            (["evaluate", *REPOSITORY], "nothing to evaluate"),
+            (["evaluate", *REPOSITORY, "none.py"], "no file none.py"),
+            (["evaluate", *REPOSITORY[:4], str(self.file)], "--evaluator"),
+            (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
+            (["evaluate", *REPOSITORY, "--server", "localhost", "x=1"], "no URL of a server"),
+            (["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"], "cannot be read"),
+            (["follow"], "ID"),
+            (["nonsense"], "nonsense"),
+        ):
+            result = self.run_command(*arguments)
+            self.assertEqual(result.exit_code, 2, result.output)
+            self.assertIn(words, result.stderr)
+        self.assertEqual(self.line.agent.asked, [])
+
+    def test_refused(self) -> None:
+        """What the server refuses is 2, with the server's words."""
+        result = self.run_command(
+            "evaluate", *REPOSITORY[:2], "--commit", "x", *REPOSITORY[4:], "a=1"
+        )
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("commit_oid: must be the 40 hexadecimal digits", result.stderr)
+
+    def test_unreachable(self) -> None:
+        """A server that is not there is 3."""
+        self.line.agent.fate = lambda: Fate.REFUSED
+        result = self.run_command("evaluate", *REPOSITORY, str(self.file))
+        self.assertEqual(result.exit_code, 3)
+        self.assertIn("http://localhost:8080: no connection", result.stderr)
+
+    def test_checkout(self) -> None:
+        """Without a repository it says why there is none."""
+        folder = Path("/")
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(folder)
+        result = self.run_command("evaluate", "--evaluator", "./e", "x=1")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("this is no git checkout", result.stderr)
+
+    def test_completion(self) -> None:
+        """The shell offers files for fields."""
+        result = self.run_command(
+            env={
+                "_MAIN_COMPLETE": "bash_complete",
+                "COMP_WORDS": "main evaluate s",
+                "COMP_CWORD": "2",
+            }
+        )
+        self.assertEqual(result.stdout, "file,s\n")
+
+
+class ServerTests(CommandTestCase):
+    """Where the server and the token come from."""
+
+    def asked(self, *options: str, **env: str) -> Server:
+        """Return what is asked."""
+        self.run_command("list", *options, env={f"TAWEBEVAL_{k}": v for k, v in env.items()})
+        assert self.server is not None
+        return self.server
+
+    def test_server(self) -> None:
+        """From the option, the environment, or this machine."""
+        self.assertEqual(self.asked().url, "http://127.0.0.1:8080")
+        self.assertEqual(self.asked(SERVER="https://a/").url, "https://a")
+        self.assertEqual(self.asked("--server", "http://b", SERVER="https://a").url, "http://b")
+
+    def test_token(self) -> None:
+        """From a file or the environment; it is not to be seen in what is printed of it."""
+        one, two = Path(self.mktemp()), Path(self.mktemp())
+        one.write_text("one\n")
+        two.write_text("two\n")
+        self.assertIsNone(self.asked().token)
+        self.assertEqual(self.asked(TOKEN="three").token, "three")
+        self.assertEqual(self.asked(TOKEN="three", TOKEN_FILE=str(two)).token, "two")
+        self.assertEqual(self.asked("--token-file", str(one), TOKEN_FILE=str(two)).token, "one")
+        self.assertNotIn("three", repr(self.asked(TOKEN="three")))
+
+    def test_no_token(self) -> None:
+        """What cannot be a token is told."""
+        empty = Path(self.mktemp())
+        empty.write_text("\n")
+        for options, env, words in (
+            (["--token-file", str(empty)], {}, "there is no token in it"),
+            ([], {"TAWEBEVAL_TOKEN": "a b"}, "TAWEBEVAL_TOKEN: a token is one word"),
+            ([], {"TAWEBEVAL_TOKEN": "a\nb"}, "one word"),
+        ):
+            result = self.run_command("list", *options, env=env)
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(words, result.stderr)
+
+    def test_advice(self) -> None:
+        """Who has no token is told how to give one."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "tokens").write_text(new_token("alice", os.urandom)[1])
+        self.line = self.make(tokens=folder / "tokens")
+        result = self.run_command("list")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("--token-file", result.stderr)
+
+
+class QuestionTests(CommandTestCase):
+    """`status`, `cancel`, `list`, `follow`."""
+
+    def test_status(self) -> None:
+        """For people without what is not known yet, for programs whole."""
+        identifier = self.line.begin()
+        shown = self.run_command("status", identifier).stdout
+        self.assertRegex(shown, r"(?m)^state +running$")
+        self.assertNotIn("None", shown)
+        document = json.loads(self.run_command("status", "--json", identifier).stdout)
+        self.assertEqual(document["evaluation_id"], identifier)
+        self.line.child.complain(b"one\ntwo \x1b[2J\n")
+        self.line.child.end(3)
+        shown = self.run_command("status", identifier).stdout
+        self.assertRegex(shown, r"(?m)^exit +status: 3$")
+        self.assertRegex(shown, r"(?m)^stderr +one\n +two \\u001b\[2J$")
+
+    def test_cancel_and_follow(self) -> None:
+        """An evaluation that is cancelled is followed to that end."""
+        self.line.service.world.spawn.obeys = (15,)
+        identifier = self.line.begin()
+        self.line.child.print(b"a\n")
+        self.assertEqual(self.run_command("cancel", identifier).exit_code, 0)
+        result = self.run_command("follow", identifier)
+        self.assertEqual((result.exit_code, result.stdout), (1, "a\n"))
+        self.assertIn("failed: ", result.stderr)
+        result = self.run_command("follow", identifier)
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("nothing is kept", result.stderr)
+
+    def test_list(self) -> None:
+        """A line for each, or JSON."""
+        identifiers = [self.line.begin() for _ in range(2)]
+        lines = self.run_command("list").stdout.splitlines()
+        self.assertEqual(
+            [line.split()[:2] for line in lines], [[i, "running"] for i in identifiers]
+        )
+        listed = json.loads(self.run_command("list", "--json").stdout)
+        self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
+
+
+class FollowTests(CommandTestCase):
+    """Following on a screen."""
+
+    def test_files(self) -> None:
+        """Files are saved under their base names; one that cannot be is told of, and makes it 2."""
+        identifier = self.line.begin()
+        shown, root = Shown(), Path(self.mktemp())
+        start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
+        self.line.child.print(self.block(f'{start}"../a.txt"}}'))
+        self.line.child.end()
+        following = follow(
+            self.line.client, identifier, shown.screen, self.line.service.reactor, Folder(root)
+        )
+        self.assertEqual(self.line.wait(following), 0)
+        self.assertEqual((root / "a.txt").read_bytes(), b"hi")
+        self.assertIn(f"saved as {root}/a.txt", shown.notes.getvalue())
+        identifier = self.line.begin()
+        self.line.child.print(self.block(f'{start}".."}}') + b"more\n")
+        self.line.child.end()
+        following = follow(
+            self.line.client, identifier, shown.screen, self.line.service.reactor, Folder(root)
+        )
+        self.assertEqual(self.line.wait(following), 2)
+        self.assertIn("not saved: ", shown.notes.getvalue())
+        self.assertEqual(shown.out.getvalue(), "more\n")
+
+    def test_progress(self) -> None:
+        """On a terminal one sees what it is waiting for, until the first event."""
+        self.line = self.make(running=1)
+        before = self.line.begin()
+        identifier = self.line.begin()
+        shown = Shown(terminal=True)
+        steps = iter(range(1000))
+
+        def meanwhile() -> None:
+            step = next(steps)
+            if step == 8:
+                self.line.service.world.spawn.children[0].end()
+            if step == 16:
+                self.line.child.print(self.block("1"))
+            if step == 40:
+                self.line.child.end()
+
+        following = follow(self.line.client, identifier, shown.screen, self.line.service.reactor)
+        self.assertEqual(self.line.wait(following, meanwhile), 0)
+        seen = shown.out.getvalue().split(CLEAR)
+        self.assertEqual(seen[1], "queued, 0 before it …")
+        self.assertIn("running …", seen)
+        self.assertEqual(seen[-1], "1\n")
+        self.line.follow(before)
+
+    def test_interrupt(self) -> None:
+        """Ctrl-C cancels, and the end is still shown; the next one would end the program."""
+        self.line.service.world.spawn.obeys = (15,)
+        identifier = self.line.begin()
+        shown = Shown()
+        reactor = self.line.service.reactor
+        before = signal.getsignal(signal.SIGINT)
+        attending = Deferred.fromCoroutine(
+            attend(self.line.client, identifier, shown.screen, reactor, None)
+        )
+        self.line.settle()
+        self.assertNoResult(attending)
+        signal.raise_signal(signal.SIGINT)
+        self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
+
+        async def result() -> int:
+            return await attending
+
+        self.assertEqual(self.line.wait(result()), 1)
+        self.assertIn(f"tawebeval follow {identifier}", shown.notes.getvalue())
+        self.assertIn("failed: ", shown.notes.getvalue())
+        self.assertIs(signal.getsignal(signal.SIGINT), before)
+
+    def test_interrupt_before(self) -> None:
+        """Ctrl-C before there is an evaluation just ends it all."""
+        self.line.agent.fate = lambda: Fate.SILENT
+        shown = Shown()
+        work = Deferred.fromCoroutine(
+            judged(shown.screen, self.line.client.status("x"), self.line.service.reactor)
+        )
+        self.line.settle()
+        signal.raise_signal(signal.SIGINT)
+        self.line.settle()
+        self.assertEqual(self.successResultOf(work), 130)
+        self.assertEqual(self.line.agent.cancelled, 1)
+
+    def test_not_cancelled(self) -> None:
+        """Where cancelling fails it is said, and following goes on."""
+        identifier = self.line.begin()
+        shown = Shown()
+        attending = Deferred.fromCoroutine(
+            attend(self.line.client, identifier, shown.screen, self.line.service.reactor, None)
+        )
+        self.line.settle()
+        self.line.agent.fate = lambda: (
+            Fate.REFUSED if self.line.agent.asked[-1][0] == "DELETE" else Fate.WELL
+        )
+        signal.raise_signal(signal.SIGINT)
+
+        async def result() -> int:
+            return await attending
+
+        def meanwhile() -> None:
+            if "not cancelled" in shown.notes.getvalue() and self.line.child.running:
+                self.line.child.end()
+
+        self.assertEqual(self.line.wait(result(), meanwhile), 0)
+        self.assertIn("no connection", shown.notes.getvalue())
+
+    def test_nobody_reads(self) -> None:
+        """Where stdout is closed, as by `head`, the evaluation is cancelled."""
+        self.line.service.world.spawn.obeys = (15,)
+        identifier = self.line.begin()
+        self.line.child.print(b"a\nb\n")
+        shown = Shown()
+
+        def broken(text: str) -> int:
+            raise BrokenPipeError
+
+        self.patch(shown.out, "write", broken)
+        attending = attend(
+            self.line.client, identifier, shown.screen, self.line.service.reactor, None
+        )
+        with self.assertRaises(BrokenPipeError):
+            self.line.wait(attending)
+        status = self.line.wait(self.line.client.status(identifier))
+        self.assertEqual(status["state"], "cancelled")

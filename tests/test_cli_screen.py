@@ -1,0 +1,182 @@
+"""`tawebeval.cli.screen`: what people and programs see."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli.screen import Screen, escaped, readable, wants_colour
+from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
+
+CLEAR = "\r\x1b[K"
+
+
+class Stream(io.StringIO):
+    """Somewhere to write to, which says that it is a terminal, or not."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return self.terminal
+
+
+class Shown:
+    """A screen, and what is on it; on a terminal both streams are one."""
+
+    def __init__(self, terminal: bool = False, **settings: bool) -> None:
+        self.out = Stream(terminal)
+        self.notes = self.out if terminal else Stream(False)
+        self.screen = Screen(self.out, self.notes, settings.pop("colour", False), **settings)
+
+    def show(self, *events: Event) -> str:
+        """Show events; return what is on stdout then."""
+        for event in events:
+            self.screen.show(event)
+        self.screen.close()
+        return self.out.getvalue()
+
+
+class TextTests(SynchronousTestCase):
+    """What was printed."""
+
+    @given(st.lists(st.text(min_size=1)))
+    def test_programs(self, texts: list[str]) -> None:
+        """A program gets exactly what was printed, and nothing else."""
+        self.assertEqual(Shown().show(*map(Text, texts)), "".join(texts))
+
+    @given(st.lists(st.text(st.characters(min_codepoint=0, max_codepoint=0x2100), min_size=1)))
+    def test_terminals(self, texts: list[str]) -> None:
+        """A terminal gets nothing that could do anything but be read."""
+        shown = Shown(terminal=True).show(*map(Text, texts))
+        for character in shown:
+            code = ord(character)
+            self.assertTrue(
+                character in "\t\n" or code >= 0xA0 or 0x20 <= code < 0x7F, ascii(shown)
+            )
+            self.assertNotIn(code, range(0x202A, 0x202F))
+
+    def test_written_out(self) -> None:
+        """Control characters are seen as what they are; letters of all languages stay."""
+        for text, shown in (
+            ("\x1b[31mred\x07", "\\u001b[31mred\\u0007"),
+            ("a\x9b2J\x7f", "a\\u009b2J\\u007f"),
+            ("moc\u202eexe", "moc\\u202eexe"),
+            ("Zürich 東京 👍🏽\tx\n", "Zürich 東京 👍🏽\tx\n"),
+        ):
+            self.assertEqual(escaped(text), shown)
+
+    def test_line_ends(self) -> None:
+        r"""`\r\n` ends a line also where it comes in two events; `\r` alone is written out."""
+        for texts in (["a\r", "\n", "b"], ["a", "\r", "\n", "b"]):
+            self.assertEqual(Shown(terminal=True).show(*map(Text, texts)), "a\nb\n")
+        shown = Shown(terminal=True).show(Text("good\rbad"), Text("\r"), Text("x"), Text("\n"))
+        self.assertEqual(shown, "good\\u000dbad\\u000dx\n")
+
+    def test_partial(self) -> None:
+        """A partial line is seen at once, and ends on a terminal before somebody else's line."""
+        shown = Shown(terminal=True)
+        shown.screen.show(Text("half"))
+        shown.screen.flush()
+        self.assertEqual(shown.out.getvalue(), "half")
+        self.assertEqual(shown.show(Data("1"), Text("rest")), "half\n1\nrest\n")
+
+
+class OtherTests(SynchronousTestCase):
+    """All but text."""
+
+    EVENTS = (
+        Text("a\n"),
+        Data('{"type": "goal", "x": [1.50, "\x9b"]}'),
+        File("a.svg", "image/svg+xml", b"123", '{"type":"file"}'),
+        EvaluationError("exit", "it failed", {"stderr": "one\n\x1btwo\n"}, '{"reason":"exit"}'),
+        Unknown("sound", '"beep"'),
+    )
+
+    def test_notes(self) -> None:
+        """They are on stderr, in words; stdout has nothing of them."""
+        shown = Shown()
+        self.assertEqual(shown.show(*self.EVENTS), "a\n")
+        self.assertEqual(
+            shown.notes.getvalue(),
+            'goal: x: [1.5, "\x9b"]\n'
+            "file a.svg (image/svg+xml, 3 bytes)\n"
+            "failed: it failed\n  one\n  \x1btwo\n"
+            'sound: "beep"\n',
+        )
+
+    def test_terminal(self) -> None:
+        """On a terminal nothing of them is a control character."""
+        shown = Shown(terminal=True).show(*self.EVENTS)
+        self.assertIn('[1.5, "\\u009b"]', shown)
+        self.assertIn("\\u001btwo", shown)
+        self.assertNotIn("\x1b", shown)
+
+    def test_colour(self) -> None:
+        """Colours are ours alone."""
+        shown = Shown(terminal=True, colour=True).show(*self.EVENTS)
+        self.assertIn("\x1b[31mfailed: it failed\x1b[0m", shown)
+        self.assertNotIn("\x1btwo", shown)
+
+    def test_wants_colour(self) -> None:
+        """Only a terminal, and nobody who has said no."""
+        for terminal, environment, wanted in (
+            (True, {}, True),
+            (True, {"NO_COLOR": ""}, True),
+            (True, {"NO_COLOR": "1"}, False),
+            (False, {}, False),
+        ):
+            self.assertEqual(wants_colour(Stream(terminal), environment), wanted)
+
+    def test_lines(self) -> None:
+        """For programs each event is a line of JSON, data letter by letter as it was written."""
+        shown = Shown(lines=True)
+        lines = shown.show(*self.EVENTS).splitlines()
+        self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "a\n"})
+        self.assertIn("1.50", lines[1])
+        self.assertEqual(
+            [json.loads(line)["type"] for line in lines[2:]], ["data", "data", "sound"]
+        )
+        self.assertEqual(json.loads(lines[3])["payload"], {"reason": "exit"})
+        self.assertEqual(shown.notes.getvalue(), "")
+        for line in Shown(terminal=True, lines=True).show(*self.EVENTS).splitlines():
+            self.assertNotIn("\x9b", line)
+            json.loads(line)
+
+    def test_progress(self) -> None:
+        """It stands on a terminal until something else is said, and never in a line of output."""
+        shown = Shown(terminal=True)
+        self.assertTrue(shown.screen.shows_progress)
+        shown.screen.progress("queued")
+        shown.screen.progress("run\x1bning")
+        self.assertEqual(shown.show(Text("a")), f"{CLEAR}queued{CLEAR}run\\u001bning{CLEAR}a\n")
+        shown = Shown(terminal=True)
+        shown.screen.show(Text("a"))
+        shown.screen.progress("waiting")
+        self.assertEqual(shown.out.getvalue(), "a")
+        shown = Shown()
+        self.assertFalse(shown.screen.shows_progress)
+        shown.screen.progress("queued")
+        self.assertEqual((shown.show(), shown.notes.getvalue()), ("", ""))
+
+    def test_readable(self) -> None:
+        """Values are readable, whatever they are."""
+        for written, expected in (
+            (
+                '{"type":"goal_result","goal":"fast","result":true}',
+                "goal_result: goal: fast, result: true",
+            ),
+            ('{"a":{"b":"ü"}}', 'a: {"b": "ü"}'),
+            ("{}", "{}"),
+            ('{"type":"x"}', "x: "),
+            ("[1.50]", "[1.50]"),
+            ('"x"', '"x"'),
+            ("9" * 5000, "9" * 2000 + "… (5000 characters)"),
+        ):
+            self.assertEqual(readable(Data(written)), expected)

@@ -1,0 +1,43 @@
+"""`scripts/manpages`: a manual page for each command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli import main
+from tests.run import ROOT
+
+
+def commands(command: click.Command, name: str = "tawebeval") -> Iterator[tuple[str, str]]:
+    """Yield the names of all pages, and the help that is to be in them."""
+    yield name, command.help or ""
+    for below, found in getattr(command, "commands", {}).items():
+        yield from commands(found, f"{name}-{below}")
+
+
+class PageTests(SynchronousTestCase):
+    """The pages, as `make man` writes them."""
+
+    def test_pages(self) -> None:
+        """Each command has one, with its whole first sentence, and its examples line by line."""
+        folder = Path(self.mktemp())
+        script = [sys.executable, str(ROOT / "scripts" / "manpages"), str(folder)]
+        subprocess.run(script, check=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})
+        known = dict(commands(main))
+        self.assertEqual({path.stem for path in folder.iterdir()}, set(known))
+        for name, text in known.items():
+            page = (folder / f"{name}.1").read_text()
+            plain = page.replace("\\-", "-").replace("\\e", "\\")
+            first = text.strip().split(". ")[0].split(".\n")[0].rstrip(".")
+            self.assertIn(f"{name} - {first}\n.SH SYNOPSIS\n", plain)
+            for line in text.split("\n"):
+                if line.startswith("      "):  # an example
+                    self.assertIn(line[4:], plain)
+            self.assertEqual(page.count("\n.nf\n"), text.count("\b"))
+            self.assertNotIn("\b", page)
