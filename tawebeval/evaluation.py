@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -20,13 +20,12 @@ from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
 from tawebeval.events import encode_error
 from tawebeval.fileblock import WantedFile
-from tawebeval.form import EvaluationRequest
+from tawebeval.form import EvaluationRequest, Repository
 from tawebeval.intake import Intake
 from tawebeval.life import State, step
 from tawebeval.markers import Markers
 from tawebeval.process import Spawner
 from tawebeval.removal import remove
-from tawebeval.repositories import Repositories
 from tawebeval.ring import Ring
 from tawebeval.run import Run
 from tawebeval.sandbox import Cell, Sandbox
@@ -38,6 +37,15 @@ from tawebeval.workspace import View, Workspace
 log = Logger()
 
 
+class Source(Protocol):
+    """Where commits come from."""
+
+    async def check_out(
+        self, repository: Repository, oid: str, workspace: Workspace, caller: str
+    ) -> Commit:
+        """Put the commit's tree into the workspace. Raises EvaluationError."""
+
+
 @attrs.frozen
 class Surroundings:
     """What evaluations need from the world, handed in."""
@@ -47,7 +55,7 @@ class Surroundings:
     random: Callable[[int], bytes]
     threads: Threads
     spawn: Spawner
-    repositories: Repositories
+    repositories: Source
     sandbox: Sandbox
     watch: Watch
     budget: Budget
@@ -77,6 +85,7 @@ class Evaluation:
     callback: Callback | None = None
     commit: Commit | None = None
     run: Run | None = None
+    markers: Markers | None = None
     times: dict[str, float] = attrs.field(factory=dict)
     changed: Signal[None] = attrs.field(factory=Signal)
     over: Latch[None] = attrs.field(factory=Latch)
@@ -170,7 +179,7 @@ class Evaluation:
         """Start the evaluator. Raises OSError."""
         configuration, surroundings = self._surroundings.configuration, self._surroundings
         limits = configuration.limits
-        markers = Markers.fresh(surroundings.random)
+        markers = self.markers = Markers.fresh(surroundings.random)
 
         async def read_file(wanted: WantedFile) -> bytes:
             return await surroundings.threads.run(

@@ -6,7 +6,7 @@ Rules are those of the contract, section 2. Every error names its field.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -46,6 +46,11 @@ TEXT_FIELDS = frozenset(
         "callback_url",
     }
 )
+
+
+def draw_seed(random: Callable[[int], bytes]) -> int:
+    """Return a seed for who has given none; `random(n)` gives n random bytes."""
+    return int.from_bytes(random(4), "big") & MAX_SEED
 
 
 @attrs.frozen

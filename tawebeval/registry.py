@@ -23,7 +23,7 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluation import Evaluation, Surroundings
 from tawebeval.following import Followers, Following
-from tawebeval.form import MAX_SEED
+from tawebeval.form import draw_seed
 from tawebeval.identity import Identities
 from tawebeval.life import State
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
@@ -111,7 +111,7 @@ class Registry:
         identifier = self._identities.issue(caller)
         seed = upload.request.seed
         if seed is None:
-            seed = int.from_bytes(self._surroundings.random(4), "big") & MAX_SEED
+            seed = draw_seed(self._surroundings.random)
         evaluation = Evaluation(
             identifier=identifier,
             request=upload.request,

@@ -126,12 +126,18 @@ def interrupted(call: Callable[[], object], reactor: Any) -> Iterator[None]:
 def run(server: Server, screen: Screen, work: Callable[[Client, Any], Awaitable[int]]) -> NoReturn:
     """Run the reactor until `work(client, reactor)` has its exit status, and exit with it."""
 
-    async def main(reactor: Any) -> None:
-        raise SystemExit(await judged(screen, working(reactor), reactor))
-
     async def working(reactor: Any) -> int:
         async with server.client(reactor, screen) as client:
             return await work(client, reactor)
+
+    run_reactor(screen, working)
+
+
+def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:
+    """Run the reactor until `work(reactor)` has its exit status, and exit with it."""
+
+    async def main(reactor: Any) -> None:
+        raise SystemExit(await judged(screen, work(reactor), reactor))
 
     react(lambda reactor: Deferred.fromCoroutine(main(reactor)))
     raise AssertionError("react does not return")
@@ -143,8 +149,9 @@ async def judged(screen: Screen, work: Awaitable[int], reactor: Any) -> int:
     async def whole() -> int:
         return await work
 
-    deferred = Deferred.fromCoroutine(whole())
-    with interrupted(deferred.cancel, reactor):
+    # It is begun within, for it may say itself what Ctrl-C is to do.
+    with interrupted(lambda: deferred.cancel(), reactor):
+        deferred = Deferred.fromCoroutine(whole())
         try:
             return await deferred
         except Unavailable as error:

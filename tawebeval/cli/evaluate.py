@@ -49,15 +49,24 @@ LINES = click.option(
 )
 
 
+EVALUATOR = click.option(
+    "--evaluator", metavar="CMD", required=True, help="The command that judges, for sh."
+)
+DIRECTORY = click.option(
+    "--directory", "-d", metavar="DIR", help="Where in the repository CMD is run."
+)
+SEED = click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Handed to the evaluator.")
+
+
 @click.command()
 @FIELDS
-@click.option("--evaluator", metavar="CMD", required=True, help="The command that judges, for sh.")
+@EVALUATOR
 @click.option("--repository", metavar="URL", help="Where the evaluator is fetched from.")
 @click.option("--commit", metavar="OID", help="Its commit, 40 hexadecimal digits.")
 @click.option("--branch", help="What to fetch if the commit alone cannot be.")
 @click.option("--depth", type=click.IntRange(1, MAX_DEPTH), help="How much history to fetch.")
-@click.option("--directory", "-d", metavar="DIR", help="Where in the repository CMD is run.")
-@click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Handed to the evaluator.")
+@DIRECTORY
+@SEED
 @click.option("--callback-url", metavar="URL", help="Where the end is to be told.")
 @FILES
 @LINES

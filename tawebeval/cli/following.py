@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ from twisted.internet.task import LoopingCall
 from tawebeval.cli.asking import FAILED, GOOD, WRONG
 from tawebeval.cli.saving import Folder
 from tawebeval.cli.screen import Screen
-from tawebeval.client import Client, ClientError, EvaluationError, Event, File
+from tawebeval.client import Client, ClientError, EvaluationError, Event, File, Page
 
 _LOOK = 1.0  # seconds between two looks at what an evaluation is waiting for
 
@@ -24,20 +25,36 @@ async def follow(
     folder: Folder | None = None,
 ) -> int:
     """Show all events as they come, and save files in `folder`; return the exit status."""
-    last: Event | None = None
-    unsaved = False
     waiting = _Waiting(client, identifier, screen, reactor)
     try:
-        async for page in client.pages(identifier):
-            waiting.stop()
+        return await show(client.pages(identifier), screen, screen.show, folder, waiting.stop)
+    finally:
+        waiting.stop()
+
+
+async def show(
+    pages: AsyncIterator[Page],
+    screen: Screen,
+    show_event: Callable[[Event], object],
+    folder: Folder | None = None,
+    begun: Callable[[], object] = lambda: None,
+) -> int:
+    """Show all events by `show_event`, and save files in `folder`; return the exit status.
+
+    `begun()` is called when there is something to show.
+    """
+    last: Event | None = None
+    unsaved = False
+    try:
+        async for page in pages:
+            begun()
             for event in page.events:
-                screen.show(event)
+                show_event(event)
                 if folder is not None and isinstance(event, File):
                     unsaved |= not _save(event, folder, screen)
             screen.flush()
             last = page.events[-1]
     finally:
-        waiting.stop()
         screen.close()
     if isinstance(last, EvaluationError) and last.final:
         return FAILED

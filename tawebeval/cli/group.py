@@ -8,6 +8,7 @@ from tawebeval import __version__
 from tawebeval.cli.evaluate import evaluate
 from tawebeval.cli.operate import doctor, serve, token
 from tawebeval.cli.questions import cancel, follow, list_, status
+from tawebeval.cli.trying import try_
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -19,6 +20,8 @@ def main() -> None:
     Judge a solution by the evaluator of the git checkout that you are in:
       export TAWEBEVAL_SERVER=https://judge.example.org TAWEBEVAL_TOKEN_FILE=~/.judge
       tawebeval evaluate --evaluator 'python3 evaluator.py' solution.py
+    Try an evaluator that you are writing, on this machine:
+      tawebeval try . --evaluator 'python3 evaluator.py' solution.py
     Begin it, and look later:
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
@@ -26,7 +29,7 @@ def main() -> None:
       tawebeval serve
 
     \b
-    The exit status of evaluate and follow is
+    The exit status of evaluate, try and follow is
       0    the evaluation has come to a good end
       1    it has not: the last line says why
       2    the command is wrong, or the server refuses it
@@ -35,5 +38,5 @@ def main() -> None:
     """  # noqa: D301  (\b keeps click from filling the lines)
 
 
-for command in (evaluate, follow, status, cancel, list_, serve, doctor, token):
+for command in (evaluate, try_, follow, status, cancel, list_, serve, doctor, token):
     main.add_command(command)

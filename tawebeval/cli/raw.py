@@ -1,0 +1,117 @@
+"""Stdout as it is, for who writes an evaluator: with its blocks marked."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from twisted.internet.interfaces import IProcessTransport
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+
+from tawebeval.cli.screen import Screen
+from tawebeval.client import Text
+from tawebeval.markers import Markers
+from tawebeval.process import ChildProcess, Spawner
+
+_NAMES = {
+    "data_begin": "<<< data begins >>>",
+    "data_end": "<<< data ends >>>",
+    "file_begin": "<<< file begins >>>",
+    "file_end": "<<< file ends >>>",
+}
+
+
+class Marked:
+    """Replaces the markers, where they are whole lines, by words for people."""
+
+    def __init__(self, markers: Markers) -> None:
+        self._names: Mapping[bytes, bytes] = {
+            getattr(markers, name): words.encode() for name, words in _NAMES.items()
+        }
+        self._held = b""  # the beginning of a line that may become a marker
+        self._fresh = True  # nothing of the current line was let through
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        """Take some of stdout; return what can be shown of it."""
+        shown = []
+        *lines, last = (self._held + data).split(b"\n")
+        for line in lines:
+            shown.append((self._names.get(line, line) if self._fresh else line) + b"\n")
+            self._fresh = True
+        self._held = b""
+        if self._fresh and any(marker.startswith(last) for marker in self._names):
+            self._held = last
+        elif last:
+            shown.append(last)
+            self._fresh = False
+        return self._decoder.decode(b"".join(shown))
+
+    def finish(self) -> str:
+        """Return the rest, after the end of stdout."""
+        held, self._held = self._held, b""
+        return self._decoder.decode(self._names.get(held, held), final=True)
+
+
+class OverhearingSpawner(Spawner):
+    """Starts children whose stdout is shown on a screen; `markers` are drawn before the start."""
+
+    def __init__(self, reactor: Any, screen: Screen) -> None:
+        super().__init__(reactor)
+        self.markers: Callable[[], Markers | None] = lambda: None
+        self._screen = screen
+
+    def __call__(
+        self,
+        protocol: ProcessProtocol,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str,
+        *,
+        descriptors: Sequence[int] = (),
+    ) -> ChildProcess:
+        """Start a child."""
+        markers = self.markers()
+        assert markers is not None, "nothing starts before they are drawn"
+        heard = Overheard(protocol, Marked(markers), self._screen)
+        return super().__call__(heard, argv, environment, directory, descriptors=descriptors)
+
+
+class Overheard(ProcessProtocol):
+    """Shows the stdout of a process on a screen, and hands all on to another protocol."""
+
+    def __init__(self, protocol: ProcessProtocol, marked: Marked, screen: Screen) -> None:
+        self._protocol = protocol
+        self._marked = marked
+        self._screen = screen
+
+    def makeConnection(self, process: IProcessTransport) -> None:
+        """Hand on the child."""
+        self._protocol.makeConnection(process)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        """Hand on what was printed."""
+        if childFD == 1:
+            self._show(self._marked.feed(data))
+        self._protocol.childDataReceived(childFD, data)
+
+    def childConnectionLost(self, childFD: int) -> None:
+        """Hand on the end of stdout or stderr."""
+        if childFD == 1:
+            self._show(self._marked.finish())
+        self._protocol.childConnectionLost(childFD)
+
+    def processExited(self, reason: Failure) -> None:
+        """Hand on the end of the child."""
+        self._protocol.processExited(reason)
+
+    def processEnded(self, reason: Failure) -> None:
+        """Hand on the end of all."""
+        self._protocol.processEnded(reason)
+
+    def _show(self, text: str) -> None:
+        if text:
+            self._screen.show(Text(text))
+            self._screen.flush()

@@ -1,0 +1,184 @@
+"""`tawebeval try`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+
+from tawebeval.belongings import check_readable
+from tawebeval.cgroups import open_cgroups
+from tawebeval.cli.asking import WRONG, interrupted, make_screen, run_reactor
+from tawebeval.cli.evaluate import DIRECTORY, EVALUATOR, FIELDS, FILES, LINES, SEED
+from tawebeval.cli.fields import Submission
+from tawebeval.cli.following import show
+from tawebeval.cli.local import Attempt, Bench, pages
+from tawebeval.cli.operate import CONFIG
+from tawebeval.cli.raw import OverhearingSpawner
+from tawebeval.cli.saving import Folder
+from tawebeval.cli.screen import Screen
+from tawebeval.client.events import EvaluationError as ErrorEvent
+from tawebeval.client.events import Event
+from tawebeval.errors import ConfigurationError, EvaluationError
+from tawebeval.evaluation import Evaluation
+from tawebeval.form import draw_seed
+from tawebeval.kernel import Process
+from tawebeval.preload import preload
+from tawebeval.privileges import Privileges, find_privileges
+from tawebeval.process import Spawner
+from tawebeval.removal import remove
+from tawebeval.tap import read_configuration
+
+
+@click.command("try")
+@click.argument(
+    "root",
+    metavar="DIRECTORY",
+    type=click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True),
+)
+@FIELDS
+@EVALUATOR
+@DIRECTORY
+@SEED
+@CONFIG
+@click.option("--user", help="For root: whom to become, instead of service.user.")
+@click.option("--raw", is_flag=True, help="Show what is printed, with the blocks marked.")
+@FILES
+@LINES
+def try_(
+    root: Path,
+    fields: Submission,
+    evaluator: str,
+    directory: str | None,
+    seed: int | None,
+    config: Path | None,
+    user: str | None,
+    raw: bool,
+    folder: Folder | None,
+    lines: bool,
+) -> None:
+    """Evaluate by a working directory on this machine, with no server and no commit.
+
+    DIRECTORY stands for the repository: a copy of it is what the evaluator sees, so that it never
+    changes. The sandbox, the limits and the reading of what is printed are those of the daemon,
+    with the settings of --config. FIELDs, --files, --events and the exit status are those of
+    `tawebeval evaluate`. Neither git nor a commit is needed.
+
+    \b
+      tawebeval try . --evaluator 'python3 evaluator.py' solutions/right.py
+      tawebeval try problems -d word_count --evaluator 'bash evaluator.sh' solution.awk
+    What does the evaluator really print?
+      tawebeval try . --raw --evaluator ./evaluate solution.py
+
+    Root has to become somebody else, whom --user or the configuration names, and who can read
+    DIRECTORY and the files.
+    """  # noqa: D301
+    if raw and lines:
+        raise click.UsageError("--raw and --events are two ways to show the same: choose one")
+    screen = make_screen(lines=lines)
+    seed = draw_seed(os.urandom) if seed is None else seed
+    attempt = Attempt(root, directory or "", evaluator, seed, fields)
+    # Imported late: it installs the reactor.
+    from twisted.internet import reactor
+
+    with _refusals():
+        configuration = read_configuration(str(config) if config else None)
+        privileges = _privileges(user or configuration.service.user)
+        check_readable(configuration, config, privileges.environment(os.environ))
+        if privileges.user is not None:
+            preload()
+    cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
+    with privileges.acting():
+        place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
+    try:
+        with _refusals():
+            spawn = OverhearingSpawner(reactor, screen) if raw else Spawner(reactor)
+            bench = Bench.open(configuration, root, place, cgroups, spawn, reactor)
+            privileges.step_down()
+            privileges.renounce()
+        if configuration.sandbox.kind == "none":
+            screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
+        trial = Trial(attempt, bench, screen, folder, raw)
+        run_reactor(screen, trial.run)
+    finally:
+        remove(place)
+        cgroups.close()
+
+
+@attrs.frozen
+class Trial:
+    """An attempt that is made and shown; `raw` as it was printed."""
+
+    _attempt: Attempt
+    _bench: Bench
+    _screen: Screen
+    _folder: Folder | None
+    _raw: bool
+
+    async def run(self, reactor: Any) -> int:
+        """Make it; return the exit status."""
+        try:
+            with self._bench.running():
+                evaluation = self._bench.prepare(self._attempt)
+                spawn = self._bench.surroundings.spawn
+                if isinstance(spawn, OverhearingSpawner):
+                    spawn.markers = lambda: evaluation.markers
+                return await self._attend(evaluation, reactor)
+        except SystemExit as error:  # the sandbox does not work
+            self._screen.note(str(error).removeprefix("tawebeval: "), "red")
+        except OSError as error:
+            self._screen.note(f"{error.filename} cannot be read: {error.strerror}", "red")
+        return WRONG
+
+    async def _attend(self, evaluation: Evaluation, reactor: Any) -> int:
+        """Let it happen, and show it."""
+
+        async def at_once() -> None:
+            """Wait for no place to run."""
+
+        def stop() -> None:
+            self._screen.note("cancelling")
+            evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
+
+        with interrupted(stop, reactor):
+            evaluation.begin(at_once, lambda: None)
+            status = await show(pages(evaluation), self._screen, self._show, self._folder)
+            await evaluation.over.wait()
+        run, failure = evaluation.run, evaluation.failure
+        if run is not None and run.stderr and not (failure and "stderr" in failure.members):
+            lines = run.stderr.removesuffix("\n").split("\n")
+            self._screen.note("\n".join(("stderr:", *(f"  {line}" for line in lines))))
+        return status
+
+    def _show(self, event: Event) -> None:
+        if not self._raw or isinstance(event, ErrorEvent):
+            self._screen.show(event)
+
+
+def _privileges(user: str) -> Privileges:
+    try:
+        return find_privileges(user, Process())
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error} (here also --user)") from None
+
+
+def _owner(privileges: Privileges) -> tuple[int, int] | None:
+    user = privileges.user
+    return (user.uid, user.gid) if user is not None else None
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Let what the daemon would not start with be a wrong command."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
+    except SystemExit as error:
+        raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None

@@ -1,0 +1,155 @@
+"""`tawebeval try`: a real evaluation in the real sandbox, without a daemon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from subprocess import CompletedProcess
+
+from twisted.trial.unittest import SkipTest, TestCase
+
+from tests.integration.client import python
+from tests.integration.harness import until
+from tests.integration.terminal import Terminal, piped
+from tests.integration.unprivileged import USER, temporary_folder
+
+BLOCK = python(
+    "import os; e = os.environ; print('text\\n%s\\n{\"n\": 1.50}\\n%s\\nmore' % "
+    "(e['EVALUATION_DATA_BEGIN'], e['EVALUATION_DATA_END']))"
+)
+BY = ("--user", USER.pw_name) if USER else ()
+
+
+class TryTests(TestCase):
+    """A directory, and what is tried there."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.scratch = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.scratch)
+        self.addCleanup(self._nothing_left)
+        self.root = self.folder / "problem"
+        (self.root / "inner").mkdir(parents=True)
+        (self.root / "inner" / "secret").write_text("42\n")
+        (self.root / "solution.py").write_text("print(1)\n")
+
+    def _nothing_left(self) -> None:
+        """Nothing is left, neither of what was made nor of the groups that it was in."""
+        self.assertEqual(list(self.scratch.iterdir()), [])
+        groups = [path for path, _, _ in os.walk("/sys/fs/cgroup") if "/tawebeval-try-" in path]
+        self.assertEqual(groups, [])
+
+    async def attempt(
+        self, command: str, *more: str, user: bool = True, **variables: str
+    ) -> CompletedProcess[str]:
+        """Return how a trial ends."""
+        source = str(self.root / "solution.py")
+        return await piped(
+            "http://127.0.0.1:9",
+            *("try", str(self.root), "--evaluator", command, source, *more),
+            *(BY if user else ()),
+            **{"TMPDIR": str(self.scratch), **variables},
+        )
+
+    async def test_good(self) -> None:
+        """Its events, its files, its seed; the directory stays as it is."""
+        command = (
+            'cat secret "$SUBMISSION_FILE_SOURCE"; echo x >secret; rm ../solution.py;'
+            "echo $TURINGARENA_SEED; pwd"
+        )
+        done = await self.attempt(command, "--directory", "inner", "--seed", "5")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.splitlines()[:3], ["42", "print(1)", "5"])
+        self.assertEqual((self.root / "inner" / "secret").read_text(), "42\n")
+        self.assertTrue((self.root / "solution.py").exists())
+
+    async def test_sandbox(self) -> None:
+        """It runs in the daemon's sandbox, by another user than root."""
+        done = await self.attempt(f"id -un; ls {self.root} || ls /home /root")
+        self.assertEqual(done.stdout, "evaluator\n")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("No such file", done.stderr)
+
+    async def test_failed(self) -> None:
+        """A bad end is 1, and what was said on stderr is shown, also after a good one."""
+        done = await self.attempt("echo oops >&2; exit 3")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("failed: the evaluator exited with status 3\n  oops\n", done.stderr)
+        done = await self.attempt("echo hint >&2")
+        self.assertEqual((done.returncode, done.stderr), (0, "stderr:\n  hint\n"))
+
+    async def test_limits(self) -> None:
+        """The limits are those of the configuration."""
+        settings = self.folder / "tawebeval.toml"
+        settings.write_text("[limits]\nwall_clock = 0.5\n[evaluations]\ngrace = 0.1\n")
+        done = await self.attempt("sleep 60", "--config", str(settings))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("went over its limit of 0.5 seconds", done.stderr)
+
+    async def test_events(self) -> None:
+        """The events are those of the daemon."""
+        done = await self.attempt(BLOCK, "--events")
+        self.assertIn('{"type": "data", "payload": {"n": 1.50}}\n', done.stdout)
+        done = await self.attempt(BLOCK)
+        self.assertEqual((done.stdout, done.stderr), ("textmore\n", "n: 1.5\n"))
+
+    async def test_raw(self) -> None:
+        """What was printed, byte by byte, with the blocks marked."""
+        done = await self.attempt(BLOCK, "--raw")
+        self.assertEqual(
+            done.stdout, 'text\n<<< data begins >>>\n{"n": 1.50}\n<<< data ends >>>\nmore\n'
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        done = await self.attempt("echo a; exit 2", "--raw")
+        self.assertEqual((done.returncode, done.stdout), (1, "a\n"))
+        self.assertIn("status 2", done.stderr)
+        done = await self.attempt("true", "--raw", "--events")
+        self.assertEqual(done.returncode, 2)
+
+    async def test_interrupt(self) -> None:
+        """Ctrl-C ends it and all its processes."""
+        terminal = Terminal(
+            "http://127.0.0.1:9",
+            *("try", str(self.root), *BY, "--evaluator"),
+            *("echo ready; sleep 600 & sleep 600", "x=1"),
+            TMPDIR=str(self.scratch),
+        )
+        self.addCleanup(terminal.close)
+        await until(lambda: "ready" in terminal.shown, "it runs")
+        terminal.interrupt()
+        self.assertEqual(await terminal.end(), 1, terminal.shown)
+        self.assertIn("the evaluation was cancelled", terminal.shown)
+
+    async def test_wrong(self) -> None:
+        """What is wrong is 2, and said without a traceback."""
+        settings = self.folder / "tawebeval.toml"
+        settings.write_text("nonsense = 1\n")
+        for arguments, variables, words in (
+            (["--config", str(settings)], {}, "nonsense: there is no such setting"),
+            (["--user", "nobody-of-that-name"], {}, "nobody-of-that-name"),
+            (BY, {"PATH": "/nonexistent"}, "apt-get install bubblewrap"),
+        ):
+            done = await self.attempt("true", *arguments, user=False, **variables)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(words, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+    async def test_root(self) -> None:
+        """Root has to say whom to become, and who that is has to be able to read."""
+        if USER is None:
+            raise SkipTest("only root can be refused")
+        done = await self.attempt("true", user=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--user", done.stderr)
+        (self.root / "solution.py").chmod(0o600)
+        done = await self.attempt("true")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("solution.py cannot be read: Permission denied", done.stderr)
+        (self.root / "solution.py").chmod(0o644)
+        (self.root / "inner").chmod(0o700)
+        done = await self.attempt("true")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("inner cannot be copied: Permission denied", done.stderr)

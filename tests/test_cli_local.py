@@ -1,0 +1,179 @@
+"""`tawebeval.cli.local` and `workingtree`: evaluations without a daemon."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli import workingtree
+from tawebeval.cli.local import pages, upload
+from tawebeval.cli.workingtree import NO_COMMIT, WorkingTree
+from tawebeval.client import EvaluationError as ErrorEvent
+from tawebeval.client import Event, Text
+from tawebeval.config import Buffers, Configuration
+from tawebeval.errors import EvaluationError, InvalidField
+from tawebeval.evaluation import Evaluation
+from tawebeval.form import Repository, SubmissionFile
+from tawebeval.trees import TreeLimits
+from tawebeval.workspace import Workspace
+from tests.fakes import InlineThreads, World, make_request
+
+
+class WorkingTreeTests(SynchronousTestCase):
+    """Copies."""
+
+    def setUp(self) -> None:
+        self.base = Path(self.mktemp()).resolve()
+        self.root = self.base / "problem"
+        (self.root / "inner" / "empty").mkdir(parents=True)
+        (self.root / "run.sh").write_text("true\n")
+        (self.root / "run.sh").chmod(0o755)
+        (self.root / "inner" / "data").write_bytes(b"\0" * 1000)
+        (self.root / "link").symlink_to("inner")
+        (self.root / "dangling").symlink_to("/nonexistent")
+
+    def copy(self, files: int = 100, size: int = 10_000, without: Path = Path("/none")) -> Path:
+        """Return the copy; `files` and `size` are the limits."""
+        workspace = Workspace(self.base / "copy")
+        workspace.tree.mkdir(parents=True)
+        tree = WorkingTree(self.root, without, TreeLimits(files, size), InlineThreads())
+        checked_out = tree.check_out(Repository("u"), NO_COMMIT, workspace, "")
+        results: list[Any] = []
+        Deferred.fromCoroutine(checked_out).addBoth(results.append)
+        if isinstance(results[0], Failure):
+            results[0].raiseException()
+        self.commit = results[0]
+        return workspace.tree
+
+    def test_all(self) -> None:
+        """Files with their modes, links as links, empty directories; and how much it is."""
+        tree = self.copy()
+        self.assertEqual((tree / "inner" / "data").read_bytes(), b"\0" * 1000)
+        self.assertTrue(os.access(tree / "run.sh", os.X_OK))
+        self.assertEqual(os.readlink(tree / "link"), "inner")
+        self.assertEqual(os.readlink(tree / "dangling"), "/nonexistent")
+        self.assertEqual(list((tree / "inner" / "empty").iterdir()), [])
+        self.assertEqual((self.commit.files, self.commit.size), (6, 1005))
+
+    def test_apart(self) -> None:
+        """What is done to the copy is not done to the directory."""
+        tree = self.copy()
+        (tree / "run.sh").write_text("changed")
+        shutil.rmtree(tree / "inner")
+        self.assertEqual((self.root / "run.sh").read_text(), "true\n")
+        self.assertTrue((self.root / "inner" / "data").exists())
+
+    def test_left_out(self) -> None:
+        """Git's own directory is no part of a commit; nor is what could not be in one."""
+        (self.root / ".git").mkdir()
+        (self.root / "inner" / ".git").mkdir()
+        os.mkfifo(self.root / "pipe")
+        with socket.socket(socket.AF_UNIX) as listening:
+            self.addCleanup(os.chdir, os.getcwd())
+            os.chdir(self.root)  # for paths of sockets are short
+            listening.bind("socket")
+        (self.root / "workplace").mkdir()
+        tree = self.copy(without=self.root / "workplace")
+        self.assertEqual(
+            sorted(path.name for path in tree.iterdir()), ["dangling", "inner", "link", "run.sh"]
+        )
+        self.assertTrue((tree / "inner" / ".git").is_dir())
+
+    def test_limits(self) -> None:
+        """A tree that is too large is refused before all of it is copied."""
+        for limits in ({"files": 3}, {"size": 500}):
+            with self.assertRaises(EvaluationError) as caught:
+                self.copy(**limits)
+            self.assertEqual(caught.exception.reason, "repository")
+            shutil.rmtree(self.base / "copy")
+
+    def test_unreadable(self) -> None:
+        """A file that cannot be read is named."""
+
+        def copy(source: Path, target: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(source))
+
+        self.patch(workingtree.shutil, "copy2", copy)
+        with self.assertRaises(EvaluationError) as caught:
+            self.copy()
+        self.assertIn("cannot be copied: Permission denied", str(caught.exception))
+        self.assertIn(str(self.root), str(caught.exception))
+        self.root = self.base / "gone"
+        shutil.rmtree(self.base / "copy")
+        with self.assertRaises(EvaluationError):
+            self.copy()
+
+
+class UploadTests(SynchronousTestCase):
+    """Submissions."""
+
+    def test_files(self) -> None:
+        """They lie where the daemon would have put them."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "a b.py").write_bytes(b"\xff")
+        files = upload({"source": folder / "a b.py", "language": "ü"}, folder / "upload")
+        self.assertEqual(
+            files, (SubmissionFile("source", "a b.py"), SubmissionFile("language", "language.txt"))
+        )
+        submission = folder / "upload" / "submission"
+        self.assertEqual((submission / "source" / "a b.py").read_bytes(), b"\xff")
+        self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
+        with self.assertRaises(OSError):
+            upload({"source": folder / "none"}, folder / "other")
+        with self.assertRaises(InvalidField):
+            upload({"source": folder / ".."}, folder / "other")
+
+
+class PagesTests(SynchronousTestCase):
+    """Events."""
+
+    def test_room(self) -> None:
+        """More than the buffer holds comes through, whole, and with its end."""
+        world = World(configuration=Configuration(buffers=Buffers(evaluation=2048)))
+        folder = Path(self.mktemp()).resolve()
+        (folder / "upload").mkdir(parents=True)
+        evaluation = Evaluation(
+            "try",
+            make_request(),
+            7,
+            folder / "upload",
+            Workspace(folder / "evaluation"),
+            world.surroundings(),
+        )
+
+        async def at_once() -> None:
+            pass
+
+        found: list[Event] = []
+
+        async def read() -> None:
+            async for page in pages(evaluation):
+                found.extend(page.events)
+
+        reading = Deferred.fromCoroutine(read())
+        evaluation.begin(at_once, lambda: None)
+        lines = [b"line %d\n" % number for number in range(2000)]
+        for index in range(0, len(lines), 100):
+            world.child.print(b"".join(lines[index : index + 100]))
+            world.turn()
+            self.assertFalse(world.child.paused)
+        self.assertNoResult(reading)
+        world.child.end(3)
+        world.turn()
+        self.successResultOf(reading)
+        *printed, last = found
+        self.assertEqual(
+            "".join(e.text for e in printed if isinstance(e, Text)).encode(), b"".join(lines)
+        )
+        assert isinstance(last, ErrorEvent)
+        self.assertEqual(last.members["status"], 3)
+        self.assertTrue(evaluation.over.is_set)
+        self.assertEqual(evaluation.ring.size, 0)

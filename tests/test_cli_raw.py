@@ -1,0 +1,128 @@
+"""`tawebeval.cli.raw`: stdout, with its blocks marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.error import ProcessDone
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli.raw import Marked, Overheard
+from tawebeval.markers import Markers
+from tests.fakes import straw
+from tests.test_cli_screen import Shown
+
+MARKERS = Markers.fresh(straw())
+WORDS = {
+    MARKERS.data_begin.decode(): "<<< data begins >>>",
+    MARKERS.data_end.decode(): "<<< data ends >>>",
+    MARKERS.file_begin.decode(): "<<< file begins >>>",
+    MARKERS.file_end.decode(): "<<< file ends >>>",
+}
+
+OUTPUT = st.lists(
+    st.one_of(
+        st.sampled_from([*WORDS, "\n", "~", "~tawebeval:", "x", " ", "ü", "\r"]),
+        st.sampled_from(list(WORDS)).map(lambda marker: f"\n{marker}\n"),
+        st.text(max_size=3),
+    )
+).map("".join)
+
+
+def expected(output: str) -> str:
+    """Return what is shown of it."""
+    return "\n".join(WORDS.get(line, line) for line in output.split("\n"))
+
+
+def cut(output: bytes, places: Sequence[int]) -> list[bytes]:
+    """Return output in pieces."""
+    bounds = [0, *sorted(place % (len(output) + 1) for place in places), len(output)]
+    return [output[begin:end] for begin, end in pairwise(bounds)]
+
+
+class MarkedTests(SynchronousTestCase):
+    """Markers become words, and nothing else is changed."""
+
+    @given(OUTPUT, st.lists(st.integers(0, 10_000)))
+    def test_any(self, output: str, places: list[int]) -> None:
+        """However it comes, markers that are whole lines are replaced."""
+        marked = Marked(MARKERS)
+        shown = [marked.feed(some) for some in cut(output.encode(), places)]
+        self.assertEqual("".join(shown) + marked.finish(), expected(output))
+
+    def test_at_once(self) -> None:
+        """A partial line is shown at once, unless it may become a marker."""
+        marked = Marked(MARKERS)
+        self.assertEqual(marked.feed(b"half"), "half")
+        self.assertEqual(marked.feed(b" ~taw"), " ~taw")
+        self.assertEqual(marked.feed(b"\n~taw"), "\n")
+        self.assertEqual(marked.feed(b"!"), "~taw!")
+
+    def test_within_a_line(self) -> None:
+        """A marker with something before it on its line is none, however it comes."""
+        marker = MARKERS.data_begin
+        marked = Marked(MARKERS)
+        self.assertEqual(marked.feed(b"x"), "x")
+        self.assertEqual(marked.feed(marker[:9]), marker[:9].decode())
+        self.assertEqual(marked.feed(marker[9:]), marker[9:].decode())
+        self.assertEqual(marked.feed(b"\n") + marked.finish(), "\n")
+        self.assertEqual(marked.feed(b"x"), "x")
+        self.assertEqual(marked.feed(marker + b"\n"), f"{marker.decode()}\n")
+
+    def test_not_utf_8(self) -> None:
+        """What is no UTF-8 is shown as such."""
+        marked = Marked(MARKERS)
+        self.assertEqual(marked.feed(b"\xff\xc3") + marked.finish(), "\ufffd\ufffd")
+
+
+class Noted(ProcessProtocol):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def connectionMade(self) -> None:
+        self.told.append(self.transport)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        self.told.append((childFD, data))
+
+    def childConnectionLost(self, childFD: int) -> None:
+        self.told.append(childFD)
+
+    def processExited(self, reason: Failure) -> None:
+        self.told.append(("exited", reason))
+
+    def processEnded(self, reason: Failure) -> None:
+        self.told.append(("ended", reason))
+
+
+class OverheardTests(SynchronousTestCase):
+    """A protocol that is overheard."""
+
+    def test_all(self) -> None:
+        """It is told everything, and of that stdout is shown."""
+        noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
+        heard = Overheard(noted, Marked(MARKERS), shown.screen)
+        heard.makeConnection("the child")
+        heard.childDataReceived(1, b"a")
+        heard.childDataReceived(2, b"b")
+        heard.childDataReceived(1, b"\n~")
+        heard.childConnectionLost(2)
+        heard.childConnectionLost(1)
+        heard.processExited(reason)
+        heard.processEnded(reason)
+        self.assertEqual(
+            noted.told,
+            [
+                *("the child", (1, b"a"), (2, b"b"), (1, b"\n~"), 2, 1),
+                *(("exited", reason), ("ended", reason)),
+            ],
+        )
+        self.assertEqual(shown.out.getvalue(), "a\n~")
