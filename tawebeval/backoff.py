@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from calendar import timegm
+from email.utils import parsedate_tz
 from enum import Enum
 
 import attrs
 
 _TOO_SLOW, _TOO_MANY = 408, 429
+_DIGITS = 9  # of the longest number of seconds that is believed: more than anybody waits
 
 
 class Verdict(Enum):
@@ -27,6 +30,21 @@ def verdict(status: int) -> Verdict:
     if status >= 500 or status in (_TOO_SLOW, _TOO_MANY):
         return Verdict.AGAIN
     return Verdict.REFUSED
+
+
+def retry_after(header: bytes, now: float) -> float:
+    """Return what the header `Retry-After` asks for (RFC 9110, section 10.2.3), in seconds.
+
+    That is 0 for one that is empty, of the past or unclear. `now` is in seconds since the epoch.
+    """
+    value = header.strip()
+    if value.isdigit() and len(value) <= _DIGITS:
+        return float(value)
+    try:
+        parsed = parsedate_tz(value.decode("latin-1"))
+        return max(0.0, timegm(parsed[:6]) - (parsed[9] or 0) - now) if parsed else 0.0
+    except (ValueError, LookupError, OverflowError, TypeError):
+        return 0.0
 
 
 @attrs.frozen

@@ -17,14 +17,13 @@ from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 from twisted.web.client import RequestTransmissionFailed, ResponseFailed
-from twisted.web.http import stringToDatetime
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IBodyProducer, IResponse
+from twisted.web.iweb import IAgent, IBodyProducer
 from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.addresses import Addresses, UnknownHost
-from tawebeval.backoff import Verdict, verdict
+from tawebeval.backoff import Verdict, retry_after, verdict
 from tawebeval.callback import web_target
 from tawebeval.errors import ForbiddenHost
 from tawebeval.hosts import Address, Target
@@ -120,18 +119,10 @@ class Poster:
         with suppress(Exception):  # the status is all that counts, also if we are cancelled now
             await collect(response, lambda _: None)
         return Receipt(
-            verdict(response.code), f"the status {response.code}", self._retry_after(response)
+            verdict(response.code),
+            f"the status {response.code}",
+            retry_after(response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()),
         )
-
-    def _retry_after(self, response: IResponse) -> float:
-        """Return what `Retry-After` asks for, in seconds (RFC 9110, section 10.2.3)."""
-        value = response.headers.getRawHeaders(b"Retry-After", [b""])[0].strip()
-        if value.isdigit() and len(value) < 10:
-            return int(value)
-        try:
-            return float(stringToDatetime(value)) - self._time()
-        except (ValueError, LookupError):
-            return 0
 
 
 def _why(reasons: list[Failure]) -> str:

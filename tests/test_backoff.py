@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.backoff import Backoff, Verdict, verdict
+from tawebeval.backoff import Backoff, Verdict, retry_after, verdict
 
 BACKOFFS = st.builds(
     Backoff,
@@ -28,6 +28,35 @@ class VerdictTests(SynchronousTestCase):
             self.assertIs(verdict(status), Verdict.AGAIN, status)
         for status in (199, 300, 301, 304, 307, 308, 400, 401, 403, 404, 410, 422, 499):
             self.assertIs(verdict(status), Verdict.REFUSED, status)
+
+
+class RetryAfterTests(SynchronousTestCase):
+    """The header `Retry-After`."""
+
+    NOW = 784_111_777.0  # of which the dates below are
+
+    def test_values(self) -> None:
+        """Seconds, or a date in each of the three forms of HTTP; what is unclear or past is 0."""
+        for value, now, expected in (
+            ("7", 0, 7),
+            (" 07 ", 0, 7),
+            ("9" * 9, 0, 999_999_999),
+            ("9" * 5000, 0, 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", self.NOW - 5, 5),
+            ("Sunday, 06-Nov-94 08:49:37 GMT", self.NOW - 5, 5),
+            ("Sun Nov  6 08:49:37 1994", self.NOW - 5, 5),
+            ("Sun, 06 Nov 1994 09:49:37 +0100", self.NOW - 5, 5),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", self.NOW + 5, 0),
+            *((value, 0, 0) for value in ("", "-7", "1.5", "soon", "\N{SUPERSCRIPT TWO}")),
+            ("Sun, 06 Nov 99999999 08:49:37 GMT", 0, 0),
+        ):
+            self.assertEqual(retry_after(value.encode(), now), expected, value)
+
+    @given(st.one_of(st.binary(), st.from_regex(r"\w{3}, \d+ (Jan|Feb) \d+ \d+:\d+:\d+ ?[\w+-]*")))
+    def test_any(self, value: str | bytes) -> None:
+        """Whatever stands there, it is a number of seconds."""
+        header = value if isinstance(value, bytes) else value.encode()
+        assert retry_after(header, 0) >= 0
 
 
 class BackoffTests(SynchronousTestCase):

@@ -21,6 +21,7 @@ from tawebeval.form import (
     EvaluationRequest,
     Repository,
     SubmissionFile,
+    draw_seed,
     parse_form,
     submission_file,
 )
@@ -214,6 +215,17 @@ class FormTests(Tables):
             self.assertEqual(parse({"repository[depth]": text}).repository.depth, depth)
         for text in ("0", "-1", str(MAX_DEPTH + 1), "9" * 5000, "1.0", "x", "1\n", "\u0661"):
             self.check_refused("repository[depth]", text)
+
+
+class SeedTests(SynchronousTestCase):
+    """Seeds that nobody has given."""
+
+    @given(st.binary(min_size=4, max_size=4))
+    def test_drawn(self, drawn: bytes) -> None:
+        """They are such as the form takes, and every bit of them is drawn."""
+        seed = draw_seed(lambda size: drawn[:size])
+        self.assertEqual(seed, int.from_bytes(drawn, "big") % (MAX_SEED + 1))
+        self.assertEqual(parse({"seed": str(seed)}).seed, seed)
 
 
 class DirectoryTests(Tables):

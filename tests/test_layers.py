@@ -60,9 +60,9 @@ LAYERS = {
 }
 
 STANDARD_LIBRARY = (
-    "__future__ abc base64 binascii bisect codecs collections collections.abc dataclasses"
-    " email.parser enum functools hashlib hmac ipaddress itertools json math operator re shlex"
-    " string struct tomllib types typing urllib.parse"
+    "__future__ abc base64 binascii bisect calendar codecs collections collections.abc dataclasses"
+    " email.parser email.utils enum functools hashlib hmac ipaddress itertools json math operator"
+    " re shlex string struct tomllib types typing urllib.parse"
 )
 CORE_MAY_IMPORT = frozenset([*STANDARD_LIBRARY.split(), "attrs", "msgspec", "orjson"])
 

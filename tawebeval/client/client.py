@@ -182,9 +182,10 @@ class Client:
     def _page(self, after: str | None, answer: Answer) -> tuple[Page, float]:
         """Return a page, and for how long to leave a server in peace that does not wait."""
         page = parse_page(answer.body, after)
-        if page.events or "wait=" in (answer.header("Preference-Applied") or ""):
+        if page.events or b"wait=" in answer.header(b"Preference-Applied"):
             return page, 0
-        return page, self._exchange.retry_after(answer) or _POLL
+        asked = self._exchange.retry_after(answer)
+        return page, min(asked, self._following.longest_delay) or _POLL
 
     async def status(self, identifier: str) -> Document:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
@@ -252,5 +253,5 @@ def _listing(answer: Answer) -> tuple[list[Document], str | None]:
 def _decode(answer: Answer, kind: type[Kind]) -> Kind:
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"what came is no answer of this API: {error}") from None

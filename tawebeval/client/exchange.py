@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import attrs
@@ -15,11 +15,11 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Cooperator, deferLater
 from twisted.python.failure import Failure
 from twisted.web.client import RequestTransmissionFailed, ResponseDone, ResponseFailed
-from twisted.web.http import PotentialDataLoss, stringToDatetime
+from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
-from tawebeval.backoff import Backoff, Verdict, verdict
+from tawebeval.backoff import Backoff, Verdict, retry_after, verdict
 from tawebeval.client.errors import Unavailable, refusal
 from tawebeval.client.submission import Form
 
@@ -36,10 +36,10 @@ class Answer:
     headers: Headers
     body: bytes
 
-    def header(self, name: str) -> str | None:
-        """Return a header's value, None if it is absent."""
-        values = self.headers.getRawHeaders(name)
-        return values[0] if values else None
+    def header(self, name: bytes) -> bytes:
+        """Return a header's value, empty if it is absent."""
+        value: bytes = self.headers.getRawHeaders(name, [b""])[0]
+        return value
 
 
 class NoAnswer(Exception):
@@ -107,13 +107,8 @@ class Exchange:
             await deferLater(self._clock, pause)
 
     def retry_after(self, answer: Answer) -> float:
-        """Return what `Retry-After` asks for, in seconds; 0 where it is absent or unclear."""
-        value = (answer.header("Retry-After") or "").strip()
-        if value.isdigit() and value.isascii() and len(value) < 10:
-            return int(value)
-        with suppress(ValueError, LookupError):
-            return max(0.0, float(stringToDatetime(value.encode())) - self._time())
-        return 0
+        """Return for how many seconds the server asks to be left alone."""
+        return retry_after(answer.header(b"Retry-After"), self._time())
 
     async def _attempt(self, question: Question) -> Answer:
         with ExitStack() as opened:
