@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ from tests.test_cli_screen import CLEAR, Shown
 
 REPOSITORY = ("--repository", "https://example.org/p.git", "--commit", OID, "--evaluator", "./e")
 
+UNSET = dict.fromkeys(("TAWEBEVAL_SERVER", "TAWEBEVAL_TOKEN", "TAWEBEVAL_TOKEN_FILE"))
+
 
 class CommandTestCase(ClientTestCase):
     """The command, of which the part that asks runs in memory."""
@@ -40,9 +43,6 @@ class CommandTestCase(ClientTestCase):
             self.patch(module, "run", self.run_work)
         before = signal.getsignal(signal.SIGINT)
         self.addCleanup(signal.signal, signal.SIGINT, before)
-        for name in ("TAWEBEVAL_SERVER", "TAWEBEVAL_TOKEN", "TAWEBEVAL_TOKEN_FILE"):
-            if name in os.environ:  # pragma: no cover
-                self.patch(os, "environ", {k: v for k, v in os.environ.items() if k != name})
 
     def run_work(self, server: Server, screen: Any, work: Any) -> None:
         """Do what `run` does, with another client."""
@@ -55,7 +55,7 @@ class CommandTestCase(ClientTestCase):
 
     def run_command(self, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
         """Run it as from a shell."""
-        result = CliRunner().invoke(command, arguments, env=env)
+        result = CliRunner(env=UNSET).invoke(command, arguments, env=env)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result
@@ -314,6 +314,21 @@ class FollowTests(CommandTestCase):
         self.assertEqual(seen[-1], "1\n")
         self.line.follow(before)
 
+    def test_no_status(self) -> None:
+        """Where the status does not come nothing is said of it, and nothing is left of the wait."""
+        identifier = self.line.begin()
+        self.line.agent.fate = lambda: (
+            Fate.WELL if "/events" in self.line.agent.asked[-1][1] else Fate.SILENT
+        )
+        shown = Shown(terminal=True)
+        self.meanwhile = self.end()
+        following = follow(self.line.client, identifier, shown.screen, self.line.service.reactor)
+        self.assertEqual(self.line.wait(following, self.meanwhile), 0)
+        self.assertEqual(shown.out.getvalue(), "hello\nx: n: 1.5\n")
+        self.assertEqual(self.line.agent.cancelled, 1)
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
+
     def test_interrupt(self) -> None:
         """Ctrl-C cancels, and the end is still shown; the next one would end the program."""
         self.line.service.world.spawn.obeys = (15,)
@@ -322,7 +337,11 @@ class FollowTests(CommandTestCase):
         reactor = self.line.service.reactor
         before = signal.getsignal(signal.SIGINT)
         attending = Deferred.fromCoroutine(
-            attend(self.line.client, identifier, shown.screen, reactor, None)
+            judged(
+                shown.screen,
+                attend(self.line.client, identifier, shown.screen, reactor, None),
+                reactor,
+            )
         )
         self.line.settle()
         self.assertNoResult(attending)

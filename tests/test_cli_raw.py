@@ -109,7 +109,7 @@ class OverheardTests(SynchronousTestCase):
     def test_all(self) -> None:
         """It is told everything, and of that stdout is shown."""
         noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
-        heard = Overheard(noted, Marked(MARKERS), shown.screen)
+        heard = Overheard(noted, Marked(MARKERS), shown.screen, self.fail)
         heard.makeConnection("the child")
         heard.childDataReceived(1, b"a")
         heard.childDataReceived(2, b"b")
@@ -126,3 +126,15 @@ class OverheardTests(SynchronousTestCase):
             ],
         )
         self.assertEqual(shown.out.getvalue(), "a\n~")
+
+    def test_unread(self) -> None:
+        """Where nobody reads the screen that is told, and the protocol goes on."""
+        noted, shown, unread = Noted(), Shown(), []
+
+        def broken(text: str) -> int:
+            raise BrokenPipeError
+
+        self.patch(shown.out, "write", broken)
+        heard = Overheard(noted, Marked(MARKERS), shown.screen, lambda: unread.append(True))
+        heard.childDataReceived(1, b"a")
+        self.assertEqual((noted.told, unread), ([(1, b"a")], [True]))

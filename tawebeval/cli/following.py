@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import LoopingCall
 
 from tawebeval.cli.asking import FAILED, GOOD, WRONG
@@ -93,7 +93,8 @@ class _Waiting:
         return self._looking
 
     async def _tell(self) -> None:
-        with suppress(ClientError):  # it is the reader of events who says what is wrong
+        # It is the reader of events who says what is wrong.
+        with suppress(ClientError, CancelledError):
             status = await self._client.status(self._identifier)
             text = str(status["state"])
             if status.get("queue_place") is not None:

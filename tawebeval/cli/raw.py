@@ -56,11 +56,15 @@ class Marked:
 
 
 class OverhearingSpawner(Spawner):
-    """Starts children whose stdout is shown on a screen; `markers` are drawn before the start."""
+    """Starts children whose stdout is shown on a screen.
+
+    `markers` are drawn before the start; `unread()` is called when nobody reads the screen.
+    """
 
     def __init__(self, reactor: Any, screen: Screen) -> None:
         super().__init__(reactor)
         self.markers: Callable[[], Markers | None] = lambda: None
+        self.unread: Callable[[], object] = lambda: None
         self._screen = screen
 
     def __call__(
@@ -75,17 +79,24 @@ class OverhearingSpawner(Spawner):
         """Start a child."""
         markers = self.markers()
         assert markers is not None, "nothing starts before they are drawn"
-        heard = Overheard(protocol, Marked(markers), self._screen)
+        heard = Overheard(protocol, Marked(markers), self._screen, lambda: self.unread())
         return super().__call__(heard, argv, environment, directory, descriptors=descriptors)
 
 
 class Overheard(ProcessProtocol):
     """Shows the stdout of a process on a screen, and hands all on to another protocol."""
 
-    def __init__(self, protocol: ProcessProtocol, marked: Marked, screen: Screen) -> None:
+    def __init__(
+        self,
+        protocol: ProcessProtocol,
+        marked: Marked,
+        screen: Screen,
+        unread: Callable[[], object],
+    ) -> None:
         self._protocol = protocol
         self._marked = marked
         self._screen = screen
+        self._unread = unread
 
     def makeConnection(self, process: IProcessTransport) -> None:
         """Hand on the child."""
@@ -113,5 +124,8 @@ class Overheard(ProcessProtocol):
 
     def _show(self, text: str) -> None:
         if text:
-            self._screen.show(Text(text))
-            self._screen.flush()
+            try:
+                self._screen.show(Text(text))
+                self._screen.flush()
+            except BrokenPipeError:
+                self._unread()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +93,12 @@ def try_(
         check_readable(configuration, config, privileges.environment(os.environ))
         if privileges.user is not None:
             preload()
-    cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
-    with privileges.acting():
-        place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
-    try:
+    with ExitStack() as made:
+        cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
+        made.callback(cgroups.close)
+        with privileges.acting():
+            place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
+        made.callback(remove, place)
         with _refusals():
             spawn = OverhearingSpawner(reactor, screen) if raw else Spawner(reactor)
             bench = Bench.open(configuration, root, place, cgroups, spawn, reactor)
@@ -104,11 +106,7 @@ def try_(
             privileges.renounce()
         if configuration.sandbox.kind == "none":
             screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
-        trial = Trial(attempt, bench, screen, folder, raw)
-        run_reactor(screen, trial.run)
-    finally:
-        remove(place)
-        cgroups.close()
+        run_reactor(screen, Trial(attempt, bench, screen, folder, raw).run)
 
 
 @attrs.frozen
@@ -125,14 +123,10 @@ class Trial:
         """Make it; return the exit status."""
         try:
             with self._bench.running():
-                evaluation = self._bench.prepare(self._attempt)
-                spawn = self._bench.surroundings.spawn
-                if isinstance(spawn, OverhearingSpawner):
-                    spawn.markers = lambda: evaluation.markers
-                return await self._attend(evaluation, reactor)
+                return await self._attend(self._bench.prepare(self._attempt), reactor)
         except SystemExit as error:  # the sandbox does not work
             self._screen.note(str(error).removeprefix("tawebeval: "), "red")
-        except OSError as error:
+        except PermissionError as error:
             self._screen.note(f"{error.filename} cannot be read: {error.strerror}", "red")
         return WRONG
 
@@ -143,13 +137,27 @@ class Trial:
             """Wait for no place to run."""
 
         def stop() -> None:
-            self._screen.note("cancelling")
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
 
+        unread = False
+
+        def nobody_reads() -> None:
+            nonlocal unread
+            unread = True
+            stop()
+
+        spawn = self._bench.surroundings.spawn
+        if isinstance(spawn, OverhearingSpawner):
+            spawn.markers, spawn.unread = lambda: evaluation.markers, nobody_reads
         with interrupted(stop, reactor):
             evaluation.begin(at_once, lambda: None)
-            status = await show(pages(evaluation), self._screen, self._show, self._folder)
-            await evaluation.over.wait()
+            try:
+                status = await show(pages(evaluation), self._screen, self._show, self._folder)
+            finally:
+                stop()  # if it goes on although nobody reads what is shown
+                await evaluation.over.wait()
+        if unread:
+            raise BrokenPipeError
         run, failure = evaluation.run, evaluation.failure
         if run is not None and run.stderr and not (failure and "stderr" in failure.members):
             lines = run.stderr.removesuffix("\n").split("\n")

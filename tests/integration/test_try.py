@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from subprocess import CompletedProcess
 
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest, TestCase
 
 from tests.integration.client import python
 from tests.integration.harness import until
-from tests.integration.terminal import Terminal, piped
+from tests.integration.terminal import COMMAND, Terminal, environment, piped
 from tests.integration.unprivileged import USER, temporary_folder
 
 BLOCK = python(
@@ -122,6 +124,23 @@ class TryTests(TestCase):
         terminal.interrupt()
         self.assertEqual(await terminal.end(), 1, terminal.shown)
         self.assertIn("the evaluation was cancelled", terminal.shown)
+
+    async def test_nobody_reads(self) -> None:
+        """Where stdout is closed, as by `head`, it ends, and cleans up."""
+        for more in ([], ["--raw"]):
+            program = subprocess.Popen(
+                [*COMMAND, "try", str(self.root), *BY, "--evaluator", "yes", "x=1", *more],
+                env=environment("http://127.0.0.1:9", TMPDIR=str(self.scratch)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            assert program.stdout is not None and program.stderr is not None
+            self.assertEqual(await deferToThread(program.stdout.read, 2), b"y\n")
+            program.stdout.close()
+            said = await deferToThread(program.stderr.read)
+            program.stderr.close()
+            self.assertEqual(await deferToThread(program.wait), 141)
+            self.assertNotIn(b"Traceback", said)
 
     async def test_wrong(self) -> None:
         """What is wrong is 2, and said without a traceback."""
