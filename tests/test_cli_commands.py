@@ -392,6 +392,16 @@ class FollowTests(CommandTestCase):
         self.assertEqual(self.line.wait(result(), meanwhile), 0)
         self.assertIn("no connection", shown.notes.getvalue())
 
+    def test_unreadable(self) -> None:
+        """A file that cannot be read is named, and makes it 2."""
+
+        async def work() -> int:
+            raise PermissionError(13, "Permission denied", "a.py")
+
+        shown = Shown()
+        status = self.line.wait(judged(shown.screen, work(), self.line.service.reactor))
+        self.assertEqual((status, shown.notes.getvalue()), (2, "a.py: Permission denied\n"))
+
     def test_nobody_reads(self) -> None:
         """Where stdout is closed, as by `head`, the evaluation is cancelled."""
         self.line.service.world.spawn.obeys = (15,)

@@ -18,7 +18,7 @@ class FieldTests(SynchronousTestCase):
         folder.mkdir()
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir(folder)
-        for name in ("a.py", "b.txt", "x=y", "C:z"):
+        for name in ("a.py", "b.txt", "x=y", "C:z", os.fsdecode(b"\xff")):
             Path(name).touch()
 
     def test_kinds(self) -> None:
@@ -47,6 +47,7 @@ class FieldTests(SynchronousTestCase):
             (["source=x", "a.py"], "NAME:a.py"),
             (["x=1", "x=2"], "the field x stands there twice"),
             (["x=1", "x:a.py"], "twice"),
+            ([os.fsdecode(b"\xff")], "must be UTF-8"),
         ):
             with self.assertRaises(ValueError) as caught:
                 parse_fields(arguments)

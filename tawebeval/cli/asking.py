@@ -167,6 +167,9 @@ async def judged(screen: Screen, work: Awaitable[int], reactor: Any) -> int:
             # Python would try once more, at its end, to write what nobody reads.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return UNREAD
+        except OSError as error:  # of a file of the submission
+            screen.note(f"{error.filename}: {error.strerror}", "red")
+            return WRONG
 
 
 def _advice(error: Refused) -> str:

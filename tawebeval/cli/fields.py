@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+from tawebeval.filenames import base_name
 from tawebeval.form import FIELD_NAME
 
 DEFAULT_FIELDS = ("source",)
@@ -23,7 +24,7 @@ def parse_fields(arguments: Iterable[str]) -> Submission:
 
     `name=text` and `name:path` name their fields; a bare path takes the next of the default
     ones that is free. Raises ValueError for a field that stands twice, a path without a field,
-    and what is no file.
+    what is no file, and a name that the evaluator could not see.
     """
     submission: Submission = {}
     bare: list[Path] = []
@@ -53,4 +54,5 @@ def _add(submission: Submission, name: str, content: str | Path) -> None:
 def _file(path: str) -> Path:
     if not Path(path).is_file():
         raise ValueError(f"there is no file {path}")
+    base_name(path)
     return Path(path)

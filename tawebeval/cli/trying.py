@@ -126,9 +126,7 @@ class Trial:
                 return await self._attend(self._bench.prepare(self._attempt), reactor)
         except SystemExit as error:  # the sandbox does not work
             self._screen.note(str(error).removeprefix("tawebeval: "), "red")
-        except PermissionError as error:
-            self._screen.note(f"{error.filename} cannot be read: {error.strerror}", "red")
-        return WRONG
+            return WRONG
 
     async def _attend(self, evaluation: Evaluation, reactor: Any) -> int:
         """Let it happen, and show it."""

@@ -166,7 +166,7 @@ class TryTests(TestCase):
         (self.root / "solution.py").chmod(0o600)
         done = await self.attempt("true")
         self.assertEqual(done.returncode, 2)
-        self.assertIn("solution.py cannot be read: Permission denied", done.stderr)
+        self.assertIn("solution.py: Permission denied", done.stderr)
         (self.root / "solution.py").chmod(0o644)
         (self.root / "inner").chmod(0o700)
         done = await self.attempt("true")
