@@ -31,7 +31,6 @@ from tawebeval.remotes import Remotes
 from tawebeval.removal import remove
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeMeter
-from tawebeval.workspace import Workspace
 
 _FETCH = (
     "fetch",
@@ -116,16 +115,18 @@ class BareRepository:
             for leftover in self.path.glob(pattern):
                 remove(leftover)
 
-    async def check_out(self, commit: Commit, workspace: Workspace) -> None:
-        """Put the tree of a commit that is here into the workspace. Raises EvaluationError."""
-        self._limits.tree.check(commit.files, commit.size)
+    async def check_out(self, commit: Commit, tree: Path, index: Path) -> None:
+        """Put the tree of a commit that is here into the directory `tree`. Raises EvaluationError.
+
+        In the directory `index` git keeps its index meanwhile.
+        """
         outcome = await self._git(
             self.path,
-            f"--work-tree={workspace.tree}",
+            f"--work-tree={tree}",
             *("read-tree", "--reset", "-u", commit.tree),
-            environment={"GIT_INDEX_FILE": str(workspace.index)},
+            environment={"GIT_INDEX_FILE": str(index / "index")},
             timeout=self._limits.timeout,
-            reach=Reach((workspace.tree, workspace.index.parent)),
+            reach=Reach((tree, index)),
         )
         if outcome.timed_out:
             seconds = self._limits.timeout

@@ -22,18 +22,20 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 
 import attrs
 
-from tawebeval.bare import Commit
 from tawebeval.bwrap import reopened, signal_inside, unprivileged
 from tawebeval.cgroups import Cgroups
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
 from tawebeval.orphans import Orphans
+from tawebeval.overlay import Overlays
 from tawebeval.process import ChildProcess
 from tawebeval.sandbox import Cell, Exit, Launch
 from tawebeval.workspace import View, Workspace
@@ -41,9 +43,10 @@ from tawebeval.workspace import View, Workspace
 # The first process, whose end is that of all others, waits for the command. The evaluator is the
 # same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
 # program that this user may execute and not read: its processes are closed to others (execve(2)).
-# What it says itself of the command's end goes nowhere.
+# What it says itself of the command's end goes nowhere, and what it was started with as stdin is
+# for nobody else.
 _INIT = "/init"
-_WAIT = 'exec 3>&2 2>/dev/null; ("$@" 2>&3 3>&-); exit $?'
+_WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
 
 _ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -116,7 +119,7 @@ class Bubblewrap:
 
     `program` is the path of bwrap, `accounts` the directory of `write_accounts`, `filter` a
     descriptor of the filter of system calls, `shown` the arguments of `system_view`, `readable`
-    what else may be read.
+    what else may be read, `trees` what makes the trees that evaluators may write to.
     """
 
     program: str
@@ -125,13 +128,14 @@ class Bubblewrap:
     shown: Sequence[str]
     readable: Sequence[str]
     network: bool
+    trees: Overlays
     _limits: Limits
     _cgroups: Cgroups
     _orphans: Orphans
 
-    def cell(self, workspace: Workspace, commit: Commit) -> Cell:
+    def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return BubblewrapCell(workspace, commit, self._limits, self._cgroups, self._orphans, self)
+        return BubblewrapCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self)
 
     def argv(
         self, view: View, directory: Path, command: Sequence[str], descriptors: Descriptors
@@ -169,13 +173,13 @@ class BubblewrapCell(Cell):
     def __init__(
         self,
         workspace: Workspace,
-        commit: Commit,
+        checkout: Checkout,
         limits: Limits,
         cgroups: Cgroups,
         orphans: Orphans,
         sandbox: Bubblewrap,
     ) -> None:
-        super().__init__(workspace, commit, limits, cgroups, orphans)
+        super().__init__(workspace, checkout, limits, cgroups, orphans, sandbox.trees)
         self.view = workspace.elsewhere(Path("/evaluation"))
         self._sandbox = sandbox
         self._opened = contextlib.ExitStack()
@@ -205,7 +209,13 @@ class BubblewrapCell(Cell):
         os.pwrite(self._descriptors.environment, os.fsencode("\0".join(words)), 0)
         inside = self._limited(["/bin/sh", "-c", command], apart=True)
         argv = self._sandbox.argv(self.view, self.view.of(directory), inside, self._descriptors)
-        return Launch(self._grouped(argv), {}, "/", tuple(self._descriptors))
+        return Launch(
+            self._grouped([*self._tree.prefix, *argv]),
+            {},
+            "/",
+            tuple(self._descriptors),
+            subprocess.DEVNULL if self._tree.namespace is None else self._tree.namespace,
+        )
 
     def signal(self, child: ChildProcess, number: int) -> None:
         """Send a signal to those in the sandbox."""

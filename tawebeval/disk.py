@@ -61,7 +61,7 @@ class Count(DiskUse):
 
     _since: float = attrs.field(default=0.0, repr=False, eq=False)
     _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
-    _mapped: dict[int, int] = attrs.field(factory=dict, repr=False, eq=False)
+    _mapped: dict[tuple[int, int], int] = attrs.field(factory=dict, repr=False, eq=False)
 
     def add(self, status: os.stat_result) -> None:
         """Count a file; of several names of one only the first takes room."""
@@ -101,17 +101,17 @@ class Count(DiskUse):
                 finally:
                     os.close(inner)
 
-    def add_nameless(self, pid: int, device: int) -> None:
-        """Count what a process has open on that device although it was removed."""
+    def add_nameless(self, pid: int, devices: Collection[int]) -> None:
+        """Count what a process has open on those devices although it was removed."""
         with _gone():
             for descriptor in os.listdir(f"/proc/{pid}/fd"):
                 with _gone():
                     status = os.stat(f"/proc/{pid}/fd/{descriptor}")
-                    if status.st_nlink == 0 and status.st_dev == device:
+                    if status.st_nlink == 0 and status.st_dev in devices:
                         self.add(status)
 
-    def add_mapped(self, pid: int, device: int) -> None:
-        """Count what a process has mapped on that device although it was removed and closed.
+    def add_mapped(self, pid: int, devices: Collection[int]) -> None:
+        """Count what a process has mapped on those devices although it was removed and closed.
 
         How large such a file is only root can learn: what counts is how far it is mapped.
         """
@@ -119,21 +119,21 @@ class Count(DiskUse):
         with _gone(), open(f"/proc/{pid}/maps", errors="replace", newline="\n") as file:
             for line in file:
                 with suppress(ValueError):  # no such line is known; it shall hide no other
-                    self._add_mapping(line, device)
+                    self._add_mapping(line, devices)
 
-    def _add_mapping(self, line: str, device: int) -> None:
+    def _add_mapping(self, line: str, devices: Collection[int]) -> None:
         if not line.endswith(" (deleted)\n"):
             return
         addresses, _, offset, numbers, inode, _ = line.split(None, 5)
         start, end = (int(number, 16) for number in addresses.split("-"))
         major, minor = (int(number, 16) for number in numbers.split(":"))
-        mapped = device, int(inode)
-        if os.makedev(major, minor) == device and mapped not in self._seen:
-            known = self._mapped.get(int(inode))
+        mapped = os.makedev(major, minor), int(inode)
+        if mapped[0] in devices and mapped not in self._seen:
+            known = self._mapped.get(mapped)
             extent = max(known or 0, int(offset, 16) + end - start)
             self.files += known is None
             self.size += extent - (known or 0)
-            self._mapped[int(inode)] = extent
+            self._mapped[mapped] = extent
 
 
 def _open(name: str, parent: int) -> int:
@@ -153,23 +153,25 @@ def measure(
     pids: Iterable[int],
     apart: Collection[str] = frozenset(),
     since: float = 0.0,
+    devices: Collection[int] = frozenset(),
 ) -> DiskUse:
     """Return what lies below `directory`, and what those processes hold of its file system.
 
-    `apart` and `since` are as `Count` says.
+    `apart` and `since` are as `Count` says. On `devices` they hold of it, too: those are of
+    overlays, whose changes lie in it.
     """
     count = Count(since=since)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         count.add_below(top, apart=apart)
-        device = os.fstat(top).st_dev
+        devices = {os.fstat(top).st_dev, *devices}
     finally:
         os.close(top)
     pids = list(pids)
     for pid in pids:
-        count.add_nameless(pid, device)
+        count.add_nameless(pid, devices)
     for pid in pids:  # what somebody has open was counted exactly
-        count.add_mapped(pid, device)
+        count.add_mapped(pid, devices)
     return DiskUse(count.size, count.files, count.largest, count.too_deep)
 
 
@@ -178,7 +180,7 @@ class DiskWatch:
     """Keeps an eye on one directory, which may take `size` bytes and `files` files.
 
     What in it is called as one of `apart` is not the run's. `since` is when the run began, in
-    seconds since the epoch.
+    seconds since the epoch. `devices` are as `measure` says.
     """
 
     _directory: Path
@@ -187,6 +189,7 @@ class DiskWatch:
     _pids: Callable[[], Iterable[int]]
     _apart: Collection[str] = frozenset()
     _since: float = 0.0
+    devices: set[int] = attrs.field(factory=set)
     _time: Callable[[], float] = time.monotonic
     _use: DiskUse = attrs.field(factory=DiskUse)
     _free: tuple[int, int] | None = None
@@ -197,7 +200,9 @@ class DiskWatch:
         system = os.statvfs(self._directory)
         free = system.f_bfree * system.f_frsize, system.f_ffree
         if again or self._stale(free):
-            self._use = measure(self._directory, self._pids(), self._apart, self._since)
+            self._use = measure(
+                self._directory, self._pids(), self._apart, self._since, self.devices
+            )
             self._free = free
             self._counted = self._time()
         return self._use

@@ -34,10 +34,12 @@ from tawebeval.premises import Premises
 from tawebeval.privileges import Privileges, find_privileges
 from tawebeval.process import Spawner
 from tawebeval.removal import remove
-from tawebeval.sandboxes import open_bubblewrap, try_out
+from tawebeval.sandboxes import COPIED, open_bubblewrap, try_with_overlays
 from tawebeval.tap import read_configuration
 
-_DESCRIPTORS = 8  # of an evaluation: pipes, pidfd, files of its sandbox; and git's beside them
+_DESCRIPTORS = (
+    9  # of an evaluation: pipes, pidfd, files of its sandbox, tree; and git's beside them
+)
 _SPARE = 128  # descriptors of the daemon's own, and connections that are just being refused
 
 # What holds where there is no cgroup for it: in the sandbox, and without one.
@@ -54,6 +56,10 @@ _INSTEAD: Mapping[What, Mapping[Literal["sandbox", "none"], str]] = {
         ("sandbox", "none"), "limited for each process alone (RLIMIT_CPU), and not reported"
     ),
 }
+_OVERLAYS = (
+    "Linux 5.11 or newer, a python3 that every user can execute, and a state directory on a file"
+    " system with attributes of users, such as ext4, xfs or btrfs"
+)
 _WHOLE: Mapping[What, str] = {
     "memory": "limited, for all processes of an evaluation together",
     "processes": "limited, for all of an evaluation together",
@@ -133,7 +139,8 @@ class Examination:
                 write_accounts(accounts)
             orphans = Orphans(self.reactor, Spawner(self.reactor))
             sandbox = open_bubblewrap(self.configuration, accounts, cgroups, orphans)
-            problem = try_out(sandbox, self.privileges)
+            problem = try_with_overlays(sandbox, self.privileges, self.premises.places())
+            sandbox.trees.close()
             os.close(sandbox.filter)
         except ConfigurationError as error:
             yield broken("sandbox", error)
@@ -146,6 +153,11 @@ class Examination:
             yield Finding("sandbox", Health.BROKEN, f"bubblewrap does not work: {what}", remedy)
             return
         yield Finding("sandbox", Health.OK, f"{sandbox.program} works")
+        if sandbox.trees.problem is None:
+            yield Finding("trees", Health.OK, "overlays work: none is copied")
+        else:
+            what = f"{COPIED} ({sandbox.trees.problem})"
+            yield Finding("trees", Health.WEAKER, what, _OVERLAYS)
         if sandbox.network:
             what = "evaluators reach the network, and whatever listens on this machine"
             remedy = "leave out sandbox.network, if they need none"

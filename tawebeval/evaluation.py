@@ -16,6 +16,7 @@ from tawebeval.bare import Commit
 from tawebeval.budget import Budget, Share
 from tawebeval.callback import Callback
 from tawebeval.callers import ANYBODY
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
 from tawebeval.events import encode_error
@@ -40,10 +41,8 @@ log = Logger()
 class Source(Protocol):
     """Where commits come from."""
 
-    async def check_out(
-        self, repository: Repository, oid: str, workspace: Workspace, caller: str
-    ) -> Commit:
-        """Put the commit's tree into the workspace. Raises EvaluationError."""
+    async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
+        """Return the commit and its tree, for the caller to release. Raises EvaluationError."""
 
 
 @attrs.frozen
@@ -90,6 +89,7 @@ class Evaluation:
     changed: Signal[None] = attrs.field(factory=Signal)
     over: Latch[None] = attrs.field(factory=Latch)
     _intake: Intake | None = None
+    _checkout: Checkout | None = None
     _cell: Cell | None = None
     _stopped: EvaluationError | None = None
     _life: Deferred[None] | None = None
@@ -143,11 +143,12 @@ class Evaluation:
         try:
             self._enter(State.FETCHING)
             await self._surroundings.threads.run(self.workspace.create, self.upload)
-            self.commit = await self._surroundings.repositories.check_out(
-                self.request.repository, self.request.commit_oid, self.workspace, self.caller
+            checkout = self._checkout = await self._surroundings.repositories.check_out(
+                self.request.repository, self.request.commit_oid, self.caller
             )
-            cell = self._cell = self._surroundings.sandbox.cell(self.workspace, self.commit)
-            directory = await self._surroundings.threads.run(self._open, cell)
+            self.commit = checkout.commit
+            cell = self._cell = self._surroundings.sandbox.cell(self.workspace, checkout)
+            directory = await self._surroundings.threads.run(self._open, cell, checkout)
             self._enter(State.RUNNING)
             return await self._run(directory, cell)
         except EvaluationError as error:
@@ -160,9 +161,9 @@ class Evaluation:
             why = error.strerror if isinstance(error, OSError) else type(error).__name__
             return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
 
-    def _open(self, cell: Cell) -> Path:
+    def _open(self, cell: Cell, checkout: Checkout) -> Path:
         """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError."""
-        directory = self.workspace.working_directory(self.request.directory)
+        directory = self.workspace.working_directory(self.request.directory, checkout.path)
         cell.open()
         return directory
 
@@ -213,6 +214,7 @@ class Evaluation:
             launch.environment,
             launch.directory,
             descriptors=launch.descriptors,
+            stdin=launch.stdin,
         )
         return run
 
@@ -279,3 +281,5 @@ class Evaluation:
             await self._surroundings.threads.run(remove_all)
         except Exception:  # noqa: BLE001  (the evaluation is over all the same)
             log.failure("{id}: what it has left could not be removed", id=self.identifier)
+        if self._checkout is not None:
+            self._checkout.release()

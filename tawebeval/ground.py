@@ -13,7 +13,7 @@ from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitversion import check_git
 from tawebeval.sandbox import Sandbox
-from tawebeval.sandboxes import rely_on
+from tawebeval.sandboxes import Places, close_sandbox, rely_on
 from tawebeval.signals import Threads
 
 log = Logger()
@@ -59,7 +59,10 @@ class Ground(Service):
             raise SystemExit(f"tawebeval: {error}") from None
         for problem in self._cgroups.problems:
             log.warn("limits: {problem}", problem=problem)
-        rely_on(self._sandbox)
+        rely_on(
+            self._sandbox,
+            Places(self.directories.repositories, self.directories.evaluations),
+        )
         for threads in self._crews:
             threads.start()
 
@@ -68,4 +71,5 @@ class Ground(Service):
         super().stopService()
         for threads in self._crews:
             threads.stop()
+        close_sandbox(self._sandbox)
         self._cgroups.close()

@@ -24,6 +24,7 @@ from tawebeval.identity import KEY_BYTES
 from tawebeval.keyring import Keyring
 from tawebeval.ownership import check_owner, name_of
 from tawebeval.privileges import Privileges
+from tawebeval.sandboxes import Places
 from tawebeval.secretfiles import STRANGERS
 from tawebeval.signing import Signing, find_secrets
 
@@ -149,6 +150,14 @@ class Premises:
             remedy = "remove it; identifiers issued so far are no longer recognised then"
             return Finding("permissions", Health.BROKEN, what, remedy)
         return Finding("permissions", Health.OK, str(path))
+
+    def places(self) -> Places:
+        """Return where overlays can be tried: where they will be, if that is there already."""
+        state, cache = locate(self.environment)
+        return Places(*(self._probed(path) for path in (cache, state)))
+
+    def _probed(self, path: Path) -> Path | None:
+        return path if path.is_dir() and self._may(path, os.W_OK | os.X_OK) else None
 
     def room(self, running: int) -> Iterator[Finding]:
         """Yield how much room there is for so many evaluations at once."""

@@ -71,10 +71,11 @@ class ChildProcess:
         directory: str,
         *,
         descriptors: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
         reader: Callable[..., PipeReader] = PipeReader,
         reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        """Start `argv` in `directory` with just that environment and nothing on stdin.
+        """Start `argv` in `directory` with just that environment and, as a rule, nothing on stdin.
 
         Raises OSError where that is impossible. The child gets `descriptors` under the same
         numbers; they stay open here, too. `reader` makes what reads stdout;
@@ -89,7 +90,7 @@ class ChildProcess:
                 argv,
                 env=dict(environment),
                 cwd=directory,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=ends[STDOUT][1],
                 stderr=ends[STDERR][1],
                 start_new_session=True,
@@ -241,6 +242,7 @@ class Spawner:
         directory: str,
         *,
         descriptors: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> ChildProcess:
         """Start a child, as `ChildProcess` says."""
         child = ChildProcess(
@@ -250,6 +252,7 @@ class Spawner:
             environment,
             directory,
             descriptors=descriptors,
+            stdin=stdin,
             reaped=self._children.discard,
         )
         self._children.add(child.pid)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
-from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
 from tawebeval.bare import BareRepository, Commit
 from tawebeval.callers import ANYBODY
+from tawebeval.checkouts import SUFFIX, Checkout, Checkouts
 from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
@@ -28,8 +29,8 @@ from tawebeval.keyring import Keyring
 from tawebeval.quota import FetchLimits
 from tawebeval.remotes import Remotes
 from tawebeval.removal import remove
-from tawebeval.signals import Latch, Threads, completed, outcome
-from tawebeval.workspace import Workspace
+from tawebeval.shared import Shared
+from tawebeval.signals import Threads
 
 log = Logger()
 
@@ -44,22 +45,13 @@ class _Wanted:
 
 
 @attrs.define
-class _Fetch:
-    """A fetch under way, and how many wait for it."""
-
-    deferred: Deferred[Commit]
-    outcome: Latch[Callable[[], Commit]]
-    waiting: int = 0
-
-
-@attrs.define
 class _Entry:
     """A place in the cache; `size` in bytes. What has users is not evicted."""
 
     bare: BareRepository
     size: int = 0
     users: int = 0
-    fetches: dict[tuple[Repository, str], _Fetch] = attrs.field(factory=dict)
+    fetches: Shared[tuple[Repository, str], Commit] = attrs.field(factory=Shared)
 
 
 class Repositories:
@@ -88,6 +80,7 @@ class Repositories:
         self._remotes = remotes
         self._limits = limits
         self._keyring = keyring
+        self._checkouts = Checkouts(root, threads)
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._evicted = 0
@@ -96,14 +89,17 @@ class Repositories:
         """Take over what an earlier daemon has left in the cache, if it fits. Blocks."""
         found = []
         for path in self._root.iterdir():
-            if path.suffix == ".git":
+            if path.suffix in (".git", SUFFIX):
                 found.append((path.stat().st_mtime, path))
             else:
                 remove(path)  # half made, or half removed
         for _, path in sorted(found):
-            entry = self._add(path.name)
-            entry.bare.tidy()
-            entry.size = entry.bare.size()
+            if path.suffix == SUFFIX:
+                self._checkouts.load(path)
+            else:
+                entry = self._add(path.name)
+                entry.bare.tidy()
+                entry.size = entry.bare.size()
         for path in self._take_excess():
             remove(path)
 
@@ -114,10 +110,8 @@ class Repositories:
         entry = self._entries[name] = _Entry(bare)
         return entry
 
-    async def check_out(
-        self, repository: Repository, oid: str, workspace: Workspace, caller: str = ANYBODY
-    ) -> Commit:
-        """Put the tree of a commit into the workspace, fetching it first if it is not here.
+    async def check_out(self, repository: Repository, oid: str, caller: str = ANYBODY) -> Checkout:
+        """Return a commit and its tree, fetching it first if it is not here.
 
         `caller` is for whom. Raises EvaluationError when the repository or the commit cannot
         be had.
@@ -128,7 +122,7 @@ class Repositories:
             wanted = _Wanted(repository, oid, credential)
             generation, used = entry.bare.generation, entry.bare.used
             try:
-                return await self._provide(entry, wanted, workspace)
+                return await self._provide(entry, wanted)
             except EvaluationError as error:
                 # What was never whole is not damaged: there the repository itself is broken.
                 stderr = str(error.members.get("stderr", ""))
@@ -140,12 +134,24 @@ class Repositories:
                     stderr=stderr,
                 )
             await entry.bare.discard(generation)
-            return await self._provide(entry, wanted, workspace)
+            return await self._provide(entry, wanted)
 
-    async def _provide(self, entry: _Entry, wanted: _Wanted, workspace: Workspace) -> Commit:
-        commit = entry.bare.known(wanted.oid) or await self._shared_fetch(entry, wanted)
-        await entry.bare.check_out(commit, workspace)
-        return commit
+    async def _provide(self, entry: _Entry, wanted: _Wanted) -> Checkout:
+        commit = entry.bare.known(wanted.oid) or await entry.fetches.result(
+            (wanted.repository, wanted.oid), lambda: self._fetch(entry, wanted)
+        )
+        self._limits.tree.check(commit.files, commit.size)
+        before = self._checkouts.size
+        checkout = await self._checkouts.provide(
+            entry.bare.path.stem, commit, partial(entry.bare.check_out, commit)
+        )
+        try:
+            if self._checkouts.size > before:
+                await self._evict()
+        except BaseException:
+            checkout.release()
+            raise
+        return checkout
 
     @asynccontextmanager
     async def _use(self, url: str, credential: Credential | None) -> AsyncIterator[_Entry]:
@@ -162,32 +168,6 @@ class Repositories:
             entry.users -= 1
             entry.bare.touch()
 
-    async def _shared_fetch(self, entry: _Entry, wanted: _Wanted) -> Commit:
-        """Fetch, or wait with those for whom the same is being fetched already."""
-        key = wanted.repository, wanted.oid
-        fetch = entry.fetches.get(key)
-        if fetch is None:
-            deferred = Deferred.fromCoroutine(self._fetch(entry, wanted))
-            fetch = entry.fetches[key] = _Fetch(deferred, outcome(deferred))
-        fetch.waiting += 1
-        try:
-            result = await fetch.outcome.wait()
-        except CancelledError:
-            if fetch.waiting == 1:
-                # Nobody else wants it: end git, and see to it that later ones begin anew.
-                entry.fetches.pop(key, None)
-                fetch.deferred.cancel()
-                await completed(fetch.outcome)
-            raise
-        finally:
-            fetch.waiting -= 1
-            if fetch.outcome.is_set and entry.fetches.get(key) is fetch:
-                del entry.fetches[key]
-        try:
-            return result()
-        except EvaluationError as error:
-            raise attrs.evolve(error) from None  # each who shares it gets a traceback of its own
-
     async def _fetch(self, entry: _Entry, wanted: _Wanted) -> Commit:
         try:
             return await entry.bare.fetch(wanted.repository, wanted.oid, wanted.credential)
@@ -201,18 +181,23 @@ class Repositories:
             await self._threads.run(remove, path)
 
     def _take_excess(self) -> list[Path]:
-        """Take what was used longest ago out of the cache; return what is to be removed."""
-        excess = sum(entry.size for entry in self._entries.values()) - self._capacity
-        doomed = []
+        """Take what was used longest ago out of the cache; return what is to be removed.
+
+        Checkouts, which are made again without a network, have half of it for themselves.
+        """
+        doomed = list(self._checkouts.take_excess(self._capacity // 2))
+        repositories = sum(entry.size for entry in self._entries.values())
         for name, entry in list(self._entries.items()):
-            if excess > 0 and not entry.users:
-                excess -= entry.size
+            if repositories + self._checkouts.size > self._capacity and not entry.users:
+                repositories -= entry.size
                 del self._entries[name]
                 self._evicted += 1
                 doomed.append(entry.bare.path.with_suffix(f".old{self._evicted}"))
                 with suppress(FileNotFoundError):
                     entry.bare.path.rename(doomed[-1])
+                doomed += self._checkouts.take_all(entry.bare.path.stem)
                 log.info(
                     "{path} is evicted from the cache: {size} bytes", path=name, size=entry.size
                 )
+        doomed += self._checkouts.take_excess(max(self._capacity - repositories, 0))
         return doomed

@@ -7,7 +7,9 @@ measure and to judge what becomes of it.
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +18,15 @@ from typing import Protocol
 
 import attrs
 
-from tawebeval.bare import Commit
 from tawebeval.cgroups import Cgroups, Group, Usage
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.disk import DiskWatch
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
 from tawebeval.workspace import View, Workspace
+from tawebeval.writable import Copies, Trees, WritableTree
 
 _SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
 _BLOCK = 4096  # bytes that a small file takes at most beyond its own
@@ -40,6 +43,7 @@ class Launch:
     environment: Mapping[str, str]
     directory: str
     descriptors: Sequence[int] = ()
+    stdin: int = subprocess.DEVNULL
 
 
 @attrs.frozen
@@ -58,17 +62,23 @@ class Cell(ABC):
     def __init__(
         self,
         workspace: Workspace,
-        commit: Commit,
+        checkout: Checkout,
         limits: Limits,
         cgroups: Cgroups,
         orphans: Orphans,
+        trees: Trees,
     ) -> None:
         self.limits = limits
         self.workspace = workspace
+        self._checkout = checkout.path
         self._cgroups = cgroups
         self._orphans = orphans
+        self._trees = trees
+        self._tree = WritableTree()
         self._group: Group | None = None
-        # What is checked out is there from the start; the limit is for what is added.
+        # The limit is for what is added. What was checked out is there from the start, or comes
+        # when it is changed: an overlay copies it then.
+        commit = checkout.commit
         self._most_disk = limits.disk + commit.size + _BLOCK * commit.files
         self._most_files = limits.disk_files + commit.files
         self._disk = DiskWatch(
@@ -83,6 +93,10 @@ class Cell(ABC):
 
     def open(self) -> None:
         """Make what has to be there before the start. Blocks. Raises OSError."""
+        self._tree = self._trees.make(self._checkout, self.workspace)
+        if self._tree.directory is not None:
+            self.view = attrs.evolve(self.view, opened={self.workspace.tree: self._tree.directory})
+            self._disk.devices.add(os.fstat(self._tree.directory).st_dev)
         # Other users can read the names of groups: not by the identifier.
         self._group = self._cgroups.make(self.workspace.root.name, self.limits)
 
@@ -108,6 +122,7 @@ class Cell(ABC):
     def started(self, child: ChildProcess) -> None:
         """Take note of the run's first process."""
         self._first = child
+        self._tree.entered()
 
     def exceeded(self, final: bool = False) -> EvaluationError | None:
         """Return which limit has been gone over, if one has. Blocks.
@@ -143,6 +158,7 @@ class Cell(ABC):
         if self._group is not None:
             self._group.remove()
             self._group = None
+        self._tree.close()
 
     def _pids(self) -> Iterable[int]:
         return descendants(self._first.pid) if self._first is not None else ()
@@ -178,7 +194,7 @@ class Cell(ABC):
 class Sandbox(Protocol):
     """Makes cells."""
 
-    def cell(self, workspace: Workspace, commit: Commit) -> Cell:
+    def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
 
 
@@ -188,12 +204,13 @@ class NoCell(Cell):
     def __init__(
         self,
         workspace: Workspace,
-        commit: Commit,
+        checkout: Checkout,
         limits: Limits,
         cgroups: Cgroups,
         orphans: Orphans,
+        trees: Trees,
     ) -> None:
-        super().__init__(workspace, commit, limits, cgroups, orphans)
+        super().__init__(workspace, checkout, limits, cgroups, orphans, trees)
         self.view = workspace.as_it_is()
         self._mark = b""
 
@@ -230,7 +247,8 @@ class NoSandbox:
     _limits: Limits
     _cgroups: Cgroups
     _orphans: Orphans
+    _trees: Trees = attrs.field(factory=Copies)
 
-    def cell(self, workspace: Workspace, commit: Commit) -> Cell:
+    def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return NoCell(workspace, commit, self._limits, self._cgroups, self._orphans)
+        return NoCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self._trees)

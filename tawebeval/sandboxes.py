@@ -11,21 +11,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec
 
+import attrs
 from twisted.logger import Logger
 
 from tawebeval.bare import Commit
 from tawebeval.bubblewrap import Bubblewrap, system_view
 from tawebeval.cgroups import Cgroups
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
+from tawebeval.overlay import Overlays
 from tawebeval.privileges import Privileges, User
 from tawebeval.removal import remove
 from tawebeval.sandbox import Launch, NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
 from tawebeval.workspace import Workspace
 
+COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
+"""What follows where overlays do not work."""
+
+# Changes a file, and replaces a directory: an overlay that may not set attributes could not.
+_DIRECTORY = "directory"
+_WHOLE = "as it was"
+_TRIAL = (
+    f"cd {_DIRECTORY} && read -r line <file; [ \"$line\" = '{_WHOLE}' ] && echo changed >file"
+    f" && cd .. && rm -r {_DIRECTORY} && mkdir {_DIRECTORY} && [ ! -e {_DIRECTORY}/file ] && exit 7"
+)
 _PATIENCE = 20.0  # seconds for an empty sandbox to start and end
 
 _OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
@@ -50,6 +63,17 @@ Problem = tuple[str, str]
 
 P = ParamSpec("P")
 
+
+@attrs.frozen
+class Places:
+    """Where checkouts and workspaces lie; None is for where temporary files do."""
+
+    checkouts: Path | None = None
+    workspaces: Path | None = None
+
+
+ANYWHERE = Places()
+
 log = Logger()
 
 
@@ -66,13 +90,16 @@ def open_sandbox(
     return open_bubblewrap(configuration, accounts, cgroups, orphans)
 
 
-def rely_on(sandbox: Sandbox) -> None:
+def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
     """Look whether a sandbox can be relied on; blocks. Exits with a message if it cannot.
 
-    Having none is the operator's decision, of which the log tells at every start.
+    Having none is the operator's decision, of which the log tells at every start. So it does
+    where trees have to be copied.
     """
     if isinstance(sandbox, Bubblewrap):
-        problem = try_out(sandbox)
+        problem = try_with_overlays(sandbox, places=places)
+        if sandbox.trees.problem is not None:
+            log.warn("{what}: {why}", what=COPIED, why=sandbox.trees.problem)
         if problem is not None:
             raise SystemExit(
                 "tawebeval: sandbox.kind: bubblewrap does not work here: " + "; ".join(problem)
@@ -83,6 +110,12 @@ def rely_on(sandbox: Sandbox) -> None:
             " user {uid} can",
             uid=os.geteuid(),
         )
+
+
+def close_sandbox(sandbox: Sandbox) -> None:
+    """Give back what `rely_on` has made. Blocks, hardly."""
+    if isinstance(sandbox, Bubblewrap):
+        sandbox.trees.close()
 
 
 def open_box(sandbox: Sandbox, accounts: Path) -> Box:
@@ -112,38 +145,68 @@ def open_bubblewrap(
         tuple(system_view(accounts, network=network)),
         configuration.sandbox.readable,
         network,
+        Overlays(),
         configuration.limits,
         cgroups,
         orphans,
     )
 
 
-def try_out(sandbox: Bubblewrap, privileges: Privileges | None = None) -> Problem | None:
+def try_with_overlays(
+    sandbox: Bubblewrap, privileges: Privileges | None = None, places: Places = ANYWHERE
+) -> Problem | None:
+    """Return why the sandbox does not work, as `try_out`, with overlays if these work. Blocks.
+
+    If they do not its `trees` says why, and copies.
+    """
+    sandbox.trees.open(privileges.user if privileges else None)
+    problem = try_out(sandbox, privileges, places)
+    if problem is not None and sandbox.trees.problem is None:
+        sandbox.trees.give_up(problem[0])
+        problem = try_out(sandbox, privileges, places)
+    return problem
+
+
+def try_out(
+    sandbox: Bubblewrap, privileges: Privileges | None = None, places: Places = ANYWHERE
+) -> Problem | None:
     """Return why the sandbox does not work, and what can be done about it. Blocks.
 
-    It does if a command in it, started as evaluators are, exits as it should. With
-    `privileges` that is tried as their user. What evaluators rely on has to be there already:
-    the trial makes nothing of it.
+    It does if a command in it, started as evaluators are, exits as it should, has changed its tree,
+    and nothing of what that was made of. With `privileges` that is tried as their user. What
+    evaluators rely on has to be there already: the trial makes nothing of it.
     """
     acting = privileges.acting if privileges else contextlib.nullcontext
     with contextlib.ExitStack() as made:
         try:
             with acting():
-                folder = Path(tempfile.mkdtemp(prefix="tawebeval-"))
-                made.callback(_as(acting, remove), folder)
+                folders = []
+                for place in (places.checkouts, places.workspaces):
+                    folders.append(Path(tempfile.mkdtemp(prefix="tawebeval-", dir=place)))
+                    made.callback(_as(acting, remove), folders[-1])
+                checkout, folder = folders
+                whole = checkout / _DIRECTORY / "file"
+                whole.parent.mkdir()
+                whole.write_text(_WHOLE)
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
-                workspace = Workspace(folder / "probe")
+                workspace = Workspace(folder.resolve() / "probe")
                 workspace.create(upload)
-                cell = sandbox.cell(workspace, Commit("", ""))
+                cell = sandbox.cell(
+                    workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
+                )
                 made.callback(_as(acting, cell.close))
                 cell.open()
-            launch = cell.launch("exit 7", {"PATH": "/usr/bin:/bin"}, workspace.tree)
-            return _run(launch, privileges.user if privileges else None)
+            launch = cell.launch(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
+            problem = _run(launch, privileges.user if privileges else None)
+            untouched = whole.read_text() == _WHOLE
         except OSError as error:
             return str(error), _MEND
         except subprocess.TimeoutExpired as error:
             return f"an empty sandbox has not ended within {error.timeout:g} seconds", _MEND
+    if problem is None and not untouched:
+        return "what an evaluator writes gets into the cache", _MEND
+    return problem
 
 
 def _as(
@@ -161,7 +224,7 @@ def _run(launch: Launch, user: User | None) -> Problem | None:
         launch.argv,
         env=launch.environment,
         cwd="/",
-        stdin=subprocess.DEVNULL,
+        stdin=launch.stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         pass_fds=launch.descriptors,

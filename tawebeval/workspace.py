@@ -4,7 +4,7 @@
 <evaluation>/tree/                           the commit's tree, writable
 <evaluation>/tmp/                            TEMPORARY_DIRECTORY
 <evaluation>/home/                           HOME
-<evaluation>/checkout/                       git's index, while it checks out
+<evaluation>/changes/                        what differs in the tree, where it is an overlay
 <evaluation>/scratch/                        /tmp, where there is a sandbox
 <evaluation>/shm/                            /dev/shm, likewise
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -33,12 +33,14 @@ class View:
     """How an evaluator sees its workspace: `root` is its path there.
 
     The places it may read only, and those it may write to, are pairs of its path for them and
-    ours.
+    ours. `opened` has descriptors of those, by our paths, that are mounted for the evaluator
+    alone.
     """
 
     root: Path
     writable: Sequence[tuple[Path, Path]]
     readable: Sequence[tuple[Path, Path]] = ()
+    opened: Mapping[Path, int] = attrs.field(factory=dict)
     _ours: Path = attrs.field(kw_only=True)
 
     def of(self, path: Path) -> Path:
@@ -54,7 +56,7 @@ class Workspace:
 
     @property
     def tree(self) -> Path:
-        """Where the commit's tree is checked out."""
+        """Where the evaluator has the commit's tree."""
         return self.root / "tree"
 
     @property
@@ -68,9 +70,9 @@ class Workspace:
         return self.root / "home"
 
     @property
-    def index(self) -> Path:
-        """Where git keeps its index while it checks out."""
-        return self.root / "checkout" / "index"
+    def changes(self) -> Path:
+        """What the evaluator has changed in the tree, if that is an overlay."""
+        return self.root / "changes"
 
     @property
     def submission(self) -> Path:
@@ -80,7 +82,7 @@ class Workspace:
     @property
     def not_the_evaluators(self) -> Collection[str]:
         """What in `root` an evaluator cannot write to, by name."""
-        return frozenset({self.submission.name, self.index.parent.name})
+        return frozenset({self.submission.name})
 
     @property
     def scratch(self) -> Path:
@@ -122,18 +124,19 @@ class Workspace:
         upload.rename(self.root)
         for directory in (
             *(self.tree, self.temporary, self.home),
-            *(self.scratch, self.shared_memory, self.index.parent),
+            *(self.scratch, self.shared_memory),
         ):
             directory.mkdir()
 
-    def working_directory(self, directory: str) -> Path:
+    def working_directory(self, directory: str, checkout: Path) -> Path:
         """Return where the evaluator runs. Raises EvaluationError.
 
-        `directory` is as the form gave it; a symbolic link may not lead out of the tree.
+        `directory` is as the form gave it; a symbolic link may not lead out of the tree, which
+        lies in `checkout` as it was committed.
         """
         try:
-            path = (self.tree / directory).resolve()
-            inside = path.is_relative_to(self.tree)
+            path = (checkout / directory).resolve()
+            inside = path.is_relative_to(checkout)
             found = inside and path.is_dir()
         except (OSError, RuntimeError):  # too long a name, links in a circle
             inside, found = True, False
@@ -141,7 +144,7 @@ class Workspace:
             raise EvaluationError("directory", f"{directory!r} leads out of the repository")
         if not found:
             raise EvaluationError("directory", f"{directory!r} is no directory of that commit")
-        return path
+        return self.tree / path.relative_to(checkout)
 
     def read_file(self, path: str, directory: Path, limit: int, view: View) -> bytes:
         """Return the content of a file that the evaluator, working in `directory`, names.
@@ -154,7 +157,8 @@ class Workspace:
         absolute = Path(os.path.normpath(view.of(directory) / path))
         for inside, ours in view.writable:
             if absolute.is_relative_to(inside):
-                return _read_beneath(ours, absolute.relative_to(inside).parts, limit, path)
+                top = view.opened.get(ours)
+                return _read_beneath(ours, top, absolute.relative_to(inside).parts, limit, path)
         raise FileRefused(f"{path!r} lies outside of the evaluator's own directories")
 
     def remove(self) -> None:
@@ -170,12 +174,18 @@ def directory_of(identifier: str) -> str:
     return hashlib.sha256(identifier.encode()).hexdigest()[:32]
 
 
-def _read_beneath(root: Path, parts: Iterable[str], limit: int, path: str) -> bytes:
-    """Read a file below `root` component by component: the evaluator may change it meanwhile."""
+def _read_beneath(
+    root: Path, opened: int | None, parts: Iterable[str], limit: int, path: str
+) -> bytes:
+    """Read a file below `root` component by component: the evaluator may change it meanwhile.
+
+    Where `root` is `opened` already its path is not looked at.
+    """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = -1
     try:
-        descriptor = os.open(root, flags | os.O_DIRECTORY)
+        top = root if opened is None else "."
+        descriptor = os.open(top, flags | os.O_DIRECTORY, dir_fd=opened)
         for part in parts:
             parent, descriptor = descriptor, os.open(part, flags, dir_fd=descriptor)
             os.close(parent)

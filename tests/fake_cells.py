@@ -9,12 +9,14 @@ from typing import Any
 
 import attrs
 
-from tawebeval.bare import Commit
 from tawebeval.cgroups import Cgroups, Usage
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
+from tawebeval.privileges import User
 from tawebeval.sandbox import Exit, Launch
 from tawebeval.workspace import View, Workspace
+from tawebeval.writable import WritableTree
 from tests.gates import Gate
 
 NO_CGROUPS = Cgroups([], {}, {})
@@ -80,6 +82,37 @@ class FakeCell:
         self.closed += 1
 
 
+@attrs.define
+class FakeTrees:
+    """Makes `tree` for everybody and copies nothing; `made` are the checkouts it was made of.
+
+    `problem` is why there are no overlays, from the start or since somebody gave them up.
+    """
+
+    tree: WritableTree = attrs.field(factory=WritableTree)
+    problem: str | None = None
+    made: list[Path] = attrs.field(factory=list)
+    opened: list[User | None] = attrs.field(factory=list)
+    closed: int = 0
+
+    def open(self, user: User | None = None) -> None:
+        """Note the user."""
+        self.opened.append(user)
+
+    def give_up(self, problem: str) -> None:
+        """Take the problem."""
+        self.problem = problem
+
+    def make(self, checkout: Path, workspace: Workspace) -> WritableTree:
+        """Return the tree."""
+        self.made.append(checkout)
+        return self.tree
+
+    def close(self) -> None:
+        """Count."""
+        self.closed += 1
+
+
 class FakeSandbox:
     """Makes fake cells, which all share a gate for their orphans."""
 
@@ -88,7 +121,7 @@ class FakeSandbox:
         self.orphans = Gate()
         self._limits = limits
 
-    def cell(self, workspace: Workspace, commit: Commit) -> Any:
+    def cell(self, workspace: Workspace, checkout: Checkout) -> Any:
         """Return a new cell."""
         self.cells.append(FakeCell(self._limits, workspace.as_it_is(), self.orphans))
         return self.cells[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
 from resource import RUSAGE_CHILDREN, getrusage, struct_rusage
 
@@ -149,6 +150,7 @@ class FakeSpawner:
         directory: str,
         *,
         descriptors: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> FakeChild:
         """Return a new child, which runs."""
         if self.error is not None:

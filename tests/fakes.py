@@ -15,6 +15,7 @@ import attrs
 from twisted.internet.task import Clock
 
 from tawebeval.budget import Budget
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Configuration
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
@@ -25,7 +26,6 @@ from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.repositories import Commit
 from tawebeval.signals import Latch, completed
 from tawebeval.watch import Watch, exceeded
-from tawebeval.workspace import Workspace
 from tests.fake_cells import FakeCell, FakeSandbox
 from tests.fake_children import FakeChild, FakeSpawner
 from tests.gates import Gate
@@ -103,17 +103,19 @@ class FakeRepositories:
         self.asked: list[tuple[Repository, str]] = []
         self.callers: list[str] = []
         self.gate = Gate()
-        self.fill: Callable[[Path], object] = lambda tree: None
+        self.tree = Path("/")  # which is there
+        self.users = 0
 
-    async def check_out(
-        self, repository: Repository, oid: str, workspace: Workspace, caller: str
-    ) -> Commit:
-        """Return the commit, its tree filled by `fill`."""
+    async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
+        """Return the commit and `tree`, with what the test has put there; count its users."""
         self.callers.append(caller)
         self.asked.append((repository, oid))
         await self.gate.wait()
-        self.fill(workspace.tree)
-        return Commit(oid, TREE)
+        self.users += 1
+        return Checkout(Commit(oid, TREE), self.tree, self._release)
+
+    def _release(self) -> None:
+        self.users -= 1
 
     def fail(self, reason: str, message: str, **members: str) -> None:
         """Let fetches fail from now on."""

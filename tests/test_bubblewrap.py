@@ -28,10 +28,11 @@ from tawebeval.bubblewrap import (
 from tawebeval.config import MIB
 from tawebeval.errors import EvaluationError
 from tawebeval.sandbox import Exit
+from tawebeval.writable import WritableTree
 from tests.fake_children import NO_PROCESS, FakeChild
 from tests.test_sandbox import ENVIRONMENT, LIMITS, CellTestCase
 
-WAIT = 'exec 3>&2 2>/dev/null; ("$@" 2>&3 3>&-); exit $?'
+WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
 PROGRAM = b"the filter's program"
 
 CHILD = b'{ "child-pid": 77 }\n'
@@ -60,6 +61,7 @@ class BubblewrapTestCase(CellTestCase):
             ("--ro-bind", "/usr", "/usr"),
             readable,
             network,
+            self.trees,
             LIMITS,
             self.cgroups,
             self.orphans,
@@ -67,7 +69,7 @@ class BubblewrapTestCase(CellTestCase):
 
     def make(self, *readable: str, network: bool = False) -> BubblewrapCell:
         """Return a cell."""
-        cell = self.sandbox(*readable, network=network).cell(self.workspace, self.commit)
+        cell = self.sandbox(*readable, network=network).cell(self.workspace, self.checkout)
         assert isinstance(cell, BubblewrapCell)
         return cell
 
@@ -212,10 +214,32 @@ class DescriptorTests(BubblewrapTestCase):
         self.make().close()
         self.assertEqual(self.cgroups.group.removed, 0)
 
+    def test_tree(self) -> None:
+        """Bwrap is started where the tree is, by its namespace as stdin, which is then let go."""
+        self.assertEqual(self.cell.view.opened, {})
+        namespace, directory = os.memfd_create("namespace"), os.open("/proc", os.O_RDONLY)
+        self.trees.tree = WritableTree(("enter", "--"), namespace, directory)
+        self.cgroups.group.entries = ("/group/procs",)
+        cell = self.make()
+        cell.open()
+        self.assertEqual(self.trees.made, [self.checkout.path] * 2)
+        launch = cell.launch("x", ENVIRONMENT, self.workspace.tree)
+        at = launch.argv.index("/opt/bwrap")
+        self.assertEqual(list(launch.argv[at - 4 : at]), ["/group/procs", "--", "enter", "--"])
+        self.assertEqual(launch.stdin, namespace)
+        self.assertEqual(cell.view.opened, {self.workspace.tree: directory})
+        self.assertEqual(self.disks[-1].devices, {os.fstat(directory).st_dev})
+        child: Any = FakeChild(Clock(), ProcessProtocol(), [], {})
+        cell.started(child)
+        self.assertRaises(OSError, os.fstat, namespace)
+        os.fstat(directory)
+        cell.close()
+        self.assertRaises(OSError, os.fstat, directory)
+
     def test_half_open(self) -> None:
         """Where the filter cannot be opened the group is removed all the same."""
         sandbox = attrs.evolve(self.sandbox(), filter=10**6)
-        cell = sandbox.cell(self.workspace, self.commit)
+        cell = sandbox.cell(self.workspace, self.checkout)
         self.assertRaises(OSError, cell.open)
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)

@@ -39,18 +39,17 @@ class WorkingTreeTests(SynchronousTestCase):
         (self.root / "link").symlink_to("inner")
         (self.root / "dangling").symlink_to("/nonexistent")
 
-    def copy(self, files: int = 100, size: int = 10_000, without: Path = Path("/none")) -> Path:
+    def copy(self, files: int = 100, size: int = 10_000, without: Path | None = None) -> Path:
         """Return the copy; `files` and `size` are the limits."""
-        workspace = Workspace(self.base / "copy")
-        workspace.tree.mkdir(parents=True)
+        without = without or self.base / "copy"
         tree = WorkingTree(self.root, without, TreeLimits(files, size), InlineThreads())
-        checked_out = tree.check_out(Repository("u"), NO_COMMIT, workspace, "")
+        checked_out = tree.check_out(Repository("u"), NO_COMMIT, "")
         results: list[Any] = []
         Deferred.fromCoroutine(checked_out).addBoth(results.append)
         if isinstance(results[0], Failure):
             results[0].raiseException()
-        self.commit = results[0]
-        return workspace.tree
+        self.commit = results[0].commit
+        return Path(results[0].path)
 
     def test_all(self) -> None:
         """Files with their modes, links as links, empty directories; and how much it is."""

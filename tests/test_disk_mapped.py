@@ -108,7 +108,7 @@ class MappedTests(SynchronousTestCase):
         maps.write_text("".join(f"{line}\n" for line in lines))
         self.patch(builtins, "open", lambda path, **how: maps.open(**how))
         use = Count()
-        use.add_mapped(os.getpid(), device)
+        use.add_mapped(os.getpid(), {device})
         self.assertEqual((use.files, use.size), (1, 0x2000))
 
     def test_exhausted(self) -> None:
@@ -119,7 +119,7 @@ class MappedTests(SynchronousTestCase):
 
         self.patch(builtins, "open", fail)
         with self.assertRaises(OSError) as caught:
-            Count().add_mapped(os.getpid(), 0)
+            Count().add_mapped(os.getpid(), {0})
         self.assertEqual(caught.exception.errno, errno.EMFILE)
 
     def test_gone(self) -> None:

@@ -20,6 +20,8 @@ from tawebeval.cli import main
 from tawebeval.controls import Memory
 from tawebeval.errors import ConfigurationError
 from tawebeval.findings import Finding, Health
+from tawebeval.sandboxes import Places
+from tests.fake_cells import FakeTrees
 from tests.fake_process import FakeProcess
 from tests.test_signatures import OLD, written
 
@@ -47,7 +49,9 @@ class DoctorTestCase(SynchronousTestCase):
         self.closed: list[str] = []
         self.patch(doctor, "open_cgroups", self.open_cgroups)
         self.patch(doctor, "open_bubblewrap", self.open_bubblewrap)
-        self.patch(doctor, "try_out", lambda sandbox, privileges: self.problem)
+        self.trees = FakeTrees()
+        self.places: list[Places] = []
+        self.patch(doctor, "try_with_overlays", self.try_with_overlays)
         self.patch(doctor, "unreadable", lambda: iter(()))
         self.patch(doctor, "check_git", lambda: "git version 2.39.5")
 
@@ -56,6 +60,12 @@ class DoctorTestCase(SynchronousTestCase):
         home = SimpleNamespace(close=lambda: self.closed.append(name))
         return Cgroups([home], enforced, self.missing)  # type: ignore[arg-type, list-item]
 
+    def try_with_overlays(
+        self, sandbox: object, privileges: object, places: Places
+    ) -> tuple[str, str] | None:
+        self.places.append(places)
+        return self.problem
+
     def open_bubblewrap(self, configuration: object, accounts: Path, *_: object) -> object:
         self.accounts = accounts
         self.users = os.listdir(accounts)
@@ -63,6 +73,7 @@ class DoctorTestCase(SynchronousTestCase):
             program="/usr/bin/bwrap",
             network=configuration.sandbox.network,  # type: ignore[attr-defined]
             filter=os.open("/dev/null", os.O_RDONLY),
+            trees=self.trees,
         )
 
     def examine(self, settings: str = "", uid: int | None = None) -> list[Finding]:
@@ -87,8 +98,8 @@ class ExaminationTests(DoctorTestCase):
         """Where all is well each part says so, once or more, and nothing is left of the look."""
         found = self.examine()
         self.assertEqual({each.health for each in found}, {OK}, found)
-        parts = "configuration user sandbox limits git listen callers permissions disk descriptors"
-        self.assertEqual(set(parts.split()), {each.part for each in found})
+        parts = "configuration user sandbox trees limits git listen callers permissions disk"
+        self.assertEqual({*parts.split(), "descriptors"}, {each.part for each in found})
         self.assertFalse(self.accounts.exists())
         self.assertGreaterEqual(set(self.users), {"group", "passwd"})
         self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
@@ -129,6 +140,18 @@ class ExaminationTests(DoctorTestCase):
     def test_no_sandbox(self) -> None:
         """Having none is the operator's choice, and weaker."""
         self.check("sandbox", WEAKER, "leave out", settings='[sandbox]\nkind = "none"')
+
+    def test_overlays(self) -> None:
+        """They are tried where they will be, if that is there; what is copied is said, and why."""
+        self.examine()
+        self.assertEqual(self.places, [Places(self.cache, self.state)])
+        self.assertEqual(self.trees.closed, 1)
+        self.trees.problem = "no such device"
+        self.check("trees", WEAKER, "copied", "(no such device)", "Linux 5.11", "python3")
+        for path in (self.state, self.cache):
+            path.rmdir()
+        self.examine()
+        self.assertEqual(self.places[-1], Places())
 
     def test_sandbox_missing(self) -> None:
         """What the daemon would say, the remedy apart."""

@@ -36,6 +36,8 @@ class EvaluationTestCase(SynchronousTestCase):
         self.root = Path(self.mktemp()).resolve()
         self.root.mkdir()
         self.world = World(configuration=self.configuration)
+        self.tree = self.world.repositories.tree = self.root.with_name("checkout")
+        self.tree.mkdir(exist_ok=True)
         self.slot = Gate()
         self.released = 0
         self.evaluation = self.make()
@@ -86,6 +88,7 @@ class EvaluationTestCase(SynchronousTestCase):
         self.assertIs(self.evaluation.state, state)
         self.assertTrue(state.ended)
         self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(self.world.repositories.users, 0)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
         lines = self.lines()
         errors = [line["payload"] for line in lines if line["type"] == "data"]
@@ -133,9 +136,9 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(times, expected)
 
     def test_workspace(self) -> None:
-        """While it runs the upload has become its workspace, with a tree and empty directories."""
-        self.world.repositories.fill = lambda tree: (tree / "evaluate").write_text("#!/bin/sh")
+        """While it runs the upload has become its workspace, with empty directories."""
         self.begin()
+        self.assertEqual(self.world.repositories.users, 1)
         found = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
         self.assertEqual(
             found,
@@ -145,10 +148,8 @@ class LifeTests(EvaluationTestCase):
                 "some/submission/source",
                 "some/submission/source/solution.py",
                 "some/tree",
-                "some/tree/evaluate",
                 "some/tmp",
                 "some/home",
-                "some/checkout",
                 "some/scratch",
                 "some/shm",
             },
@@ -158,7 +159,7 @@ class LifeTests(EvaluationTestCase):
 
     def test_command(self) -> None:
         """The command is the shell's, in the directory that the form names."""
-        self.world.repositories.fill = lambda tree: (tree / "a" / "b").mkdir(parents=True)
+        (self.tree / "a" / "b").mkdir(parents=True)
         self.evaluation = self.make_again(directory="a/b", evaluator_cmd="echo $PWD | cat")
         self.begin()
         self.assertEqual(list(self.world.child.argv), ["/bin/sh", "-c", "echo $PWD | cat"])

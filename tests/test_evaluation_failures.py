@@ -39,12 +39,8 @@ class FailureTests(EvaluationTestCase):
         """A directory that is not in the commit, or leads out of it."""
         for directory in ("missing", "file", "out"):
             self.setUp()
-
-            def fill(tree: object) -> None:
-                (self.root / "some/tree/file").touch()
-                (self.root / "some/tree/out").symlink_to("/tmp")
-
-            self.world.repositories.fill = fill
+            (self.tree / "file").touch()
+            (self.tree / "out").symlink_to("/tmp")
             (self.root / "upload").rename(self.mktemp())
             self.evaluation = self.make(directory=directory)
             self.begin()

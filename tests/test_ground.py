@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import ground as module
 from tawebeval.errors import ConfigurationError
 from tawebeval.ground import Ground
+from tawebeval.sandboxes import Places
 
 
 @attrs.define
@@ -20,6 +21,8 @@ class FakeDirectories:
 
     done: list[str]
     accounts: Path
+    repositories: Path = Path("/cache/repositories")
+    evaluations: Path = Path("/state/evaluations")
     error: OSError | None = None
 
     def clear(self) -> None:
@@ -65,6 +68,7 @@ class GroundTests(SynchronousTestCase):
         self.git: ConfigurationError | None = None
         self.patch(module, "check_git", self.check_git)
         self.patch(module, "rely_on", self.rely_on)
+        self.patch(module, "close_sandbox", lambda sandbox: self.done.append("trees"))
         crew: Any = FakeCrew(self.done)
         self.ground = Ground(self.directories, self.cgroups, self.sandbox, (crew, crew))
 
@@ -74,8 +78,9 @@ class GroundTests(SynchronousTestCase):
         if self.git is not None:
             raise self.git
 
-    def rely_on(self, sandbox: object) -> None:
-        """Note it."""
+    def rely_on(self, sandbox: object, places: Places) -> None:
+        """Note it; it is tried where evaluations will be."""
+        self.assertEqual(places, Places(Path("/cache/repositories"), Path("/state/evaluations")))
         self.assertIs(sandbox, self.sandbox)
         self.done.append("sandbox")
 
@@ -95,11 +100,11 @@ class GroundTests(SynchronousTestCase):
         self.assertIs(self.ground.directories, self.directories)
 
     def test_stop(self) -> None:
-        """The cgroups are given back at the end, when no thread is at work any more."""
+        """What mounts ends when no thread is at work any more; the cgroups are given back last."""
         self.ground.startService()
         self.done.clear()
         self.ground.stopService()
-        self.assertEqual(self.done, ["stop", "stop", "close"])
+        self.assertEqual(self.done, ["stop", "stop", "trees", "close"])
         self.assertFalse(self.ground.running)
 
     def test_leftovers(self) -> None:
@@ -113,7 +118,7 @@ class GroundTests(SynchronousTestCase):
         names: list[str] = []
         accounts = self.directories.accounts
         self.patch(
-            module, "rely_on", lambda _: names.extend(path.name for path in accounts.iterdir())
+            module, "rely_on", lambda *_: names.extend(path.name for path in accounts.iterdir())
         )
         self.ground.startService()
         self.assertGreaterEqual(set(names), {"group", "passwd"})
@@ -143,7 +148,7 @@ class GroundTests(SynchronousTestCase):
     def test_sandbox(self) -> None:
         """A sandbox that does not work ends the start with its own message."""
 
-        def rely_on(sandbox: object) -> None:
+        def rely_on(sandbox: object, places: Places) -> None:
             raise SystemExit("tawebeval: no sandbox")
 
         self.patch(module, "rely_on", rely_on)

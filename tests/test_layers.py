@@ -45,6 +45,7 @@ LAYERS = {
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " directories belongings"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
+        " shared checkouts copying writable overlay mounter"
         " callbacks posting secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
         below="core",

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.checkouts import Checkout
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.git import Outcome
@@ -20,7 +21,6 @@ from tawebeval.remotes import Remotes
 from tawebeval.repositories import Commit, Repositories
 from tawebeval.signals import Latch, completed
 from tawebeval.trees import TreeLimits
-from tawebeval.workspace import Workspace
 from tests.fake_resolver import FakeResolver
 from tests.fakes import OID, TREE, Command, FakeGit, InlineThreads
 
@@ -75,11 +75,14 @@ class RepositoriesTestCase(SynchronousTestCase):
         self.fetches: list[Outcome | Running] = []
         self.fetched = 0
         self.gained = 1
+        self.trees: dict[str, str] = {}  # of commits that do not have `TREE`
+        self.plant: Callable[[Path], object] = lambda tree: None
         self.grow: Callable[[Path], object] = lambda repository: None
         self.broken: dict[str, Outcome] = {}
         self.clock = Clock()
         self.resolver = FakeResolver()
         self.keyring = Keyring((), "", b"key")
+        self.checkouts: list[Checkout] = []
         self.repositories = self.make()
 
     def make(self) -> Repositories:
@@ -105,7 +108,9 @@ class RepositoriesTestCase(SynchronousTestCase):
             oid = command.arguments[-2]
             if (command.repository.name, oid) not in self.here:
                 return failed("fatal: bad object")
-            return Outcome(0, f"{oid} {TREE}\n", "")
+            return Outcome(0, f"{oid} {self.trees.get(oid, TREE)}\n", "")
+        elif name == "read-tree":
+            self.plant(Path(command.arguments[0].partition("=")[2]))
         elif name == "fetch":
             answer = self.fetches.pop(0) if self.fetches else DONE
             return self.fetch(command, answer)
@@ -130,11 +135,25 @@ class RepositoriesTestCase(SynchronousTestCase):
         caller: str = "",
     ) -> Deferred[Commit]:
         """Ask for a commit."""
-        workspace = Workspace(Path("/work/space"))
         repository = Repository(url, branch, depth)
-        return Deferred.fromCoroutine(
-            self.repositories.check_out(repository, oid, workspace, caller)
-        )
+        asked = Deferred.fromCoroutine(self.repositories.check_out(repository, oid, caller))
+        return asked.addCallback(self.received)
+
+    def received(self, checkout: Checkout) -> Commit:
+        """Note a checkout, which is in use until the test releases it; return its commit."""
+        self.checkouts.append(checkout)
+        return checkout.commit
+
+    def release(self) -> None:
+        """Let no checkout be in use any more."""
+        while self.checkouts:
+            self.checkouts.pop().release()
+
+    def lose_trees(self) -> None:
+        """Let all checkouts be gone: what wants one has to ask git."""
+        self.release()
+        for checkout in self.root.glob("*.tree"):
+            checkout.rename(self.mktemp())
 
     def names(self) -> list[str]:
         """Return the git commands given so far, by their names."""
@@ -313,8 +332,9 @@ class WaysTests(RepositoriesTestCase):
             ],
         )
         checked_out = self.git.commands[5]
+        unfinished = f"{self.checkouts[0].path}.new1"
         self.assertEqual(
-            checked_out.reach, Reach((Path("/work/space/tree"), Path("/work/space/checkout")))
+            checked_out.reach, Reach((Path(unfinished, "tree"), Path(unfinished, "index")))
         )
         fetch = next(c for c in self.git.commands if c.source)
         self.assertEqual(fetch.reach, Reach((fetch.repository,), ("/srv/x", "/srv/x.git")))

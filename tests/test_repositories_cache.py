@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from tawebeval.gitbox import Reach
 from tawebeval.repositories import Commit
 from tests.fakes import OID, TREE
 from tests.test_repositories import OTHER, URL, RepositoriesTestCase, Running, failed
@@ -14,15 +15,23 @@ class CheckOutTests(RepositoriesTestCase):
     """Trees of commits, and commits that are here already."""
 
     def test_check_out(self) -> None:
-        """The commit's tree goes into the workspace, by an index that lies there too."""
+        """The commit's tree is checked out in the cache, by an index that lies there too."""
         self.successResultOf(self.check_out())
         command = self.git.commands[-1]
         self.assertEqual(command.repository, self.path())
+        (checkout,) = self.checkouts
+        self.assertEqual(
+            checkout.path, self.path().with_name(f"{self.path().stem}-{TREE}-0-0.tree")
+        )
+        unfinished = f"{checkout.path}.new1"
         self.assertEqual(
             command.arguments,
-            ("--work-tree=/work/space/tree", "read-tree", "--reset", "-u", TREE),
+            (f"--work-tree={unfinished}/tree", "read-tree", "--reset", "-u", TREE),
         )
-        self.assertEqual(command.environment, {"GIT_INDEX_FILE": "/work/space/checkout/index"})
+        self.assertEqual(command.environment, {"GIT_INDEX_FILE": f"{unfinished}/index/index"})
+        self.assertEqual(
+            command.reach, Reach((Path(unfinished, "tree"), Path(unfinished, "index")))
+        )
 
     def test_known_commit(self) -> None:
         """A commit that is here is not asked for again, neither over the network nor of git."""
@@ -31,16 +40,17 @@ class CheckOutTests(RepositoriesTestCase):
         for branch in (None, "main"):
             commit = self.successResultOf(self.check_out(branch=branch))
             self.assertEqual(commit, Commit(OID, TREE))
-        self.assertEqual(self.names(), ["read-tree", "read-tree"])
+        self.assertEqual(self.names(), [])
 
     def test_found_commit(self) -> None:
         """One that came along with another is found without asking the network."""
         self.successResultOf(self.check_out())
         self.git.commands.clear()
         self.assertEqual(self.successResultOf(self.check_out(oid=OTHER)), Commit(OTHER, TREE))
-        self.assertEqual(self.names(), ["log", "ls-tree", "read-tree"])
+        # It has the same tree, which is there.
+        self.assertEqual(self.names(), ["log", "ls-tree"])
         self.successResultOf(self.check_out(oid=OTHER))
-        self.assertEqual(self.names(), ["log", "ls-tree", "read-tree", "read-tree"])
+        self.assertEqual(self.names(), ["log", "ls-tree"])
 
     def test_other_url(self) -> None:
         """A commit that is here by one URL is asked for again by another."""
@@ -48,7 +58,8 @@ class CheckOutTests(RepositoriesTestCase):
         self.fetches = [failed("fatal: authentication failed")]
         error = self.error(self.check_out(url=URL + "x"))
         self.assertEqual(error.reason, "repository")
-        self.assertEqual(len(list(self.root.iterdir())), 2)
+        self.assertEqual(len(list(self.root.glob("*.git"))), 2)
+        self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
 
     def test_broken_marker(self) -> None:
         """A marker with no OID in it says nothing."""
@@ -56,7 +67,7 @@ class CheckOutTests(RepositoriesTestCase):
         (self.path() / "commits" / OID).write_text("7777")
         self.git.commands.clear()
         self.successResultOf(self.check_out())
-        self.assertEqual(self.names(), ["log", "ls-tree", "read-tree"])
+        self.assertEqual(self.names(), ["log", "ls-tree"])
         self.assertEqual((self.path() / "commits" / OID).read_text(), f"{TREE} 0 0")
 
     def test_failure_is_not_remembered(self) -> None:
@@ -110,11 +121,19 @@ class EvictionTests(RepositoriesTestCase):
         """Ask for a commit of each of these repositories."""
         for name in names:
             self.successResultOf(self.check_out(url=f"/{name}"))
+            self.release()
+
+    def of(self, name: str) -> Path:
+        """Return where a repository lies."""
+        found = self.root.glob("*.git")
+        return next(path for path in found if (path / "url").read_text() == f"/{name}\n")
 
     def cached(self) -> list[str]:
         """Return the repositories that are in the cache, in alphabetical order."""
         found = [path for path in self.root.iterdir() if path.suffix == ".git"]
-        self.assertEqual(len(found), len(list(self.root.iterdir())))
+        checkouts = {path.name[:40] for path in self.root.glob("*.tree")}
+        self.assertLessEqual(checkouts, {path.stem for path in found})
+        self.assertEqual(len(found) + len(checkouts), len(list(self.root.iterdir())))
         return sorted((path / "url").read_text().strip("/\n") for path in found)
 
     def test_least_recently_used(self) -> None:
@@ -149,6 +168,44 @@ class EvictionTests(RepositoriesTestCase):
         running.end()
         self.successResultOf(asked)
 
+    def test_checkouts_have_half(self) -> None:
+        """Of what is checked out that goes which was used longest ago; repositories stay."""
+        self.grow = lambda repository: None
+        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 50_000)
+        self.fetch_all("a", "b", "c", "d", "a", "e")
+        self.assertEqual(len(list(self.root.glob("*.git"))), 5)
+        left = {path.name[:40] for path in self.root.glob("*.tree")}
+        self.assertEqual(left, {self.of(name).stem for name in "dae"})
+        self.git.commands.clear()
+        self.fetch_all("b")
+        self.assertEqual(self.names(), ["read-tree"])
+
+    def test_checkout_in_use(self) -> None:
+        """What an evaluation has below its tree stays as long as that lasts."""
+        self.grow = lambda repository: None
+        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 150_000)
+        self.successResultOf(self.check_out(url="/a"))
+        (used,) = self.checkouts
+        self.checkouts.clear()
+        self.fetch_all("b", "c")
+        self.assertEqual(
+            {path.name[:40] for path in self.root.glob("*.tree")},
+            {self.of(name).stem for name in "ac"},
+        )
+        used.release()
+        self.fetch_all("d")
+        self.assertFalse(used.path.exists())
+
+    def test_no_room_for_other_checkouts(self) -> None:
+        """A repository in use that fills the cache leaves no room for what is just kept."""
+        self.trees = {OTHER: "5" * 40}
+        self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 340_000)
+        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 20_000)
+        self.fetch_all("a")
+        self.successResultOf(self.check_out(url="/a", oid=OTHER))
+        (left,) = self.root.glob("*.tree")
+        self.assertIn("5" * 40, left.name)
+
     def test_larger_than_the_cache(self) -> None:
         """One that is larger than the whole cache is still there for who asked for it."""
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 500_000)
@@ -160,7 +217,7 @@ class EvictionTests(RepositoriesTestCase):
     def test_vanished(self) -> None:
         """One that somebody has removed from the disk does no harm when it is evicted."""
         self.fetch_all("a", "b", "c")
-        oldest = next(p for p in self.root.iterdir() if (p / "url").read_text() == "/a\n")
+        oldest = self.of("a")
         oldest.rename(Path(self.mktemp()))
         self.fetch_all("d")
         self.assertEqual(self.cached(), ["b", "c", "d"])
@@ -169,14 +226,14 @@ class EvictionTests(RepositoriesTestCase):
         """A new daemon takes the cache over: what is there, how large, and how old."""
         self.fetch_all("a", "b", "c", "a")
         for age, name in enumerate("acb"):
-            path = next(p for p in self.root.iterdir() if (p / "url").read_text() == f"/{name}\n")
+            path = self.of(name)
             moment = 1_700_000_000 - age
             _set_time(path, moment)
         self.repositories = self.make()
         self.repositories.load()
         self.git.commands.clear()
         self.successResultOf(self.check_out(url="/c"))
-        self.assertEqual(self.names(), ["read-tree"])
+        self.assertEqual(self.names(), [])
         self.fetch_all("d")
         self.assertEqual(self.cached(), ["a", "c", "d"])
 
@@ -184,7 +241,7 @@ class EvictionTests(RepositoriesTestCase):
         """A new daemon with less room makes it at once; what was used last stays."""
         self.fetch_all("a", "b", "c")
         for age, name in enumerate("bca"):
-            path = next(p for p in self.root.iterdir() if (p / "url").read_text() == f"/{name}\n")
+            path = self.of(name)
             _set_time(path, 1_700_000_000 - age)
         self.capacity = 150_000
         self.repositories = self.make()
@@ -197,7 +254,7 @@ class EvictionTests(RepositoriesTestCase):
         for path in self.root.iterdir():
             _set_time(path, 1_000_000)
         self.fetch_all("b")
-        for path in self.root.iterdir():
+        for path in self.root.glob("*.git"):
             used = (path / "url").read_text() == "/b\n"
             self.assertEqual(path.stat().st_mtime > 1_000_000, used)
 

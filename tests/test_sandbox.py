@@ -18,11 +18,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import sandbox as module
 from tawebeval.bare import Commit
 from tawebeval.cgroups import Usage
+from tawebeval.checkouts import Checkout
 from tawebeval.config import GIB, MIB, Limits
 from tawebeval.disk import DiskUse
 from tawebeval.errors import EvaluationError
 from tawebeval.sandbox import Exit, NoCell, NoSandbox
 from tawebeval.workspace import Workspace
+from tests.fake_cells import FakeTrees
 from tests.fake_children import NO_PROCESS, FakeChild
 
 LIMITS = Limits(
@@ -86,6 +88,7 @@ class FakeDisk:
     pids: Callable[[], Iterable[int]]
     use: DiskUse = attrs.field(factory=DiskUse)
     looks: list[bool] = attrs.field(factory=list)
+    devices: set[int] = attrs.field(factory=set)
 
     def look(self, again: bool = False) -> DiskUse:
         self.looks.append(again)
@@ -109,9 +112,12 @@ class FakeOrphans:
 class CellTestCase(SynchronousTestCase):
     """What a cell needs: a workspace, cgroups and a disk, on which nothing is done."""
 
-    commit = Commit("c" * 40, "7" * 40, files=10, size=5000)
+    checkout = Checkout(
+        Commit("c" * 40, "7" * 40, files=10, size=5000), Path("/cache/tree"), lambda: None
+    )
 
     def setUp(self) -> None:
+        self.trees: Any = FakeTrees()
         self.cgroups: Any = FakeCgroups()
         self.orphans: Any = FakeOrphans()
         self.workspace = Workspace(Path("/state/evaluations/word"))
@@ -120,7 +126,7 @@ class CellTestCase(SynchronousTestCase):
 
     def watch(self, *arguments: Any, apart: Collection[str], since: float) -> FakeDisk:
         """Return a fake watch."""
-        self.assertEqual(sorted(apart), ["checkout", "submission"])
+        self.assertEqual(sorted(apart), ["submission"])
         self.assertGreater(since, 0)
         self.disks.append(FakeDisk(*arguments))
         return self.disks[-1]
@@ -133,7 +139,7 @@ class CellTestCase(SynchronousTestCase):
 
     def no_cell(self) -> NoCell:
         """Return a cell that is none."""
-        return NoCell(self.workspace, self.commit, LIMITS, self.cgroups, self.orphans)
+        return NoCell(self.workspace, self.checkout, LIMITS, self.cgroups, self.orphans, self.trees)
 
 
 class ProcessLimitTests(CellTestCase):
@@ -341,7 +347,9 @@ class NoCellTests(CellTestCase):
 
     def test_cell(self) -> None:
         """It is made for each evaluation, and shows the workspace as it is."""
-        cell = NoSandbox(LIMITS, self.cgroups, self.orphans).cell(self.workspace, self.commit)
+        cell = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees).cell(
+            self.workspace, self.checkout
+        )
         self.assertIsInstance(cell, NoCell)
         self.assertEqual(cell.view, self.workspace.as_it_is())
         self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))

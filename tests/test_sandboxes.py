@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -20,8 +21,19 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import GitBox, NoBox
 from tawebeval.privileges import Privileges, User
 from tawebeval.sandbox import NoSandbox, Sandbox
-from tawebeval.sandboxes import open_box, open_sandbox, rely_on, try_out
-from tests.fake_cells import NO_CGROUPS
+from tawebeval.sandboxes import (
+    ANYWHERE,
+    COPIED,
+    Places,
+    Problem,
+    close_sandbox,
+    open_box,
+    open_sandbox,
+    rely_on,
+    try_out,
+    try_with_overlays,
+)
+from tests.fake_cells import NO_CGROUPS, FakeTrees
 from tests.fake_process import FakeProcess
 
 OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
@@ -111,6 +123,7 @@ class OpenTests(SandboxesTestCase):
                     tuple(system_view(self.accounts, network=network)),
                     ("/usr", "/etc"),
                     network,
+                    sandbox.trees,
                     LIMITS,
                     NO_CGROUPS,
                     ORPHANS,
@@ -177,7 +190,8 @@ class TryTests(SandboxesTestCase):
         self.assertIsNone(try_out(sandbox))
         arguments = (self.root / "arguments").read_text().splitlines()
         self.assertIn("--nproc=99", arguments)
-        self.assertEqual(arguments[-3:], ["/bin/sh", "-c", "exit 7"])
+        self.assertEqual(arguments[-3:-1], ["/bin/sh", "-c"])
+        self.assertTrue(arguments[-1].endswith("&& exit 7"), arguments[-1])
         self.assertEqual((self.root / "directory").read_text(), "/\n")
         environment = (self.root / "environment").read_text().split()
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
@@ -278,7 +292,7 @@ class UserTests(SandboxesTestCase):
         self.assertEqual((how["user"], how["group"], how["extra_groups"]), (1000, 1001, ()))
         self.assertEqual((len(how["pass_fds"]), how["stdin"]), (3, subprocess.DEVNULL))
         self.assertEqual(
-            self.during, [("open", 1000), ("run", 0), ("close", 1000), ("remove", 1000)]
+            self.during, [("open", 1000), ("run", 0), ("close", 1000), *[("remove", 1000)] * 2]
         )
         self.assertEqual(self.process.users, (0, 0, 0))
 
@@ -291,26 +305,97 @@ class UserTests(SandboxesTestCase):
         self.assertEqual(self.process.calls, [])
 
 
+class TreesTests(SandboxesTestCase):
+    """Overlays are tried out with the sandbox, and are what it can do without."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.trees = FakeTrees()
+        self.tried: list[str | None] = []
+
+    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
+        """Return the sandbox, with the test's trees."""
+        sandbox = super().open(kind, **settings)
+        return attrs.evolve(sandbox, trees=self.trees) if kind != "none" else sandbox
+
+    def try_it(self) -> Problem | None:
+        """Try it, in two places of the test's."""
+        for name in ("checkouts", "workspaces"):
+            (self.root / name).mkdir(exist_ok=True)
+        places = Places(self.root / "checkouts", self.root / "workspaces")
+        problem = try_with_overlays(self.open_bubblewrap(), places=places)
+        for place in (places.checkouts, places.workspaces):
+            assert place is not None
+            self.assertEqual(os.listdir(place), [])
+        return problem
+
+    def test_work(self) -> None:
+        """Where they work they stay, and were made of what lies where checkouts will lie."""
+        self.install("exit 7")
+        self.assertIsNone(self.try_it())
+        self.assertEqual(self.trees.opened, [None])
+        self.assertIsNone(self.trees.problem)
+        (made,) = self.trees.made
+        self.assertEqual(made.parent, self.root / "checkouts")
+
+    def test_fail(self) -> None:
+        """Where only they fail, what was said of that is why there are copies."""
+        self.install(
+            f"test -e {self.root}/again && exit 7; touch {self.root}/again; echo no; exit 1"
+        )
+        self.assertIsNone(self.try_it())
+        self.assertEqual(self.trees.problem, "no")
+        self.assertEqual(len(self.trees.made), 2)
+
+    def test_missing(self) -> None:
+        """Where there are none from the start the sandbox is tried once."""
+        self.install("echo broken; exit 1")
+        self.trees.problem = "no python"
+        problem = self.try_it()
+        assert problem is not None
+        self.assertEqual((problem[0], self.trees.problem), ("broken", "no python"))
+        self.assertEqual(len(self.trees.made), 1)
+
+    def test_cache(self) -> None:
+        """A sandbox that changes the checkout itself is not one to rely on."""
+        self.install(f"echo changed | tee {self.root}/checkouts/*/directory/file; exit 7")
+        problem = self.try_it()
+        assert problem is not None
+        self.assertIn("gets into the cache", problem[0])
+
+    def test_warning(self) -> None:
+        """The daemon's log says why trees are copied, and nothing where they are not."""
+        self.install("exit 7")
+        for problem, said in ((None, []), ("no python", [f"{COPIED}: no python"])):
+            self.trees.problem = problem
+            with capturedLogs() as events:
+                rely_on(self.open(), ANYWHERE)
+            self.assertEqual([formatEvent(event) for event in events], said)
+
+    def test_close(self) -> None:
+        """Who gives the sandbox back ends what mounts; of none there is nothing to end."""
+        close_sandbox(self.open("none"))
+        self.assertEqual(self.trees.closed, 0)
+        close_sandbox(self.open())
+        self.assertEqual(self.trees.closed, 1)
+
+
 class RelyTests(SandboxesTestCase):
     """The start of a daemon."""
 
     def rely(self, sandbox: Sandbox) -> list[str]:
         """Rely on a sandbox; return the warnings."""
         with capturedLogs() as events:
-            rely_on(sandbox)
+            rely_on(sandbox, ANYWHERE)
         self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
         return [str(formatEvent(event)) for event in events]
-
-    def test_works(self) -> None:
-        """Nothing is said of a sandbox that works."""
-        self.install("exit 7")
-        self.assertEqual(self.rely(self.open()), [])
 
     def test_fails(self) -> None:
         """With one that does not work no daemon starts."""
         self.install("echo 'bwrap: Unknown option --json'; exit 1")
+        sandbox = attrs.evolve(self.open_bubblewrap(), trees=FakeTrees())
         with self.assertRaises(SystemExit) as caught:
-            self.rely(self.open())
+            self.rely(sandbox)
         message = str(caught.exception)
         self.assertTrue(
             message.startswith(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
+import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import EvaluationError
@@ -23,6 +25,8 @@ class WorkspaceTestCase(SynchronousTestCase):
         (upload / "submission" / "source" / "x.py").write_text("x")
         self.workspace = Workspace(self.root / "one")
         self.workspace.create(upload)
+        self.checkout = Path(self.mktemp()).resolve() / "checkout"
+        self.checkout.mkdir(parents=True)
         self.secret = self.root / "secret"
         self.secret.write_text("secret")
 
@@ -38,44 +42,44 @@ class DirectoryTests(WorkspaceTestCase):
         self.assertTrue(path.is_absolute())
         for directory in (self.workspace.tree, self.workspace.temporary, self.workspace.home):
             self.assertEqual(list(directory.iterdir()), [])
-        self.assertFalse(os.path.lexists(self.workspace.index))
+        self.assertFalse(os.path.lexists(self.workspace.changes))
 
     def test_apart(self) -> None:
         """No directory lies in another one."""
         own = self.workspace
-        places = [own.tree, own.temporary, own.home, own.index, own.root / "submission"]
+        places = [own.tree, own.temporary, own.home, own.changes, own.root / "submission"]
         for place in places:
             self.assertEqual([p for p in places if p.is_relative_to(place)], [place])
 
     def test_working_directory(self) -> None:
         """A directory of the tree, also by a link that stays within it."""
-        (self.workspace.tree / "a" / "b").mkdir(parents=True)
-        (self.workspace.tree / "link").symlink_to("a/b")
+        (self.checkout / "a" / "b").mkdir(parents=True)
+        (self.checkout / "link").symlink_to("a/b")
         for given, found in (("", ""), ("a", "a"), ("a/b", "a/b"), ("link", "a/b")):
-            path = self.workspace.working_directory(given)
+            path = self.workspace.working_directory(given, self.checkout)
             self.assertEqual(path, self.workspace.tree / found)
 
     def test_no_working_directory(self) -> None:
         """What is missing, or a file, is no directory of the commit."""
-        (self.workspace.tree / "file").touch()
-        (self.workspace.tree / "loop").symlink_to("loop")
+        (self.checkout / "file").touch()
+        (self.checkout / "loop").symlink_to("loop")
         for given in ("missing", "file", "file/x", "loop", "x" * 300):
             with self.assertRaises(EvaluationError) as caught:
-                self.workspace.working_directory(given)
+                self.workspace.working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
 
     def test_working_directory_outside(self) -> None:
         """No link leads out of the tree, not even to where the evaluator could write."""
-        tree = self.workspace.tree
+        tree = self.checkout
         (tree / "up").symlink_to("..")
         (tree / "tmp").symlink_to(self.workspace.temporary)
         (tree / "root").symlink_to("/")
         (tree / "twice").symlink_to("up")
-        (self.root / "one" / "tree2").mkdir()
-        (tree / "sibling").symlink_to("../tree2")
+        self.checkout.with_name("checkout2").mkdir()
+        (tree / "sibling").symlink_to("../checkout2")
         for given in ("up", "tmp", "root", "root/etc", "twice", "up/home", "sibling", ".."):
             with self.assertRaises(EvaluationError) as caught:
-                self.workspace.working_directory(given)
+                self.workspace.working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
             self.assertIn("out of", caught.exception.message)
 
@@ -83,11 +87,31 @@ class DirectoryTests(WorkspaceTestCase):
 class ReadFileTests(WorkspaceTestCase):
     """Files that the evaluator names."""
 
-    def read(self, path: str, limit: int = 100) -> bytes:
+    def read(self, path: str, limit: int = 100, opened: Mapping[Path, int] | None = None) -> bytes:
         """Read a file as an evaluator in the tree's directory `a` names it."""
         directory = self.workspace.tree / "a"
         directory.mkdir(exist_ok=True)
-        return self.workspace.read_file(path, directory, limit, self.workspace.as_it_is())
+        view = attrs.evolve(self.workspace.as_it_is(), opened=opened or {})
+        return self.workspace.read_file(path, directory, limit, view)
+
+    def test_opened(self) -> None:
+        """What is mounted for the evaluator alone is read by its descriptor, again and again."""
+        mounted = Path(self.mktemp())
+        (mounted / "a").mkdir(parents=True)
+        (mounted / "a" / "file").write_text("mounted")
+        (mounted / "out").symlink_to(self.secret)
+        (self.workspace.tree / "a").mkdir()
+        (self.workspace.tree / "a" / "file").write_text("beneath")
+        (self.workspace.temporary / "file").write_text("temporary")
+        descriptor = os.open(mounted, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, descriptor)
+        opened = {self.workspace.tree: descriptor}
+        for _ in range(2):
+            self.assertEqual(self.read("file", opened=opened), b"mounted")
+        self.assertEqual(self.read("../../tmp/file", opened=opened), b"temporary")
+        for path in ("../out", "../../../secret", ".."):
+            with self.assertRaises(FileRefused):
+                self.read(path, opened=opened)
 
     def refuse(self, path: str, limit: int = 100) -> str:
         """Hold that a path is refused, and return with what words."""

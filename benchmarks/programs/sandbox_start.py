@@ -19,6 +19,7 @@ from benchmarks.measure import percentile
 from tawebeval.bare import Commit
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Configuration
 from tawebeval.kernel import Process
 from tawebeval.orphans import Orphans
@@ -64,9 +65,11 @@ def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
         workspace.create(upload)
+        checkout = Path(name).resolve() / "checkout"
+        checkout.mkdir()
 
         def opened() -> tuple[Cell, Launch]:
-            cell = sandbox.cell(workspace, Commit("", ""))
+            cell = sandbox.cell(workspace, Checkout(Commit("", ""), checkout, lambda: None))
             cell.open()
             return cell, cell.launch(COMMAND, {}, workspace.tree)
 

@@ -13,6 +13,7 @@ from tawebeval.allocator import keep_freed_memory
 from tawebeval.bare import Commit
 from tawebeval.budget import Budget
 from tawebeval.cgroups import Cgroups
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.fileblock import WantedFile
 from tawebeval.intake import Intake
@@ -25,6 +26,7 @@ from tawebeval.sandbox import NoCell
 from tawebeval.segi import Parser
 from tawebeval.signals import Threads
 from tawebeval.workspace import Workspace
+from tawebeval.writable import Copies
 
 _CAPACITY = 4 * 1024 * 1024
 
@@ -71,10 +73,11 @@ def main() -> None:
     spawner = Spawner(reactor)
     cell = NoCell(
         Workspace(Path("/nonexistent")),
-        Commit("", ""),
+        Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
         Limits(output=2**40),
         Cgroups([], {}, {}),
         Orphans(reactor, spawner),
+        Copies(),
     )
     threads = Threads(reactor, reactor.getThreadPool())
     run = MeasuredRun(stopwatch, reactor, intake, 2, cell, threads)

@@ -23,7 +23,7 @@ from tawebeval.form import EvaluationRequest, Repository, SubmissionFile, submis
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.pages import read_page
 from tawebeval.process import Spawner
-from tawebeval.sandboxes import open_sandbox, rely_on
+from tawebeval.sandboxes import close_sandbox, open_sandbox, rely_on
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
@@ -108,6 +108,7 @@ class Bench:
         finally:
             self.surroundings.threads.stop()
             reaping.stop()
+            close_sandbox(self.surroundings.sandbox)
 
     def prepare(self, attempt: Attempt) -> Evaluation:
         """Return an evaluation that has not begun yet. Blocks.

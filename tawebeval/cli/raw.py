@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,12 +76,15 @@ class OverhearingSpawner(Spawner):
         directory: str,
         *,
         descriptors: Sequence[int] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> ChildProcess:
         """Start a child."""
         markers = self.markers()
         assert markers is not None, "nothing starts before they are drawn"
         heard = Overheard(protocol, Marked(markers), self._screen, lambda: self.unread())
-        return super().__call__(heard, argv, environment, directory, descriptors=descriptors)
+        return super().__call__(
+            heard, argv, environment, directory, descriptors=descriptors, stdin=stdin
+        )
 
 
 class Overheard(ProcessProtocol):

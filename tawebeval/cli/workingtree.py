@@ -10,11 +10,11 @@ from pathlib import Path
 import attrs
 
 from tawebeval.bare import Commit
+from tawebeval.checkouts import Checkout
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.signals import Threads
 from tawebeval.trees import TreeLimits
-from tawebeval.workspace import Workspace
 
 NO_COMMIT = "0" * 40
 """What stands for the commit that there is not."""
@@ -22,23 +22,26 @@ NO_COMMIT = "0" * 40
 
 @attrs.frozen
 class WorkingTree:
-    """The directory `root`, as evaluations fetch it. What is below `without` is left out."""
+    """The directory `root`, as evaluations fetch it, once.
+
+    What is below `without`, where the copy lies then, is left out.
+    """
 
     root: Path
     without: Path
     _limits: TreeLimits
     _threads: Threads
 
-    async def check_out(
-        self, repository: Repository, oid: str, workspace: Workspace, caller: str
-    ) -> Commit:
-        """Copy all of it, but git's own directory, into the workspace. Raises EvaluationError."""
-        files, size = await self._threads.run(self._copy, workspace.tree)
-        return Commit(oid, NO_COMMIT, files, size)
+    async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
+        """Return a copy of all of it, but git's own directory. Raises EvaluationError."""
+        tree = self.without / "checkout"
+        files, size = await self._threads.run(self._copy, tree)
+        return Checkout(Commit(oid, NO_COMMIT, files, size), tree, lambda: None)
 
     def _copy(self, target: Path) -> tuple[int, int]:
         files = size = 0
         try:
+            target.mkdir(parents=True)
             for folder, directories, names in os.walk(self.root, onerror=_refuse):
                 place = Path(folder)
                 directories[:] = [name for name in directories if not self._hidden(place / name)]

@@ -20,8 +20,9 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from tawebeval.directories import label_of
+from tawebeval.overlay import NAME
 from tests.integration.client import Client
-from tests.integration.processes import children
+from tests.integration.processes import children, command_line
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
@@ -191,8 +192,13 @@ class Daemon:
 
     def leftovers(self) -> list[str]:
         """Return what there is of evaluations: children, also dead ones, directories, forms."""
-        found = [f"child {pid}" for pid in children(self.pid)] if self.running else []
-        return found + self.remains()
+        found = self.children() if self.running else []
+        return [f"child {pid}" for pid in found] + self.remains()
+
+    def children(self) -> list[int]:
+        """Return its children, also dead ones, but for what mounts overlays as long as it runs."""
+        found = children(self.pid)
+        return [pid for pid in found if NAME.encode() not in command_line(pid)]
 
     def remains(self) -> list[str]:
         """Return what there is of them besides children: directories, forms, control groups."""

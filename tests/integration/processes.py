@@ -41,6 +41,13 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def command_line(pid: int) -> bytes:
+    """Return the command line of a process, with NUL between its words; empty if it is dead."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def everybody() -> Iterator[int]:
     """Yield the identifiers of all processes on this machine that are alive."""
     for name in os.listdir("/proc"):

@@ -23,7 +23,7 @@ UPGRADE = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 MIB = 2**20
-COMMAND = "mkfifo gate; printf ready; read line < gate; echo; echo done"
+COMMAND = "mkfifo $HOME/gate; printf ready; read line < $HOME/gate; echo; echo done"
 
 
 class DrainTestCase(DaemonTestCase):
@@ -34,7 +34,7 @@ class DrainTestCase(DaemonTestCase):
     async def run_to_the_gate(self) -> str:
         """Begin an evaluation that goes on when it is let."""
         identifier = await self.begin_and_wait(COMMAND)
-        (self.gate,) = self.daemon.state.glob("evaluations/*/tree/gate")
+        (self.gate,) = self.daemon.state.glob("evaluations/*/home/gate")
         return identifier
 
     def interrupt(self) -> None:

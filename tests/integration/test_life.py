@@ -66,9 +66,9 @@ class PageTests(DaemonTestCase):
 
     async def test_a_long_poll_is_answered_at_once_when_there_is_something(self) -> None:
         """A request that waits gets the next event when it comes, and nothing after its time."""
-        command = "mkfifo gate; printf ready; read line < gate; printf more; exec sleep 60"
+        command = "mkfifo ~/gate; printf ready; read line < ~/gate; printf more; exec sleep 60"
         identifier = await self.begin_and_wait(command)
-        (gate,) = self.daemon.state.glob("evaluations/*/tree/gate")
+        (gate,) = self.daemon.state.glob("evaluations/*/home/gate")
         cursor = (await self.client.page(identifier))["end"]
         began = time.monotonic()
         page = await self.client.page(identifier, cursor, wait=1)

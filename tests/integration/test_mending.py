@@ -57,12 +57,18 @@ class MendingTests(DaemonTestCase):
         """Check that harm to the cache costs one more fetch, and nothing else."""
         await self.evaluate()
         asked = self.server.fetches
+        self.lose_tree()
         harm(self.cached())
         self.assertEqual(await self.evaluate(), "an evaluator\n100000\n")
         self.assertEqual(self.server.fetches, asked + 1)
         await self.evaluate()
         self.assertEqual(self.server.fetches, asked + 1)
         self.assertEqual(list(self.daemon.cache.glob("repositories/*.damaged")), [])
+
+    def lose_tree(self) -> None:
+        """Remove what is checked out: without it git has to read the repository."""
+        (checkout,) = self.cached().parent.glob(f"{self.cached().stem}-*.tree")
+        shutil.rmtree(checkout)
 
     def each(self, pattern: str, harm: Callable[[Path], object]) -> Callable[[Path], None]:
         """Return what harms all files of a pattern."""
@@ -97,6 +103,7 @@ class MendingTests(DaemonTestCase):
     async def test_server_is_gone(self) -> None:
         """Where it cannot be fetched anew that is what is said, and later it can."""
         await self.evaluate()
+        self.lose_tree()
         self.each("objects/pack/*.pack", Path.unlink)(self.cached())
         self.server.login = "a:b"
         identifier = await self.client.evaluate(self.url, self.commit, "true")

@@ -131,13 +131,14 @@ class FullAtTheEndTests(DaemonTestCase):
         line, word = "x" * 999, new_word()
         program = f"""
 import os
+os.chdir(os.environ["HOME"])
 os.mkfifo("gate")
 open("gate").read()
 print("{line}\\n" * 190, end="", flush=True)
 """
         identifier = await self.begin(python(program, word))
         (gate,) = await until(
-            lambda: list(self.daemon.state.glob("evaluations/*/tree/gate")), "it waits"
+            lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits"
         )
         # Its pipe holds all of that, as it does when much was printed before.
         for one in processes(word):

@@ -16,6 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.bare import Commit
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
+from tawebeval.checkouts import Checkout
 from tawebeval.config import Configuration, Limits
 from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
@@ -137,10 +138,14 @@ class CellTestCase(SynchronousTestCase):
         self.workspace = Workspace(self.folder / "evaluation")
         self.workspace.create(self.folder / "upload")
         self.solution = self.workspace.submission / "solution" / "solution.txt"
+        self.checkout = self.folder / "checkout"
+        self.checkout.mkdir()
         for folder, folders, names in os.walk(self.folder):
             for name in (*folders, *names):
                 give(Path(folder, name))
-        self.cell = self.sandbox.cell(self.workspace, Commit("", ""))
+        self.cell = self.sandbox.cell(
+            self.workspace, Checkout(Commit("", ""), self.checkout, lambda: None)
+        )
         self.cell.open()
         self.addCleanup(self.cell.close)
 

@@ -1,0 +1,265 @@
+"""Trees that evaluators change: what one of them does no other sees, overlaid or copied."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from tawebeval.copying import walk
+from tawebeval.overlay import NAME
+from tawebeval.sandboxes import COPIED
+from tests.integration.client import data, python, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.processes import alive, children, command_line
+from tests.integration.unprivileged import give
+
+LOOK = r"""
+import os, sys
+found = []
+for folder, folders, names in os.walk("."):
+    for name in folders + names:
+        path = os.path.join(folder, name)
+        status = os.lstat(path)
+        if os.path.islink(path):
+            what = os.readlink(path)
+        elif os.path.isfile(path):
+            what = open(path, "rb").read().hex()
+        else:
+            what = ""
+        found.append(f"{path} {status.st_mode:o} {what}")
+print("\n".join(sorted(found)))
+"""
+
+# Everything that can be done to a tree; `shutil` moves a directory where `os` may not rename it.
+CHANGE = """
+import os, shutil
+open("README", "a").write("more")
+open("new", "w").write("new")
+os.chmod("folder/program", 0o600)
+os.chmod(".", 0o700)
+os.rename("folder/file", "moved")
+os.unlink("folder/link")
+os.symlink("/etc/passwd", "folder/link")
+shutil.rmtree("gone")
+os.mkdir("gone")
+open("gone/other", "w").write("other")
+shutil.move("inner", "outer")
+os.truncate("large", 10)
+os.link("large", "linked")
+os.mkfifo("fifo")
+os.setxattr("folder", "user.overlay.opaque", b"y") if os.environ.get("OVERLAY") else None
+print("changed")
+"""
+
+# An overlay's own attributes, and what could be undone with them.
+ATTRIBUTES = """
+import os
+for path in (".", "folder", "README", "new"):
+    open("new", "a").close()
+    for name in ("opaque", "whiteout", "redirect", "metacopy", "origin", "nlink"):
+        try:
+            os.setxattr(path, f"user.overlay.{name}", b"y")
+        except OSError:
+            pass
+print(sorted(os.listdir("folder")), open("README").read().strip())
+"""
+
+
+class WritableTreeCase:
+    """What holds of them in any way; mixed into a case with a daemon."""
+
+    overlaid: bool
+
+    def fill(self) -> None:
+        """Write a tree in which there is one of everything, and commit it."""
+        self.repository.write("folder/file", b"\0\xff\n")
+        self.repository.write("folder/program", "#!/bin/sh\n", 0o755)
+        self.repository.link("folder/link", "file")
+        self.repository.link("nowhere", "gone/for/ever")
+        for name in ("gone/a", "gone/b/c", "inner/d/e", "large", "ü\n "):
+            self.repository.write(name, name * 5000)
+        self.commit = self.repository.commit()
+
+    async def look(self) -> str:
+        """Return what an evaluator sees of its tree."""
+        return text(await self.run_command(python(LOOK)))
+
+    def checkouts(self) -> list[Path]:
+        """Return the checkouts in the cache."""
+        return list((self.daemon.cache / "repositories").glob("*.tree"))
+
+    async def test_the_way(self) -> None:
+        """These trees are made in the way that the tests are about."""
+        mounts = text(await self.run_command("cat /proc/self/mountinfo"))
+        self.assertEqual(
+            " - overlay overlay " in mounts and "/evaluation/tree" in mounts, self.overlaid
+        )
+        self.assertNotIn(COPIED, self.daemon.log)
+
+    async def test_changes(self) -> None:
+        """Whatever a run does to its tree, the next one has it as it was committed."""
+        self.fill()
+        before = await self.look()
+        self.assertIn("./folder/program 100755 ", before)
+        self.assertEqual(text(await self.run_command(python(CHANGE))), "changed\n")
+        self.assertEqual(await self.look(), before)
+
+    async def test_as_committed(self) -> None:
+        """The tree has the bytes, the modes and the links of the commit, and nothing else."""
+        self.fill()
+        top = os.open(self.repository.folder, os.O_RDONLY)
+        try:
+            expected = {
+                f"{path}": f"{status.st_mode:o}"
+                for path, status in walk(top)
+                if not path.startswith("./.git") and not stat.S_ISDIR(status.st_mode)
+            }
+        finally:
+            os.close(top)
+        seen = {}
+        for line in (await self.look()).splitlines():
+            path, _, rest = line.rpartition(" ")[0].rpartition(" ")
+            if not rest.startswith("4"):
+                seen[path] = rest
+        for path in ("./folder/program", "./folder/file", "./folder/link", "./nowhere", "./README"):
+            self.assertEqual(seen[path], expected[path])
+
+    async def test_at_once(self) -> None:
+        """Many who begin with one commit at once have one checkout, and a tree each."""
+        self.fill()
+        before = len(self.checkouts())
+        command = "cat README; echo $TURINGARENA_SEED >>README; tail -n 1 README"
+        streams = await gatherResults(
+            Deferred.fromCoroutine(self.run_command(command, seed=str(seed))) for seed in range(6)
+        )
+        self.assertEqual(
+            [text(events) for events in streams], [f"an evaluator\n{n}\n" for n in range(6)]
+        )
+        self.assertEqual(len(self.checkouts()), before + 1)
+
+    async def test_a_file_by_path(self) -> None:
+        """The daemon reads what an evaluator has written into its tree, and what it has not."""
+        self.fill()
+        events = await self.run_command(
+            "echo mine >new; for name in new README; do"
+            ' printf "\\n%s\\nX-SEGI-As: path\\n\\n%s\\n%s\\n" "$EVALUATION_FILE_BEGIN" "$name"'
+            ' "$EVALUATION_FILE_END"; done'
+        )
+        contents = [event["content_base64"] for event in data(events)]
+        self.assertEqual(contents, ["bWluZQo=", "YW4gZXZhbHVhdG9yCg=="])
+
+    async def test_a_checkout_that_is_gone(self) -> None:
+        """One that somebody has removed is made anew."""
+        before = await self.look()
+        for checkout in self.checkouts():
+            shutil.rmtree(checkout)
+        self.assertEqual(await self.look(), before)
+
+
+class CopiedTests(WritableTreeCase, DaemonTestCase):
+    """Without a sandbox they are copies."""
+
+    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
+    overlaid = False
+
+
+class OverlaidTests(WritableTreeCase, DaemonTestCase):
+    """With one they are overlays."""
+
+    overlaid = True
+
+    def mounters(self) -> list[int]:
+        """Return the daemon's processes that mount."""
+        return [pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)]
+
+    async def test_attributes(self) -> None:
+        """The attributes of overlays have no effect, in this run or another."""
+        self.fill()
+        seen = "['file', 'link', 'program'] an evaluator\n"
+        for _ in range(2):
+            self.assertEqual(text(await self.run_command(python(ATTRIBUTES))), seen)
+
+    async def test_nothing_of_it_is_shown(self) -> None:
+        """Neither the cache nor what has changed is to be found from within, nor who mounts."""
+        events = await self.run_command(
+            "cat /proc/self/mountinfo; ls -l /proc/self/fd; ls /evaluation;"
+            " cat /proc/[0-9]*/cmdline"
+        )
+        seen = text(events)
+        for hidden in (str(self.daemon.cache), "changes", "upper\n", "mnt:[", NAME, ".tree"):
+            self.assertNotIn(hidden, seen)
+
+    async def test_it_ends_with_the_run(self) -> None:
+        """When a run is over no process is left in its mounts, and nothing is mounted outside."""
+        await self.look()
+        self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
+        for pid in (self.daemon.pid, *self.mounters()):
+            mounts = Path(f"/proc/{pid}/mounts").read_text()
+            self.assertNotIn(str(self.daemon.state), mounts)
+
+    async def test_many_do_not_add_up(self) -> None:
+        """What mounts holds nothing of the evaluations that there are."""
+        (mounter,) = self.mounters()
+        before = len(os.listdir(f"/proc/{mounter}/fd"))
+        identifiers = [await self.begin("echo ready; exec sleep 60") for _ in range(3)]
+        for identifier in identifiers:
+            await self.client.printed(identifier, "ready")
+        self.assertEqual(len(os.listdir(f"/proc/{mounter}/fd")), before)
+        await self.client.cancel_all()
+
+    async def test_what_mounts_is_killed(self) -> None:
+        """The next tree is copied, which the log tells, and the one after that is an overlay."""
+        command = "grep -c ' - overlay .*/proc/self/fd' /proc/self/mountinfo; cat README"
+        (mounter,) = self.mounters()
+        os.kill(mounter, 9)
+        await until(lambda: not alive(mounter), "it is dead")
+        self.assertEqual(text(await self.run_command(command)), "0\nan evaluator\n")
+        self.assertIn(" is copied: ", self.daemon.log)
+        self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
+        self.assertEqual(len(self.mounters()), 1)
+
+
+class RestartTests(DaemonTestCase):
+    """What outlives a daemon."""
+
+    async def test_killed(self) -> None:
+        """After a kill nothing mounts; the next daemon has the checkouts that are whole."""
+        for name in ("a", "b"):
+            self.repository.write(name, name)
+        self.commit = self.repository.commit()
+        await self.begin_and_wait("echo ready; exec sleep 60")
+        repositories = self.daemon.cache / "repositories"
+        (checkout,) = (file.parent for file in repositories.glob("*.tree/a"))
+        (mounter,) = [
+            pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)
+        ]
+        await self.daemon.kill()
+        await until(lambda: not alive(mounter), "what mounts has ended with the daemon")
+        half_made = repositories / f"{checkout.name}.new7" / "tree"
+        half_made.mkdir(parents=True)
+        for path in (half_made.parent, half_made):
+            give(path)
+        number = checkout.stat().st_ino
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(text(await self.run_command("cat a b")), "ab")
+        self.assertEqual(
+            [path.stat().st_ino for path in repositories.glob("*.tree") if (path / "a").exists()],
+            [number],
+        )
+        self.assertEqual(list(repositories.glob("*.new*")), [])
+
+    async def test_damaged(self) -> None:
+        """A checkout that has lost something while no daemon ran is made anew."""
+        await self.run_command("true")
+        await self.daemon.stop()
+        for checkout in (self.daemon.cache / "repositories").glob("*.tree"):
+            (checkout / "README").write_text("")
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        self.assertIn("is damaged, and removed", self.daemon.log)
