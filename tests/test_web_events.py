@@ -41,6 +41,13 @@ class ChoiceTests(StreamTestCase):
         self.assertEqual(answer.headers["vary"], "Accept")
         self.page(identifier)
 
+    def test_numbers(self) -> None:
+        """A number that is none is refused, also by the kind of answer that has no use for it."""
+        path = f"/evaluation/{self.evaluate()}/events"
+        for accept in ("application/json", "text/event-stream", "application/jsonl"):
+            for query in ("wait=x", "skip=x", "skip=-1", "wait=", "skip=1&skip=1"):
+                self.request("GET", f"{path}?{query}", 400, headers={"Accept": accept})
+
     def test_head(self) -> None:
         """HEAD tells the type, and begins no stream; of the wrong it tells the status."""
         identifier = self.evaluate()

@@ -36,11 +36,13 @@ OFFERED = (PAGE, *STREAMS)
 async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
     """Answer `GET /evaluation/{id}/events` with what its headers ask for."""
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
+    # What is of no use to the kind that is asked for is refused all the same where it is wrong.
+    skip, _ = number(request, "skip") or 0, number(request, "wait")
     if wants_websocket(request):
         api.check_websocket(request.requestHeaders)
         check_handshake(request)
         following = api.registry.follow(
-            identifier, argument(request, "after"), request.caller, number(request, "skip") or 0
+            identifier, argument(request, "after"), request.caller, skip
         )
         heartbeat = api.configuration.streams.heartbeat
         await send_messages(request, following, api.clock, heartbeat)
@@ -50,7 +52,7 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
         poll, page = await read_page(api, request, identifier)
         set_headers(request, poll.link(page))
         return send(request, page.encode())
-    await _send_stream(api, request, identifier, media_type)
+    await _send_stream(api, request, identifier, media_type, skip)
     return b""
 
 
@@ -72,9 +74,10 @@ async def read_page(
     return poll, page
 
 
-async def _send_stream(api: Api, request: ApiRequest, identifier: str, media_type: str) -> None:
+async def _send_stream(
+    api: Api, request: ApiRequest, identifier: str, media_type: str, skip: int
+) -> None:
     after = argument(request, "after")
-    skip = number(request, "skip") or 0
     if media_type == "text/event-stream":
         # A browser that comes back repeats the URL, in which the first cursor stands.
         last = _last_event(request)
