@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import __version__
 from tawebeval.config import Buffers, Configuration, Limits, Polls
 from tawebeval.workspace import directory_of
+from tests import described
 from tests.fake_children import FakeChild
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, parts
 
@@ -70,6 +71,7 @@ class WebTestCase(SynchronousTestCase):
         answer = self.answer(self.ask(method, path, **settings))
         self.assertEqual(answer.status, status, answer.body)
         self.check(answer)
+        described.check(method, path, answer)
         return answer
 
     def check(self, answer: Answer) -> None:
@@ -83,7 +85,8 @@ class WebTestCase(SynchronousTestCase):
             self.check_problem(answer)
         elif answer.body:
             self.assertEqual(headers["content-type"], "application/json")
-            self.assertEqual(headers["cache-control"], "no-store")
+            kept = "no-cache" if "etag" in headers else "no-store"
+            self.assertEqual(headers["cache-control"], kept)
 
     def check_problem(self, answer: Answer) -> None:
         """Hold what is promised of every error."""

@@ -12,7 +12,7 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from tawebeval import __version__
 from tawebeval.errors import RequestError
-from tawebeval.web import assets, older, problems
+from tawebeval.web import assets, description, older, problems
 from tawebeval.web.api import Api
 from tawebeval.web.events import send_events
 from tawebeval.web.exchange import argument, received, send, send_json
@@ -70,6 +70,11 @@ def make_app(api: Api) -> Klein:
     def health(request: IRequest) -> bytes:
         """Say that the daemon is alive."""
         return send_json(request, {"status": "ok", "version": __version__})
+
+    @app.route(description.PATH, methods=["GET"])
+    def describe(request: IRequest) -> bytes:
+        """Return the description of the API."""
+        return description.DESCRIPTION.send(request)
 
     @app.handle_errors(RequestError, HTTPException)
     def refused(request: IRequest, failure: Failure) -> bytes:

@@ -24,7 +24,7 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
-from tawebeval.web import assets, problems
+from tawebeval.web import assets, description, problems
 from tawebeval.web.api import Api
 from tawebeval.web.channel import ApiChannel
 from tawebeval.web.connections import Connections
@@ -39,7 +39,8 @@ _SLASHES = re.compile(rb"/+")  # clients join paths carelessly
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
-_OPEN = frozenset([b"/health", *assets.PATHS])  # paths for which nobody needs a token
+# Paths for which nobody needs a token.
+_OPEN = frozenset([b"/health", description.PATH.encode(), *assets.PATHS])
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",

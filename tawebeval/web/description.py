@@ -1,0 +1,75 @@
+"""The description of the API for programs: OpenAPI 3.1, as it is served.
+
+`openapi.json` beside this file is written by hand, and says of each operation what is its own.
+What holds of every answer or every operation is not repeated there. It is added here, once, when
+this module is imported: the version, the headers of all answers, and the problems that any
+request can meet. In `openapi.json` they stand among the components, by name or status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+import orjson
+
+from tawebeval import __version__
+from tawebeval.web.exchange import general_headers
+from tawebeval.web.fixed import Fixed
+
+PATH = "/openapi.json"
+
+_GENERAL = general_headers(["*"], []) | general_headers([], [])
+_HEADERS = ("Cache-Control", "Date", *(name.decode() for name in _GENERAL))
+
+_ANY = ("400", "408", "413", "414", "431", "500", "503")
+"""The problems of any request, whatever it asks for."""
+
+_WITH_TOKEN = ("401", "429")
+"""Those of requests that need a token, where there are any."""
+
+
+def complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a description with what all operations have in common; it is changed in place.
+
+    Raises KeyError for a header or a problem of which the components say nothing.
+    """
+    document["info"]["version"] = __version__
+    components = document["components"]
+    headers = {name: _reference(components, "headers", name) for name in _HEADERS}
+    for operation in operations(document):
+        responses = operation["responses"]
+        secured = operation.get("security", document["security"])
+        for status in (*_ANY, *(_WITH_TOKEN if secured else ())):
+            responses.setdefault(status, _reference(components, "responses", status))
+        operation["responses"] = dict(sorted(responses.items()))
+        for response in responses.values():
+            if "$ref" not in response:
+                response["headers"] = headers | response.get("headers", {})
+    for response in components["responses"].values():
+        response["headers"] = headers | response.get("headers", {})
+    return document
+
+
+def operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the operations of a description; callbacks are not among them."""
+    for path in document["paths"].values():
+        for name, value in path.items():
+            if name != "parameters":
+                yield value
+
+
+def _reference(components: dict[str, Any], kind: str, name: str) -> dict[str, str]:
+    """Return a reference to a component, which has to be there."""
+    components[kind][name]
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def _load() -> Fixed:
+    """Return the whole description, indented, for people look at it, too."""
+    source = (files("tawebeval.web") / "openapi.json").read_bytes()
+    return Fixed(orjson.dumps(complete(orjson.loads(source)), option=orjson.OPT_INDENT_2))
+
+
+DESCRIPTION = _load()

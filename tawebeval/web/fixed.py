@@ -1,0 +1,43 @@
+"""Answers that stay the same until the daemon is started again.
+
+Clients may keep them, and ask each time whether they have changed. The content is in memory: a
+request costs no look at the disk, and the daemon's user need not be able to read where
+tawebeval is installed.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import attrs
+from twisted.web.http import NOT_MODIFIED
+from twisted.web.iweb import IRequest
+from werkzeug.http import parse_etags
+
+from tawebeval.web.exchange import JSON, send
+
+
+@attrs.frozen
+class Fixed:
+    """A content with its media type, and the entity tag that tells it from another."""
+
+    content: bytes = attrs.field(repr=False)
+    media_type: bytes = JSON
+    entity_tag: str = attrs.field(init=False)
+
+    @entity_tag.default
+    def _digest(self) -> str:
+        return sha256(self.content).hexdigest()[:32]
+
+    def send(self, request: IRequest) -> bytes:
+        """Answer with the content, or say that the client has it (RFC 9110, section 13.1.2)."""
+        body = send(request, self.content, self.media_type)
+        request.setHeader(b"Cache-Control", b"no-cache")  # to be kept, and asked for
+        request.setHeader(b"ETag", b'"%b"' % self.entity_tag.encode())
+        known = request.requestHeaders.getRawHeaders(b"If-None-Match", [])
+        tags = parse_etags(", ".join(value.decode("latin-1") for value in known))
+        # Weakly, for a proxy that compresses weakens the tags.
+        if not tags.contains_weak(self.entity_tag):
+            return body
+        request.setResponseCode(NOT_MODIFIED)
+        return b""
