@@ -1,0 +1,92 @@
+"""The description of the API, as schemathesis reads it, held against the real daemon."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.utils import getProcessOutputAndValue
+
+from tawebeval.web.events import OFFERED
+from tests import fake_clients
+from tests.described import check, operations
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, environment
+
+SETTINGS = Path(__file__).with_name("schemathesis.toml")
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+REACHED = {"200", "404", "415", "422"}
+"""Of the statuses that are described, those to which made-up requests lead for certain."""
+
+
+class DescriptionTests(DaemonTestCase):
+    """One daemon, without a sandbox: no evaluator here does any harm."""
+
+    timeout = 120
+    configuration = (
+        CONFIGURATION.replace("running = 4", "running = 4\nqueued = 1000")
+        + '[sandbox]\nkind = "none"\n[polls]\nwait = 1\nolder = 1\n'
+    )
+
+    async def test_schemathesis(self) -> None:
+        """Every answer is as it is described, and none is a defect."""
+        answers = self.folder / "answers"
+        settings = {
+            "url": self.daemon.url,
+            "evaluator": {
+                "repository[url]": self.repository.url,
+                "commit_oid": self.commit,
+                "evaluator_cmd": "echo ready",
+                "callback_url": "",
+            },
+            "answers": str(answers),
+        }
+        output, errors, status = await getProcessOutputAndValue(
+            str(SCHEMATHESIS),
+            ["--config-file", str(SETTINGS), "run", f"{self.daemon.url}/openapi.json"],
+            env=environment(
+                SCHEMATHESIS_HOOKS="tests.integration.schemathesis_hooks",
+                TAWEBEVAL_SCHEMATHESIS=json.dumps(settings),
+                PYTHONPATH=str(ROOT),
+            ),
+            path=str(self.folder),
+            reactor=reactor,
+        )
+        self.assertEqual(status, 0, (output + errors).decode(errors="replace"))
+        self.check_reach(set(answers.read_text().splitlines()))
+
+    def check_reach(self, answers: set[str]) -> None:
+        """Hold that each operation was brought to its answers, as far as it can be in this way."""
+        for method, path, operation in operations():
+            for status in REACHED & set(operation["responses"]):
+                self.assertIn(f"{method} {path} {status}", answers)
+        for more in ("POST /evaluate 400", "GET /evaluation/{id}/events 400"):
+            self.assertIn(more, answers)
+
+    async def test_streams(self) -> None:
+        """An evaluation is followed in each way, to its end and after it, as it is described."""
+        identifier = await self.begin("echo one; echo two")
+        await self.client.ended(identifier)
+        path = f"/evaluation/{identifier}/events"
+        for media_type in OFFERED:
+            await self.ask(200, path, media_type)
+        await self.ask(406, path, "text/html")
+        await self.ask(200, f"{path}?after=2", "application/json")
+        await self.ask(410, f"{path}?after=1", "application/json")
+        await self.ask(204, f"{path}?after=end", "text/event-stream")
+        await self.ask(200, f"{path}?after=end", "application/json")
+        await self.ask(410, f"{path}?after=2", "text/event-stream")
+        await self.ask(410, f"/evaluation/{identifier}", "*/*")
+
+    async def ask(self, status: int, path: str, accept: str) -> None:
+        """Hold that a GET is answered with this status, and as it is described."""
+        answer = await self.client.get(path, headers={"Accept": accept})
+        self.assertEqual(answer.code, status)
+        headers = {
+            name.decode().lower(): b", ".join(values).decode()
+            for name, values in answer.headers.getAllRawHeaders()
+        }
+        check("GET", path, fake_clients.Answer(answer.code, headers, answer.body))
