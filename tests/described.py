@@ -92,7 +92,7 @@ def _check(operation: dict[str, Any], answer: Answer) -> None:
     for name, header in headers.items():
         assert name in answer.headers or not header.get("required"), name
     if answer.body:
-        media_type = answer.headers["content-type"]
+        media_type = answer.headers["content-type"].partition(";")[0]
         content = response["content"][media_type]
         value = (
             json.loads(answer.body)

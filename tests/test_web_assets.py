@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tawebeval.config import Callers, Configuration
 from tawebeval.web import assets
+from tests import described
 from tests.fake_clients import Answer
 from tests.test_web import WebTestCase
 from tests.test_web_callers import CallerTestCase
@@ -29,6 +30,7 @@ class AssetTests(WebTestCase):
         """Return an answer of which only the status is certain."""
         answer = self.answer(self.ask(method, path, headers=headers))
         self.assertEqual(answer.status, status, answer.body)
+        described.check(method, path, answer)
         return answer
 
     def test_each_file(self) -> None:

@@ -37,7 +37,7 @@ FORM = SCHEMAS["Form"]
 SECURED = {
     *("evaluate", "readStatus", "cancel", "readEvents", "listEvaluations", "readOlderEvents"),
 }
-ALL = {*SECURED, "readHealth", "readDescription"}
+ALL = {*SECURED, "readHealth", "readDescription", "readPage", "readPart"}
 OF_ONE = {"readStatus", "readEvents", "readOlderEvents"}
 
 OCCURS: dict[type[errors.RequestError], set[str]] = {
@@ -56,13 +56,14 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.ForeignPage: {"evaluate", "cancel", "readEvents", "listEvaluations"},
     errors.OverShare: SECURED,
     errors.Busy: ALL,
+    errors.Stopping: ALL,
 }
 """Where a request can be refused so, by the operation's name.
 
 Busy is told to any connection that is one too many.
 """
 
-SUCCESSES = {
+OTHERS = {
     "evaluate": {"200"},
     "readStatus": {"200"},
     "cancel": {"204"},
@@ -71,7 +72,10 @@ SUCCESSES = {
     "readOlderEvents": {"200"},
     "readHealth": {"200"},
     "readDescription": {"200", "304"},
+    "readPage": {"200", "304"},
+    "readPart": {"200", "304", "404"},
 }
+"""What else each operation answers."""
 
 BELOW = {"414", "431", "500"}
 """What is answered below the routes, or for defects, and so is in no table of refusals."""
@@ -129,7 +133,7 @@ class DocumentTests(SynchronousTestCase):
             if "/content/" in path and path.rpartition("/content/")[2].count("/") == 1:
                 self.assertTrue("example" in part or part.get("examples"), path)
             if "in" in part and "name" in part:
-                self.assertIn("example", part, path)
+                self.assertTrue("example" in part or part.get("examples"), path)
 
     def test_problems(self) -> None:
         """An example of a problem is of the status, and in the words, that the daemon uses."""
@@ -257,12 +261,13 @@ class RouteTests(WebTestCase):
                 for refusal, where in OCCURS.items()
                 if name in where
             }
-            self.assertEqual(set(operation["responses"]), expected | BELOW | SUCCESSES[name], name)
+            self.assertEqual(set(operation["responses"]), expected | BELOW | OTHERS[name], name)
 
     def test_headers(self) -> None:
         """The headers that a problem has by its kind are described with it."""
         for refusal, headers in (
             (errors.Busy("later", 5), {"Retry-After": 5}),
+            (errors.Stopping(), {"Retry-After": 5}),
             (errors.OverShare("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):

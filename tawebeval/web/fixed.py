@@ -19,7 +19,7 @@ from tawebeval.web.exchange import JSON, send
 
 @attrs.frozen
 class Fixed:
-    """A content with its media type, and the entity tag that tells it from another."""
+    """A content, and its entity tag in quotes (RFC 9110, section 8.8.3)."""
 
     content: bytes = attrs.field(repr=False)
     media_type: bytes = JSON
@@ -27,17 +27,17 @@ class Fixed:
 
     @entity_tag.default
     def _digest(self) -> str:
-        return sha256(self.content).hexdigest()[:32]
+        return f'"{sha256(self.content).hexdigest()[:32]}"'
 
     def send(self, request: IRequest) -> bytes:
         """Answer with the content, or say that the client has it (RFC 9110, section 13.1.2)."""
         body = send(request, self.content, self.media_type)
         request.setHeader(b"Cache-Control", b"no-cache")  # to be kept, and asked for
-        request.setHeader(b"ETag", b'"%b"' % self.entity_tag.encode())
+        request.setHeader(b"ETag", self.entity_tag.encode())
         known = request.requestHeaders.getRawHeaders(b"If-None-Match", [])
         tags = parse_etags(", ".join(value.decode("latin-1") for value in known))
         # Weakly, for a proxy that compresses weakens the tags.
-        if not tags.contains_weak(self.entity_tag):
+        if not tags.contains_weak(self.entity_tag.strip('"')):
             return body
         request.setResponseCode(NOT_MODIFIED)
         return b""
