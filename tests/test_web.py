@@ -60,10 +60,7 @@ class WebTestCase(SynchronousTestCase):
         response = self.successResultOf(asked)
         body = response.content()
         self.agent.flush()
-        headers = {
-            name.decode().lower(): b", ".join(values).decode()
-            for name, values in response.headers.getAllRawHeaders()
-        }
+        headers = described.merged(response.headers)
         return Answer(response.code, headers, self.successResultOf(body))
 
     def request(self, method: str, path: str, status: int = 200, **settings: Any) -> Answer:

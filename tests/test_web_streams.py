@@ -22,6 +22,7 @@ from tawebeval.config import Buffers, Configuration, Http, Limits, Streams
 from tawebeval.events import Batch
 from tawebeval.following import Following
 from tawebeval.web import streams
+from tests import described
 from tests.fake_streams import (
     FOLLOWERS,
     Follower,
@@ -63,8 +64,10 @@ class StreamTestCase(WebTestCase):
         self.turn()
 
     def follow(self, kind: type[Follower], identifier: str, query: str = "", **more: Any) -> Any:
-        """Return one who follows an evaluation."""
-        return kind(self.service, identifier, query, **more)
+        """Return one who follows an evaluation, and whose answer is described."""
+        follower = kind(self.service, identifier, query, **more)
+        described.check("GET", f"/evaluation/{identifier}/events", follower.answer)
+        return follower
 
     @property
     def calls(self) -> int:

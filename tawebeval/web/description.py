@@ -23,6 +23,8 @@ PATH = "/openapi.json"
 _GENERAL = general_headers(["*"], []) | general_headers([], [])
 _HEADERS = ("Cache-Control", "Date", *(name.decode() for name in _GENERAL))
 
+_METHODS = ("get", "post", "delete")
+
 _ANY = ("400", "408", "413", "414", "431", "500", "503")
 """The problems of any request, whatever it asks for."""
 
@@ -54,15 +56,14 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
 
 def operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the operations of a description; callbacks are not among them."""
-    for path in document["paths"].values():
-        for name, value in path.items():
-            if name != "parameters":
-                yield value
+    for item in document["paths"].values():
+        yield from (item[method] for method in _METHODS if method in item)
 
 
 def _reference(components: dict[str, Any], kind: str, name: str) -> dict[str, str]:
-    """Return a reference to a component, which has to be there."""
-    components[kind][name]
+    """Return a reference to a component. Raises KeyError where there is none."""
+    if name not in components[kind]:
+        raise KeyError(f"{kind}/{name}")
     return {"$ref": f"#/components/{kind}/{name}"}
 
 

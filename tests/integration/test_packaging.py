@@ -147,11 +147,12 @@ class PackagingTests(SynchronousTestCase):
         self.check_installed("--editable", self.checkout, at=self.checkout)
 
     def test_wheel_content(self) -> None:
-        """The package with its page, and the plugin: nothing of Twisted's own, no tests."""
+        """The package with what it serves, and the plugin: nothing of Twisted's own, no tests."""
         with zipfile.ZipFile(self.built.wheel) as wheel:
             names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         package = self.checkout / "tawebeval"
         parts = [*package.rglob("*.py"), *(package / "web" / "static").iterdir()]
+        parts.append(package / "web" / "openapi.json")
         modules = {str(path.relative_to(self.checkout)) for path in parts}
         self.assertEqual(
             names, {*modules, "tawebeval/py.typed", "twisted/plugins/tawebeval_plugin.py"}
