@@ -43,7 +43,7 @@ LAYERS = {
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
         " records following closing"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
-        " directories belongings"
+        " opening directories belongings"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay mounter"
         " callbacks posting secretfiles pinned signing telling"
