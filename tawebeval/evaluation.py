@@ -142,7 +142,6 @@ class Evaluation:
         """Fetch and run; return why that came to no good end."""
         try:
             self._enter(State.FETCHING)
-            await self._surroundings.threads.run(self.workspace.create, self.upload)
             checkout = self._checkout = await self._surroundings.repositories.check_out(
                 self.request.repository, self.request.commit_oid, self.caller
             )
@@ -162,7 +161,11 @@ class Evaluation:
             return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
 
     def _open(self, cell: Cell, checkout: Checkout) -> Path:
-        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError."""
+        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError.
+
+        All that blocks is done here, in one thread: each change of threads costs time.
+        """
+        self.workspace.create(self.upload)
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
         cell.open()
         return directory

@@ -152,7 +152,7 @@ class StopTests(EvaluationTestCase):
         self.assertFalse(self.evaluation.state.ended)
         threads.finish()
         self.assert_over(State.CANCELLED, "cancelled")
-        self.assertEqual(self.world.repositories.asked, [])
+        self.assertEqual(self.world.spawn.children, [])
 
     def test_running(self) -> None:
         """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""
