@@ -148,7 +148,6 @@ class Evaluation:
             self.commit = checkout.commit
             cell = self._cell = self._surroundings.sandbox.cell(self.workspace, checkout)
             directory = await self._surroundings.threads.run(self._open, cell, checkout)
-            self._enter(State.RUNNING)
             return await self._run(directory, cell)
         except EvaluationError as error:
             return error
@@ -172,6 +171,7 @@ class Evaluation:
 
     async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
         run = self.run = self._start(directory, cell)
+        self._enter(State.RUNNING)
         with self._surroundings.watch.over(cell, run.stop), suppress(CancelledError):
             # Not raised: `run.failure` tells of it.
             await completed(run.ended, lambda: run.stop(self._reason()))

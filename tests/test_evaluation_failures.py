@@ -96,6 +96,7 @@ class FailureTests(EvaluationTestCase):
         self.begin()
         self.assertIn("no more processes", self.assert_over(State.FAILED, "lost")["message"])
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        self.assertNotIn(State.RUNNING.value, self.evaluation.times)
         self.assertEqual(self.released, 1)
 
     def test_defect(self) -> None:
