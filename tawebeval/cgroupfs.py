@@ -208,13 +208,13 @@ def sweep(directories: Iterable[Directory]) -> list[tuple[Directory, OSError]]:
         stays = []
         for each in left:
             try:
-                with suppress(OSError):
-                    each.kill()
-                each.remove()
+                each.remove()  # what is empty, as nearly all are, need not be killed
             except FileNotFoundError:
                 pass
             except OSError as error:
                 stays.append((each, error))
+                with suppress(OSError):
+                    each.kill()
         left = [each for each, _ in stays]
         if not any(error.errno in _WAIT_FOR for _, error in stays):
             break

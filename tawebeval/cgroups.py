@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -69,7 +68,7 @@ class Group:
     _parts: Parts
     _time: Callable[[], float] = time.monotonic
     _exceeded: frozenset[What] = frozenset()
-    _killed: bool = False
+    _removed: bool = False
     _cpu_due: float = 0.0  # not before this can the processor time be over its limit
 
     def entry(self) -> Sequence[str]:
@@ -107,24 +106,17 @@ class Group:
     def exceeded(self) -> frozenset[What]:
         """Return which limits have stopped somebody in the group; a few small reads.
 
-        After `kill` this does not change any more.
+        After `remove`, whose killing looks like it, this does not change any more.
         """
-        if not self._killed:
+        if not self._removed:
             parts = self._parts.items()
             self._exceeded |= {what for what, (each, group) in parts if each.exceeded(group)}
         return self._exceeded
 
-    def kill(self) -> None:
-        """Kill everybody in the group, which can have no new processes then."""
-        self.exceeded()
-        self._killed = True
-        for group in _directories(self._parts):
-            with suppress(OSError):  # it is gone; if it is not, `remove` says so
-                group.kill()
-
     def remove(self) -> None:
         """Kill everybody in the group and remove it; waits up to a second until they have gone."""
-        self.kill()
+        self.exceeded()
+        self._removed = True
         for group, error in sweep(_directories(self._parts)):
             log.error("{path} stays: {error}", path=group.path, error=error)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,10 +16,11 @@ from pathlib import Path
 
 import attrs
 
+from tawebeval.opening import LISTED, open_directory
+
 # Levels of directories, for each of which a descriptor is open: what is deeper was made to be in
 # the way.
 _DEEPEST = 100
-_SEEN = stat.S_IRUSR | stat.S_IXUSR  # the right to list what is there, and to look at it
 _ANYWAY = 10.0  # seconds after which is counted although the file system looks as before
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
@@ -95,7 +95,7 @@ class Count(DiskUse):
             return
         for name in below:
             with _gone():
-                inner = _open(name, directory)
+                inner = open_directory(name, directory, LISTED)
                 try:
                     self.add_below(inner, depth + 1)
                 finally:
@@ -134,18 +134,6 @@ class Count(DiskUse):
             self.files += known is None
             self.size += extent - (known or 0)
             self._mapped[mapped] = extent
-
-
-def _open(name: str, parent: int) -> int:
-    """Open a directory, also one without permissions: it belongs to this user all the same."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-    place = os.open(name, os.O_PATH | flags, dir_fd=parent)
-    try:
-        if os.fstat(place).st_mode & _SEEN != _SEEN:
-            os.chmod(f"/proc/self/fd/{place}", 0o700)
-        return os.open(".", flags, dir_fd=place)
-    finally:
-        os.close(place)
 
 
 def measure(

@@ -142,14 +142,12 @@ class Evaluation:
         """Fetch and run; return why that came to no good end."""
         try:
             self._enter(State.FETCHING)
-            await self._surroundings.threads.run(self.workspace.create, self.upload)
             checkout = self._checkout = await self._surroundings.repositories.check_out(
                 self.request.repository, self.request.commit_oid, self.caller
             )
             self.commit = checkout.commit
             cell = self._cell = self._surroundings.sandbox.cell(self.workspace, checkout)
             directory = await self._surroundings.threads.run(self._open, cell, checkout)
-            self._enter(State.RUNNING)
             return await self._run(directory, cell)
         except EvaluationError as error:
             return error
@@ -162,13 +160,18 @@ class Evaluation:
             return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
 
     def _open(self, cell: Cell, checkout: Checkout) -> Path:
-        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError."""
+        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError.
+
+        All that blocks is done here, in one thread: each change of threads costs time.
+        """
+        self.workspace.create(self.upload)
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
         cell.open()
         return directory
 
     async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
         run = self.run = self._start(directory, cell)
+        self._enter(State.RUNNING)
         with self._surroundings.watch.over(cell, run.stop), suppress(CancelledError):
             # Not raised: `run.failure` tells of it.
             await completed(run.ended, lambda: run.stop(self._reason()))

@@ -1,11 +1,11 @@
 """Mounts overlays: a program by itself, which knows nothing of tawebeval.
 
 It runs in a user namespace of its own, in which it has all capabilities and outside of which it
-has none, and ends with the connection that is its standard input. A request is four paths with
-NUL between them: the lower, the upper and the work directory, and where to mount. The answer is
-an errno, in decimal digits. With 0 come two descriptors: of a mount namespace of its own, in which
-the overlay is, and of the overlay's top. Nothing of it stays here: when nobody holds that namespace
-any more it is gone, and the overlay with it.
+has none, and ends with the connection that is its standard input. A request is three paths with
+NUL between them: the lower, the upper and the work directory. The answer is an errno, in decimal
+digits. With 0 come two descriptors: of a mount namespace of its own, in which the overlay hides its
+upper directory, and of the overlay's top. Nothing of it stays here: when nobody holds that
+namespace any more it is gone, and the overlay with it.
 
 So namespaces remain small however many there are, and there is nothing to unmount.
 """
@@ -47,7 +47,8 @@ def _open(stack: ExitStack, path: str | bytes, flags: int) -> int:
 def mount(stack: ExitStack, request: bytes) -> list[int]:
     """Return the descriptors that belong to a request, closed with `stack`. Raises OSError."""
     _check(_libc.unshare(_CLONE_NEWNS))
-    *layers, place = request.split(b"\0")
+    layers = request.split(b"\0")
+    place = layers[1]
     # By descriptors: no character of a path means anything, and evaluators learn no path.
     opened = [_open(stack, path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) for path in layers]
     options = _OPTIONS.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))

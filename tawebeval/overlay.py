@@ -65,7 +65,7 @@ class Mounter:
             return namespace, top
         if not answer:
             raise ConnectionResetError("the process that mounts has ended")
-        raise OSError(int(answer), os.strerror(int(answer)), str(paths[-1]))
+        raise OSError(int(answer), os.strerror(int(answer)), str(paths[1]))
 
     def close(self) -> None:
         """End it. Blocks, hardly."""
@@ -156,14 +156,12 @@ class Overlays:
         return self._copies.make(checkout, workspace)
 
     def _overlay(self, checkout: Path, workspace: Workspace) -> WritableTree:
-        upper, work = workspace.changes / "upper", workspace.changes / "work"
-        for directory in (workspace.changes, upper, work):
-            directory.mkdir()
+        workspace.work.mkdir()
         with self._lock:
             if self._mounter is None:
                 self._mounter = start_mounter()
             try:
-                namespace, top = self._mounter.mount((checkout, upper, work, workspace.tree))
+                namespace, top = self._mounter.mount((checkout, workspace.tree, workspace.work))
             except (ConnectionError, TimeoutError):
                 self._end()
                 raise

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import attrs
 
+from tawebeval.opening import EMPTIED, open_directory
+
 _RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
 _COMPLAINT = 8 * 1024  # bytes: more than a line with a path
 _LEVELS = 16  # of directories, for each of which a descriptor is open
@@ -53,9 +55,11 @@ class _Emptying:
     left: int
 
     def remove(self, name: str, parent: int | None, levels: int) -> None:
-        """Remove a directory, in which there are no more `levels`; no link is ever followed."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        directory = os.open(name, flags, dir_fd=parent)
+        """Remove a directory, in which there are no more `levels`; no link is ever followed.
+
+        An overlay leaves a directory without permissions behind, so that there is one is usual.
+        """
+        directory = open_directory(name, parent, EMPTIED)
         try:
             self._empty(directory, levels)
         finally:

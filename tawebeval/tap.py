@@ -16,6 +16,7 @@ from tawebeval import __version__
 from tawebeval.allocator import keep_freed_memory
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import Cgroups, open_cgroups
+from tawebeval.collector import pass_over_what_is_there
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.directories import open_directories
 from tawebeval.errors import ConfigurationError
@@ -80,10 +81,12 @@ def makeService(
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
         keep_freed_memory()
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
-        return make_service(configuration, directories, reactor, privileges, cgroups)
+        daemon = make_service(configuration, directories, reactor, privileges, cgroups)
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None
+    pass_over_what_is_there()
+    return daemon
 
 
 def read_configuration(path: str | None) -> Configuration:

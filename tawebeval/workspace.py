@@ -1,10 +1,11 @@
 """The directories of one evaluation, from the upload to the removal. Everything here blocks.
 
 <evaluation>/submission/<field>/<filename>   as uploaded
-<evaluation>/tree/                           the commit's tree, writable
+<evaluation>/tree/                           the commit's tree, writable; what differs in it, where
+                                             it is an overlay
 <evaluation>/tmp/                            TEMPORARY_DIRECTORY
 <evaluation>/home/                           HOME
-<evaluation>/changes/                        what differs in the tree, where it is an overlay
+<evaluation>/work/                           what an overlay needs beside it
 <evaluation>/scratch/                        /tmp, where there is a sandbox
 <evaluation>/shm/                            /dev/shm, likewise
 """
@@ -56,7 +57,10 @@ class Workspace:
 
     @property
     def tree(self) -> Path:
-        """Where the evaluator has the commit's tree."""
+        """Where the evaluator has the commit's tree.
+
+        If that is an overlay, others find here what the evaluator has changed.
+        """
         return self.root / "tree"
 
     @property
@@ -70,9 +74,9 @@ class Workspace:
         return self.root / "home"
 
     @property
-    def changes(self) -> Path:
-        """What the evaluator has changed in the tree, if that is an overlay."""
-        return self.root / "changes"
+    def work(self) -> Path:
+        """What the kernel needs for the tree, if that is an overlay."""
+        return self.root / "work"
 
     @property
     def submission(self) -> Path:

@@ -432,7 +432,8 @@ class GroupTests(CgroupsTestCase):
             self.machine.mount_legacy(each)
         group = self.machine.open().make("abc", LIMITS)
         self.enter(group, 0, *range(STRANGER, STRANGER + 200))
-        group.kill()
+        with capturedLogs():
+            group.remove()
         self.assertEqual(self.get(group, "pids.max"), "0")
         # 0 is somebody of another process namespace, whom nobody here can reach.
         self.assertEqual(self.get(group, "cgroup.procs"), "0")
@@ -449,6 +450,15 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.usage(), Usage(None, None))
         group.remove()
         self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+
+    def test_remove_at_once(self) -> None:
+        """A group in which nobody is any more is removed, and nothing else done to it."""
+        self.machine.mount_legacy("pids")
+        group = self.machine.open().make("abc", LIMITS)
+        written: list[str] = []
+        self.patch(self.machine, "write", lambda path, text: written.append(path))
+        group.remove()
+        self.assertEqual((self.machine.groups(), written, self.machine.slept), (["x"], [], 0))
 
     def test_remove_waits(self) -> None:
         """Who was killed holds the group for a moment: it is tried again for about a second."""

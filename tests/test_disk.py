@@ -155,7 +155,11 @@ class DepthTests(DiskTestCase):
         """Where the daemon has no descriptor left the count fails, and is not one of nothing."""
         self.dig(3)
         for error in (errno.EMFILE, errno.ENFILE):
-            for name, place in (("_open", module), ("stat", module.os), ("listdir", module.os)):
+            for name, place in (
+                ("open_directory", module),
+                ("stat", module.os),
+                ("listdir", module.os),
+            ):
                 with self.subTest(name=name):
                     patched = self.patch(place, name, self.failing(error, getattr(place, name)))
                     try:
@@ -191,14 +195,14 @@ class RaceTests(DiskTestCase):
 
     def change(self, name: str) -> None:
         """Have `replace` called before a directory of that name is opened."""
-        opened = module._open
+        opened = module.open_directory
 
-        def racing(entry: str, parent: int) -> int:
+        def racing(entry: str, parent: int, rights: int) -> int:
             if entry == name:
                 self.replace(self.top / name)
-            return opened(entry, parent)
+            return opened(entry, parent, rights)
 
-        self.patch(module, "_open", racing)
+        self.patch(module, "open_directory", racing)
         (self.top / name).mkdir()
 
     def test_link_instead(self) -> None:

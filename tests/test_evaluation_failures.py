@@ -96,6 +96,7 @@ class FailureTests(EvaluationTestCase):
         self.begin()
         self.assertIn("no more processes", self.assert_over(State.FAILED, "lost")["message"])
         self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        self.assertNotIn(State.RUNNING.value, self.evaluation.times)
         self.assertEqual(self.released, 1)
 
     def test_defect(self) -> None:
@@ -152,7 +153,7 @@ class StopTests(EvaluationTestCase):
         self.assertFalse(self.evaluation.state.ended)
         threads.finish()
         self.assert_over(State.CANCELLED, "cancelled")
-        self.assertEqual(self.world.repositories.asked, [])
+        self.assertEqual(self.world.spawn.children, [])
 
     def test_running(self) -> None:
         """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""

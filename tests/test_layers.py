@@ -33,7 +33,7 @@ LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
-        " allocator",
+        " allocator collector",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.
@@ -43,7 +43,7 @@ LAYERS = {
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
         " records following closing"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
-        " directories belongings"
+        " opening directories belongings"
         " git gitbox gitversion bare quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay mounter"
         " callbacks posting secretfiles pinned signing telling"

@@ -91,13 +91,12 @@ class MakeTests(OverlaysTestCase):
     """How trees are made."""
 
     def test_overlay(self) -> None:
-        """One is mounted where the tree belongs; what changes lies elsewhere in the workspace."""
+        """One is mounted where the tree belongs, over what changes in it."""
         self.overlays.open()
         workspace, tree, said = self.make()
-        changes = workspace.root / "changes"
-        upper, work = changes / "upper", changes / "work"
-        self.assertEqual(self.mounter.asked, [(self.checkout, upper, work, workspace.tree)])
-        for directory in (upper, work, workspace.tree):
+        work = workspace.root / "work"
+        self.assertEqual(self.mounter.asked, [(self.checkout, workspace.tree, work)])
+        for directory in (work, workspace.tree):
             self.assertEqual(list(directory.iterdir()), [])
             self.assertEqual(directory.stat().st_mode, workspace.home.stat().st_mode)
         self.assertEqual((tree.prefix, said), (("enter", "it", "--"), []))

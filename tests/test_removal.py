@@ -67,7 +67,7 @@ class RemoveTests(SynchronousTestCase):
         self.assertEqual(self.programs, [])
 
     def test_modes(self) -> None:
-        """Directories without any permission are removed, with what is in them."""
+        """Directories without any permission are removed, with what is in them, by no program."""
         for name in ("a", "b"):
             deep = self.tree / name / "deep"
             deep.mkdir(parents=True)
@@ -77,6 +77,7 @@ class RemoveTests(SynchronousTestCase):
         self.tree.chmod(0o500)
         self.remove_as_nobody()
         self.assert_removed()
+        self.assertEqual(self.programs, [])
 
     def remove_as_nobody(self) -> None:
         """As another user than root, for whom modes mean something, try it, too."""
@@ -96,7 +97,7 @@ class RemoveTests(SynchronousTestCase):
                 os.setuid(65534)
                 remove(copy)
             finally:
-                os._exit(os.path.lexists(copy))
+                os._exit(os.path.lexists(copy) or bool(self.programs))
         _, status = os.waitpid(child, 0)
         self.assertEqual(os.waitstatus_to_exitcode(status), 0)
 
@@ -123,7 +124,7 @@ class RemoveTests(SynchronousTestCase):
         open_ = os.open
         self.patch(os, "open", lambda *args, **how: (opened.append(args), open_(*args, **how))[1])
         self.assert_removed()
-        self.assertLess(len(opened), 20)
+        self.assertLess(len(opened), 40)  # two for each level that is gone into
 
     def test_what_stays(self) -> None:
         """What cannot be removed is an error, which names the directory and says why."""

@@ -42,12 +42,12 @@ class DirectoryTests(WorkspaceTestCase):
         self.assertTrue(path.is_absolute())
         for directory in (self.workspace.tree, self.workspace.temporary, self.workspace.home):
             self.assertEqual(list(directory.iterdir()), [])
-        self.assertFalse(os.path.lexists(self.workspace.changes))
+        self.assertFalse(os.path.lexists(self.workspace.work))
 
     def test_apart(self) -> None:
         """No directory lies in another one."""
         own = self.workspace
-        places = [own.tree, own.temporary, own.home, own.changes, own.root / "submission"]
+        places = [own.tree, own.temporary, own.home, own.work, own.root / "submission"]
         for place in places:
             self.assertEqual([p for p in places if p.is_relative_to(place)], [place])
 

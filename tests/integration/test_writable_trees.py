@@ -190,7 +190,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
             " cat /proc/[0-9]*/cmdline"
         )
         seen = text(events)
-        for hidden in (str(self.daemon.cache), "changes", "upper\n", "mnt:[", NAME, ".tree"):
+        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", NAME, ".tree"):
             self.assertNotIn(hidden, seen)
 
     async def test_it_ends_with_the_run(self) -> None:
