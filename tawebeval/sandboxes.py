@@ -14,10 +14,10 @@ from typing import ParamSpec
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.bare import Commit
 from tawebeval.bubblewrap import Bubblewrap, system_view
 from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
