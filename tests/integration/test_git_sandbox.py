@@ -13,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
 from tawebeval import blank
-from tawebeval.bubblewrap import system_view, write_accounts
+from tawebeval.bubblewrap import network_view, programs_view, write_accounts
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.git import Git, Outcome
@@ -37,9 +37,8 @@ class SandboxTests(TestCase):
         write_accounts(accounts)
         filter_ = make_filter()
         self.addCleanup(os.close, filter_)
-        box = GitBox(
-            shutil.which("bwrap") or "", filter_, tuple(system_view(accounts, network=True))
-        )
+        shown, online = tuple(programs_view(accounts)), tuple(network_view())
+        box = GitBox(shutil.which("bwrap") or "", filter_, shown, online)
         self.git = Git(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
@@ -69,6 +68,9 @@ class SandboxTests(TestCase):
         await self.check("ls -A /tmp", self.folder.name)
         await self.check("cut -d: -f1 /etc/passwd", "evaluator nobody")
         await self.check("ls /etc/shadow /etc/gitconfig /etc/ssh || echo no", "no")
+        hosts = "test -e /etc/hosts && echo hosts || echo no"
+        await self.check(hosts, "no")
+        await self.check(hosts, "hosts", Reach(network=True))
 
     async def test_followed(self) -> None:
         """What follows runs in the same sandbox, and only if what was before has ended well."""
