@@ -55,6 +55,7 @@ class LookTests(SynchronousTestCase):
             LINE.replace(b"c", b"d"),
             LINE.strip(),
             b"x" + LINE,
+            LINE + b"x",
             f"{OID} ../{TREE}\n".encode(),
             f"{OID} {TREE[1:]}\xe9\n".encode(),
         ):

@@ -81,6 +81,20 @@ class BoundedTests(SynchronousTestCase):
         self.assertEqual(self.names(), ["old"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_failure_before_the_end(self) -> None:
+        """A fetch that fails by itself does so for its own reason, though no file is too large."""
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+        self.git.callback(Outcome(128, "", "no"))
+        self.assertEqual(self.successResultOf(self.asked).stderr, "no")
+        self.setUp()
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+        self.git.errback(EvaluationError("repository", "too much memory"))
+        error = self.failureResultOf(self.asked, EvaluationError).value
+        self.assertEqual(error.message, "too much memory")
+        self.assertEqual(self.names(), ["old"])
+
     def test_failure_after_the_fetch(self) -> None:
         """What is refused once all was fetched is refused for that, if there is not too much."""
         self.write("objects/new", 10)
