@@ -19,6 +19,8 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.defer import TimeoutError as TookTooLong
 
+from tawebeval import blank
+from tawebeval.commits import Commit, Look, look_at
 from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
@@ -30,7 +32,6 @@ from tawebeval.quota import FetchLimits, bounded, disk_use, files
 from tawebeval.remotes import Remotes
 from tawebeval.removal import remove
 from tawebeval.signals import Threads
-from tawebeval.trees import TreeMeter
 
 _FETCH = (
     "fetch",
@@ -44,20 +45,8 @@ _FETCH = (
 # Whoever allows `file` means repositories of other users, too, and git-upload-pack(1) is made
 # for such: it does not run what their configuration names. Only that command is told so.
 _SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
-# What is checked out is what was committed, whatever the tree's own .gitattributes say.
-_AS_COMMITTED = "* -text -ident -filter !working-tree-encoding\n"
 _EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
 _MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
-
-
-@attrs.frozen
-class Commit:
-    """A commit and its tree, by their OIDs; how many files the tree has, and bytes in them."""
-
-    oid: str
-    tree: str
-    files: int = 0
-    size: int = 0
 
 
 @attrs.define
@@ -177,9 +166,10 @@ class BareRepository:
         await self._lock.acquire()
         complete = False
         try:
-            await self._initialise(repository.url)
-            commit = await self._find(oid) or await self._ask(repository, oid, credential)
-            commit = await self._measure(commit)
+            new = await self._threads.run(self._begin, repository.url)
+            commit = None if new else await self._find(oid)
+            if commit is None:
+                commit = await self._ask(repository, oid, credential)
             await self._threads.run(self._mark, commit)
             complete = True
             return commit
@@ -190,53 +180,27 @@ class BareRepository:
             finally:
                 self._lock.release()
 
-    async def _initialise(self, url: str) -> None:
+    def _begin(self, url: str) -> bool:
+        """Make the repository if it is not there; tell whether it was made. Blocks."""
         if self.path.exists():
-            return
+            return False
         unfinished = self.path.with_suffix(".new")
-
-        def begin() -> None:
-            remove(unfinished)
-            unfinished.mkdir()
-
-        await self._threads.run(begin)
-        outcome = await self._git(
-            unfinished,
-            *("init", "--quiet", "--bare", "--template="),
-            reach=Reach((unfinished,)),
-        )
-        if outcome.status:
-            raise _failed("the repository's cache could not be made", outcome)
-
-        def finish() -> None:
-            (unfinished / "commits").mkdir()
-            (unfinished / "url").write_text(url + "\n")
-            (unfinished / "info").mkdir(exist_ok=True)
-            (unfinished / "info" / "attributes").write_text(_AS_COMMITTED)
-            unfinished.rename(self.path)
-
-        await self._threads.run(finish)
+        remove(unfinished)
+        blank.make(unfinished)
+        (unfinished / "commits").mkdir()
+        (unfinished / "url").write_text(url + "\n")
+        unfinished.rename(self.path)
+        return True
 
     async def _find(self, oid: str) -> Commit | None:
-        """Return the commit if git has it here, marked or not."""
-        outcome = await self._git(
-            self.path, "log", "--no-walk", "--no-show-signature", "--format=%H %T", oid, "--"
-        )
-        found, _, tree = outcome.stdout.strip().partition(" ")
-        # git takes the OID of a tag, too, for the commit that it names.
-        return Commit(oid, tree) if outcome.status == 0 and found == oid else None
+        """Return the commit if git has it here, marked or not.
 
-    async def _measure(self, commit: Commit) -> Commit:
-        """Return the commit with the size of its tree. Raises EvaluationError over the limits."""
-        meter = TreeMeter(self._limits.tree)
-        outcome = await self._git(
-            self.path,
-            *("ls-tree", "-r", "-t", "-l", "-z", commit.tree),
-            received=meter.feed,
-        )
-        if outcome.status:
-            raise _failed("the commit's tree could not be listed", outcome)
-        return attrs.evolve(commit, files=meter.files, size=meter.size)
+        Raises EvaluationError where its tree is over the limits.
+        """
+        look = Look(oid, self._limits.tree)
+        log, ls_tree = look_at(oid)
+        outcome = await self._git(self.path, *log, then=(ls_tree,), received=look.feed)
+        return _found(look, outcome)
 
     async def _ask(self, repository: Repository, oid: str, credential: Credential | None) -> Commit:
         """Fetch a commit over the network, by the cheapest way that the server allows."""
@@ -249,19 +213,23 @@ class BareRepository:
             deepen: tuple[str, ...] = ()
             if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
                 deepen = (f"--depth={_EVERYTHING}",)
+            look = Look(oid, self._limits.tree, before=1)
             fetch = partial(
                 self._git,
                 self.path,
                 *(*_FETCH, *serve, *deepen, *way),
+                # What was fetched is looked at on the spot: a sandbox less to be made.
+                then=look_at(oid),
+                received=look.feed,
                 environment=route.environment,
                 largest=self._limits.size,
                 login=login,
                 source=route.source,
                 reach=reach,
             )
-            outcome = await bounded(self._limits, self._threads, fetch, self.path)
-            if outcome.status == 0:
-                commit = await self._find(oid)
+            outcome = await bounded(self._limits, self._threads, fetch, self.path, look.has_begun)
+            if look.has_begun():
+                commit = _found(look, outcome)
                 if commit is not None:
                     return commit
             elif is_not_there(outcome.stderr):
@@ -283,6 +251,13 @@ def _ways(repository: Repository, route: Route, oid: str) -> Iterator[tuple[str,
         else:
             yield *source, branch
     yield "--prune", *source, "refs/*:refs/origin/*"
+
+
+def _found(look: Look, outcome: Outcome) -> Commit | None:
+    """Return the commit that git has found, whose tree it has to have listed, too."""
+    if look.commit is not None and outcome.status:
+        raise _failed("the commit's tree could not be listed", outcome)
+    return look.commit
 
 
 def _failed(message: str, outcome: Outcome, **members: str | float) -> EvaluationError:

@@ -50,10 +50,12 @@ _WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
 
 _ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
-# Of /etc: how programs find their libraries and one another, and what time it is.
+# Of /etc: how programs find their libraries and one another ...
+_ETC_PROGRAMS = ("alternatives", "ld.so.*")
+# ... what else some of them read, and what time it is.
 _ETC = (
-    *("alternatives", "debian_version", "fonts", "java-*", "ld.so.*", "localtime", "magic"),
-    *("mime.types", "os-release", "perl", "python3*", "timezone"),
+    *("debian_version", "fonts", "java-*", "localtime", "magic", "mime.types", "os-release"),
+    *("perl", "python3*", "timezone"),
 )
 # With a network: how they find hosts, and whom they trust.
 _ETC_NETWORK = (
@@ -69,6 +71,14 @@ def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
 
     `accounts` is the directory of `write_accounts`.
     """
+    yield from programs_view(accounts)
+    yield from _etc(_ETC)
+    if network:
+        yield from network_view()
+
+
+def programs_view(accounts: Path) -> Iterator[str]:
+    """Yield those of them without which hardly a program runs. Blocks."""
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _ROOT:
         path = Path("/", name)
@@ -76,11 +86,20 @@ def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
             yield from ("--symlink", os.readlink(path), str(path))
         elif path.is_dir():
             yield from ("--ro-bind", str(path), str(path))
-    for pattern in (*_ETC, *(_ETC_NETWORK if network else ())):
-        for found in sorted(glob(f"/etc/{pattern}")):
-            yield from ("--ro-bind-try", os.path.realpath(found), found)
+    yield from _etc(_ETC_PROGRAMS)
     for name in ("passwd", "group"):
         yield from ("--ro-bind", str(accounts / name), f"/etc/{name}")
+
+
+def network_view() -> Iterator[str]:
+    """Yield those by which programs use a network. Blocks."""
+    yield from _etc(_ETC_NETWORK)
+
+
+def _etc(patterns: Sequence[str]) -> Iterator[str]:
+    for pattern in patterns:
+        for found in sorted(glob(f"/etc/{pattern}")):
+            yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
 def write_accounts(directory: Path) -> None:

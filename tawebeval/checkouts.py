@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.bare import Commit
+from tawebeval.commits import Commit
 from tawebeval.copying import walk
 from tawebeval.removal import remove
 from tawebeval.shared import Shared

@@ -12,11 +12,11 @@ import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.bare import Commit
 from tawebeval.budget import Budget, Share
 from tawebeval.callback import Callback
 from tawebeval.callers import ANYBODY
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
 from tawebeval.events import encode_error

@@ -1,4 +1,4 @@
-"""git, run for a stranger: one command at a time, hardened, never in the reactor's thread.
+"""git, run for a stranger: hardened, never in the reactor's thread.
 
 Nothing of git's usual configuration, environment, hooks or helpers takes part
 (git(1), git-config(1)), and whatever URL or name a client gave comes after
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,6 @@ _SETTINGS = {
     "maintenance.auto": "false",
     "http.followRedirects": "false",
     "protocol.version": "2",
-    "init.defaultBranch": "main",
     "core.autocrlf": "false",
     "core.symlinks": "true",
     "core.fileMode": "true",
@@ -152,6 +152,15 @@ def _told(login: Login | None) -> Iterator[int | None]:
         os.close(descriptor)
 
 
+def _followed_by(commands: Iterable[Sequence[str]]) -> Sequence[str]:
+    """Return what to put in front of a command that others follow.
+
+    It is a shell for which the first is a list of words: nothing of a client's is in its script.
+    """
+    script = "".join(f" && printf '\\0' && {shlex.join(command)}" for command in commands)
+    return ("sh", "-c", f'"$@"{script}', "sh") if script else ()
+
+
 @attrs.frozen
 class Git:
     """Runs git commands; `protocols` are those over which it may fetch.
@@ -169,6 +178,7 @@ class Git:
         self,
         repository: Path,
         *arguments: str,
+        then: Sequence[Sequence[str]] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
         largest: int | None = None,
@@ -178,6 +188,9 @@ class Git:
         reach: Reach = JUST_READ,
     ) -> Outcome:
         """Run git in the bare repository `repository`.
+
+        `then` are commands that follow in the same sandbox, each if the one before it has ended
+        well, of which a NUL in stdout tells. The outcome is that of the last that was run.
 
         After `timeout` seconds, and when the waiting is cancelled, it is killed with all
         that it has started. No file that it writes becomes longer than `largest` bytes.
@@ -191,9 +204,10 @@ class Git:
         argv = ["prlimit", f"--data={self._memory}", "--core=0"]
         if largest is not None:
             argv.append(f"--fsize={largest}")
-        argv += ["--", "git", f"--git-dir={repository}"]
+        git = ["git", f"--git-dir={repository}"]
         for setting, value in _SETTINGS.items():
-            argv += ["-c", f"{setting}={value}"]
+            git += ["-c", f"{setting}={value}"]
+        argv += ["--", *_followed_by([*git, *one] for one in then), *git]
         with _told(login) as descriptor, self._box.enter(repository, reach) as (prefix, opened):
             if login is not None:
                 # A shell that git starts reads it from a pipe: it stands nowhere else.

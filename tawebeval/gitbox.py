@@ -2,9 +2,9 @@
 
 Git parses what strangers' servers and repositories send it. Should that ever make it do
 something else, it is without privileges, behind the evaluators' filter of system calls, and
-sees the system, read-only, and of the daemon nothing but the one repository that the command
-is about. It may write there only if the command is to. Only a fetch has the network, and one
-from this machine has the repository that it serves to itself instead.
+sees the system's programs, read-only, and of the daemon nothing but the one repository that the
+command is about. It may write there only if the command is to. Only a fetch has the network, and
+one from this machine has the repository that it serves to itself instead.
 """
 
 from __future__ import annotations
@@ -73,12 +73,14 @@ class GitBox:
     """Runs commands of git in a sandbox.
 
     `program` is the path of bwrap, `filter` a descriptor of the filter of system calls,
-    `shown` the arguments that show the system.
+    `shown` the arguments that show what programs need, `online` those for what they need besides
+    to use a network. Each file that is shown makes the start longer.
     """
 
     program: str
     filter: int
     shown: Sequence[str]
+    online: Sequence[str] = ()
 
     @contextmanager
     def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int]]:
@@ -95,6 +97,7 @@ class GitBox:
         argv += ["--seccomp", str(filter_), *self.shown, "--proc", "/proc", "--dev", "/dev"]
         argv += ["--size", str(_TEMPORARY), "--tmpfs", "/tmp"]  # noqa: S108  (a path inside)
         if reach.network:
+            argv += self.online
             argv += ["--ro-bind-try", _KNOWN_HOSTS, _KNOWN_HOSTS]
         for path in reach.readable:
             argv += ["--ro-bind-try", path, path]

@@ -59,10 +59,12 @@ async def bounded(
     threads: Threads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, Outcome]],
     repository: Path,
+    complete: Callable[[], bool],
 ) -> Outcome:
     """Return how `fetch` ends; raise EvaluationError when it brings too many bytes.
 
-    When it raises EvaluationError itself, what it has brought does not stay, either.
+    `complete` tells whether all of it is there, whatever becomes of what `fetch` does besides.
+    When that raises EvaluationError before, what it has brought does not stay, either.
 
     The kernel has to keep each file within the limit, and so the pack that a usual server
     sends. A server of plain files sends many: their sum is looked at again and again.
@@ -87,18 +89,20 @@ async def bounded(
         if not over:
             raise
     except EvaluationError:
-        await threads.run(_undo, repository, before)
-        raise
+        if not (complete() and await threads.run(_is_over, repository, before, limits.size, True)):
+            await threads.run(_undo, repository, before)
+            raise
     else:
-        if not await threads.run(_is_over, repository, before, limits.size, outcome.status == 0):
+        if not await threads.run(_is_over, repository, before, limits.size, complete()):
             return outcome
-        if outcome.status == 0:
-            # Quicker than the looks. Refs lead to what was fetched: it goes with the whole cache
-            # of this repository.
-            await threads.run(remove, repository)
     finally:
         watch.stop()
-    await threads.run(_undo, repository, before)
+    if complete():
+        # Quicker than the looks. Refs lead to what was fetched: it goes with the whole cache of
+        # this repository.
+        await threads.run(remove, repository)
+    else:
+        await threads.run(_undo, repository, before)
     raise EvaluationError(
         "repository",
         f"the repository was not fetched: it has more than {limits.size} bytes",

@@ -17,9 +17,10 @@ from pathlib import Path
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.bare import BareRepository, Commit
+from tawebeval.bare import BareRepository
 from tawebeval.callers import ANYBODY
 from tawebeval.checkouts import SUFFIX, Checkout, Checkouts
+from tawebeval.commits import Commit
 from tawebeval.credentials import Credential
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository

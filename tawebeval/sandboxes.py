@@ -14,10 +14,10 @@ from typing import ParamSpec
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.bare import Commit
-from tawebeval.bubblewrap import Bubblewrap, system_view
+from tawebeval.bubblewrap import Bubblewrap, network_view, programs_view, system_view
 from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
@@ -119,10 +119,12 @@ def close_sandbox(sandbox: Sandbox) -> None:
 
 
 def open_box(sandbox: Sandbox, accounts: Path) -> Box:
-    """Return what git is to run in: the same as evaluators, but for what it sees. Blocks."""
+    """Return what git is to run in: the same as evaluators, but it sees less. Blocks."""
     if not isinstance(sandbox, Bubblewrap):
         return NoBox()
-    return GitBox(sandbox.program, sandbox.filter, tuple(system_view(accounts, network=True)))
+    return GitBox(
+        sandbox.program, sandbox.filter, tuple(programs_view(accounts)), tuple(network_view())
+    )
 
 
 def open_bubblewrap(

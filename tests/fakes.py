@@ -7,7 +7,7 @@ everything that evaluations want handed in; tests drive its parts and a `Clock`.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from twisted.internet.task import Clock
 
 from tawebeval.budget import Budget
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
@@ -23,7 +24,6 @@ from tawebeval.evaluation import Surroundings
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
-from tawebeval.repositories import Commit
 from tawebeval.signals import Latch, completed
 from tawebeval.watch import Watch, exceeded
 from tests.fake_cells import FakeCell, FakeSandbox
@@ -127,7 +127,7 @@ class FakeRepositories:
 
 @attrs.frozen
 class Command:
-    """A command given to `FakeGit`."""
+    """A command given to `FakeGit`; `follows` is for one in the sandbox of the one before."""
 
     repository: Path
     arguments: tuple[str, ...]
@@ -137,6 +137,7 @@ class Command:
     login: Login | None = None
     source: str | None = None
     reach: Reach = JUST_READ
+    follows: bool = False
 
 
 class FakeGit:
@@ -150,6 +151,7 @@ class FakeGit:
         self,
         repository: Path,
         *arguments: str,
+        then: Sequence[Sequence[str]] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
         largest: int | None = None,
@@ -158,16 +160,30 @@ class FakeGit:
         source: str | None = None,
         reach: Reach = JUST_READ,
     ) -> Outcome:
-        """Return what the script says; `received` gets its stdout."""
-        command = Command(
-            repository, arguments, environment or {}, timeout, largest, login, source, reach
-        )
-        self.commands.append(command)
-        answer = self.script(command)
-        outcome = answer if isinstance(answer, Outcome) else await answer
+        """Return what the script says of the last command; `received` gets the stdout of all."""
+        printed = ""
+        for number, words in enumerate((arguments, *then)):
+            command = Command(
+                repository,
+                tuple(words),
+                environment or {},
+                timeout,
+                largest,
+                login,
+                source,
+                reach,
+                follows=number > 0,
+            )
+            self.commands.append(command)
+            answer = self.script(command)
+            outcome = answer if isinstance(answer, Outcome) else await answer
+            printed += outcome.stdout
+            if outcome.status:
+                break
+            printed += "\0" * (number < len(then))
         if received is not None:
-            received(outcome.stdout.encode())
-        return outcome
+            received(printed.encode())
+        return attrs.evolve(outcome, stdout=printed)
 
 
 @attrs.define

@@ -41,6 +41,7 @@ CORE = (
     "config",
     "hosts",
     "trees",
+    "commits",
     "hierarchies",
     "credentials",
     "gitwords",

@@ -365,12 +365,12 @@ class SystemTests(SynchronousTestCase):
             *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
             *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
             *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
+            *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
+            *("--ro-bind", "/state/accounts/group", "/etc/group"),
             *("--ro-bind-try", "/usr/share/zoneinfo/Europe/Rome", "/etc/localtime"),
             *("--ro-bind-try", "/etc/python3", "/etc/python3"),
             *("--ro-bind-try", "/etc/python3.11", "/etc/python3.11"),
             *etc,
-            *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
-            *("--ro-bind", "/state/accounts/group", "/etc/group"),
         ]
 
     def test_without_network(self) -> None:

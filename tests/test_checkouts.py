@@ -8,8 +8,8 @@ from pathlib import Path
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.bare import Commit
 from tawebeval.checkouts import Checkout, Checkouts
+from tawebeval.commits import Commit
 from tawebeval.copying import walk
 from tawebeval.errors import EvaluationError
 from tests.fakes import OID, InlineThreads, SlowThreads

@@ -9,12 +9,12 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.commits import Commit
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.evaluation import Evaluation
 from tawebeval.form import SubmissionFile
 from tawebeval.life import IllegalStep, State
-from tawebeval.repositories import Commit
 from tawebeval.workspace import Workspace
 from tests.fake_cells import FakeCell
 from tests.fakes import EPOCH, OID, TREE, World, make_request

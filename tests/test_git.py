@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,6 +85,28 @@ class CommandTests(GitTestCase):
         self.assertEqual(argv[3:6], ["--", "git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
+
+    def test_followed(self) -> None:
+        """What follows is in a shell's script, the command before it, a client's, is not."""
+        argv = list(self.start("fetch", "$(x)", then=(("log", "a'b"), ("ls-tree",))).argv)
+        script = argv[argv.index("-c") + 1]
+        self.assertEqual(argv[4:6], ["sh", "-c"])
+        self.assertNotIn("$(x)", script)
+        self.assertEqual(argv[7:10], ["sh", "git", f"--git-dir={REPOSITORY}"])
+        self.assertEqual(argv[-2:], ["fetch", "$(x)"])
+        settings = shlex.join(argv[10:-2])
+        git = f"git --git-dir={REPOSITORY} {settings}"
+        self.assertEqual(
+            script.split(" && "),
+            ['"$@"', r"printf '\0'", f"""{git} log 'a'"'"'b'""", r"printf '\0'", f"{git} ls-tree"],
+        )
+
+    def test_login_is_not_for_what_follows(self) -> None:
+        """A password is asked for by the first command alone."""
+        login = Login("https://git.example.org", "judge", "s3cr:t@")
+        argv = list(self.start("fetch", then=(("log",),), login=login).argv)
+        self.assertNotIn("git.example.org", argv[6])
+        self.assertIn("git.example.org", " ".join(argv[7:]))
 
     def test_largest(self) -> None:
         """Memory, and where it is asked for the length of files, are bounded before git begins."""

@@ -23,7 +23,8 @@ class ArgumentTests(SynchronousTestCase):
 
     def argv(self, reach: Reach = JUST_READ) -> Sequence[str]:
         """Return what stands in front of a command."""
-        return GitBox("/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr")).argv(REPOSITORY, reach, 9)
+        box = GitBox("/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n"))
+        return box.argv(REPOSITORY, reach, 9)
 
     def binds(self, option: str, reach: Reach = JUST_READ) -> list[str]:
         """Return the places inside that are bound by an option."""
@@ -51,6 +52,7 @@ class ArgumentTests(SynchronousTestCase):
         reach = Reach((REPOSITORY,), ("/k/id",), network=True)
         argv = self.argv(reach)
         self.assertIn("--share-net", argv)
+        self.assertEqual(self.binds("--ro-bind", reach), ["/usr", "/n", "/cache/x.git"])
         self.assertEqual(self.binds("--bind", reach), ["/cache/x.git"])
         self.assertEqual(self.binds("--ro-bind-try", reach), ["/etc/ssh/ssh_known_hosts", "/k/id"])
         self.assertLess(argv.index("--tmpfs"), argv.index("/k/id"))

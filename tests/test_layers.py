@@ -44,7 +44,7 @@ LAYERS = {
         " records following closing"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
-        " git gitbox gitversion bare quota remotes addresses keyring repositories"
+        " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay mounter"
         " callbacks posting secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
@@ -54,8 +54,8 @@ LAYERS = {
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config callers exposure hosts trees hierarchies credentials gitwords retention framing"
-        " budget life spool backoff signatures callback",
+        "config callers exposure hosts trees commits hierarchies credentials gitwords retention"
+        " framing budget life spool backoff signatures callback",
         below="",
     ),
 }

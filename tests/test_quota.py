@@ -27,12 +27,20 @@ class BoundedTests(SynchronousTestCase):
         (self.path / "refs").mkdir()
         self.write("objects/old", 50_000)
         self.git: Deferred[Outcome] = Deferred()
+        self.complete = False
 
         async def fetch() -> Outcome:
             return await self.git
 
         limits = FetchLimits(self.clock, 60, LIMIT, TreeLimits(1, 1))
-        self.asked = Deferred.fromCoroutine(bounded(limits, InlineThreads(), fetch, self.path))
+        self.asked = Deferred.fromCoroutine(
+            bounded(limits, InlineThreads(), fetch, self.path, lambda: self.complete)
+        )
+
+    def end(self) -> None:
+        """Let git come to a good end."""
+        self.complete = True
+        self.git.callback(Outcome(0, "", ""))
 
     def write(self, name: str, size: int) -> None:
         """Write a file into the repository."""
@@ -53,7 +61,7 @@ class BoundedTests(SynchronousTestCase):
         """What is within the limit stays, and git's outcome is passed on."""
         self.write("objects/new", LIMIT // 2)
         self.clock.advance(1)
-        self.git.callback(Outcome(0, "", ""))
+        self.end()
         self.assertEqual(self.successResultOf(self.asked), Outcome(0, "", ""))
         self.assertEqual(self.names(), ["new", "old"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -73,12 +81,52 @@ class BoundedTests(SynchronousTestCase):
         self.assertEqual(self.names(), ["old"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
+    def test_failure_before_the_end(self) -> None:
+        """A fetch that fails by itself does so for its own reason, though no file is too large."""
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+        self.git.callback(Outcome(128, "", "no"))
+        self.assertEqual(self.successResultOf(self.asked).stderr, "no")
+        self.setUp()
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+        self.git.errback(EvaluationError("repository", "too much memory"))
+        error = self.failureResultOf(self.asked, EvaluationError).value
+        self.assertEqual(error.message, "too much memory")
+        self.assertEqual(self.names(), ["old"])
+
+    def test_failure_after_the_fetch(self) -> None:
+        """What is refused once all was fetched is refused for that, if there is not too much."""
+        self.write("objects/new", 10)
+        self.write("refs/new", 41)
+        self.complete = True
+        self.git.errback(EvaluationError("repository", "too many files"))
+        error = self.failureResultOf(self.asked, EvaluationError).value
+        self.assertEqual(error.message, "too many files")
+        self.assertEqual(self.names(), ["new", "old"])
+
+    def test_failure_after_too_much(self) -> None:
+        """If there is too much it goes, whatever else is wrong, or has not been looked at yet."""
+        for wrong in (
+            lambda: self.git.errback(EvaluationError("repository", "too many files")),
+            lambda: self.git.callback(Outcome(128, "", "no such commit")),
+            lambda: self.clock.advance(0.25),
+        ):
+            self.setUp()
+            for number in range(4):
+                self.write(f"objects/new{number}", LIMIT // 2)
+            self.write("refs/new", 41)
+            self.complete = True
+            wrong()
+            self.check_refused()
+            self.assertFalse(self.path.exists())
+
     def test_quicker_than_the_looks(self) -> None:
         """A fetch that is complete before anybody looks takes the whole cache with it."""
         for number in range(4):
             self.write(f"objects/new{number}", LIMIT // 2)
         self.write("refs/new", 10)
-        self.git.callback(Outcome(0, "", ""))
+        self.end()
         self.check_refused()
         self.assertFalse(self.path.exists())
 

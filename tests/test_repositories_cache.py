@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+from tawebeval import blank
+from tawebeval.commits import Commit
 from tawebeval.gitbox import Reach
-from tawebeval.repositories import Commit
 from tests.fakes import OID, TREE
 from tests.test_repositories import OTHER, URL, RepositoriesTestCase, Running, failed
 
@@ -86,13 +88,17 @@ class CheckOutTests(RepositoriesTestCase):
         self.assertEqual(error.members, {"stderr": "fatal: unable to read tree"})
 
     def test_cannot_be_initialised(self) -> None:
-        """So is a cache in which nothing can be made, of which no half is left as a whole."""
-        self.broken["init"] = failed("fatal: disk full")
-        error = self.error(self.check_out())
-        self.assertEqual(
-            (error.reason, error.members["stderr"]), ("repository", "fatal: disk full")
-        )
+        """A cache in which nothing can be made has no half of a repository that looks whole."""
+
+        def full(path: Path) -> None:
+            path.mkdir()
+            raise OSError(errno.ENOSPC, "disk full")
+
+        patched = self.patch(blank, "make", full)
+        self.failureResultOf(self.check_out(), OSError)
+        patched.restore()
         self.assertEqual(list(self.root.glob("*.git")), [])
+        self.successResultOf(self.check_out())
 
     def test_cache_entry(self) -> None:
         """A cached repository says of what URL it is, and is named by that alone."""
@@ -101,17 +107,13 @@ class CheckOutTests(RepositoriesTestCase):
         self.assertEqual((path / "url").read_text(), URL + "\n")
         self.assertEqual((path / "commits" / OID).read_text(), f"{TREE} 0 0")
         self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
-        init = self.git.commands[0]
-        self.assertEqual(init.repository, path.with_suffix(".new"))
-        self.assertEqual(init.arguments[0], "init")
-        self.assertIn("--template=", init.arguments)
-        self.assertFalse(os.path.lexists(init.repository))
+        self.assertFalse(path.with_suffix(".new").exists())
 
 
 class EvictionTests(RepositoriesTestCase):
     """The bounds of the cache."""
 
-    capacity = 350_000  # three repositories of 100 kB
+    capacity = 400_000  # three repositories of 100 kB, and what makes them repositories
 
     def setUp(self) -> None:
         super().setUp()
@@ -199,7 +201,7 @@ class EvictionTests(RepositoriesTestCase):
     def test_no_room_for_other_checkouts(self) -> None:
         """A repository in use that fills the cache leaves no room for what is just kept."""
         self.trees = {OTHER: "5" * 40}
-        self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 340_000)
+        self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 370_000)
         self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 20_000)
         self.fetch_all("a")
         self.successResultOf(self.check_out(url="/a", oid=OTHER))

@@ -16,9 +16,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import sandbox as module
-from tawebeval.bare import Commit
 from tawebeval.cgroups import Usage
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import GIB, MIB, Limits
 from tawebeval.disk import DiskUse
 from tawebeval.errors import EvaluationError

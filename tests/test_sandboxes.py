@@ -14,7 +14,13 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import sandboxes as module
-from tawebeval.bubblewrap import Bubblewrap, BubblewrapCell, system_view
+from tawebeval.bubblewrap import (
+    Bubblewrap,
+    BubblewrapCell,
+    network_view,
+    programs_view,
+    system_view,
+)
 from tawebeval.config import Configuration, Limits
 from tawebeval.config import Sandbox as Settings
 from tawebeval.errors import ConfigurationError
@@ -154,9 +160,9 @@ class OpenTests(SandboxesTestCase):
         """Git runs in the same, with the network's files; or as it is, as evaluators do."""
         self.assertIsInstance(open_box(self.open("none"), self.accounts), NoBox)
         sandbox = self.open_bubblewrap()
-        shown = tuple(system_view(self.accounts, network=True))
+        shown = tuple(programs_view(self.accounts))
         box = open_box(sandbox, self.accounts)
-        self.assertEqual(box, GitBox(sandbox.program, sandbox.filter, shown))
+        self.assertEqual(box, GitBox(sandbox.program, sandbox.filter, shown, tuple(network_view())))
 
 
 class TryTests(SandboxesTestCase):

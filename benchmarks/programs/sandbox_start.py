@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measure import percentile
-from tawebeval.bare import Commit
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.kernel import Process
 from tawebeval.orphans import Orphans

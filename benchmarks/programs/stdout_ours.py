@@ -10,10 +10,10 @@ from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
 from tawebeval.allocator import keep_freed_memory
-from tawebeval.bare import Commit
 from tawebeval.budget import Budget
 from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Limits
 from tawebeval.fileblock import WantedFile
 from tawebeval.intake import Intake

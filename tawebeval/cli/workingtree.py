@@ -9,8 +9,8 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.bare import Commit
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.signals import Threads

@@ -19,6 +19,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SkipTest
 
+from tawebeval import blank
 from tawebeval.git import Git
 from tawebeval.hosts import HostPolicy, Route
 from tawebeval.process import Spawner
@@ -200,7 +201,8 @@ class PinTests(AttackTestCase):
         spawn = Spawner(reactor)
         run = Git(reactor, spawn, ("http", "git", "ssh"))
         path = self.folder / "pinned.git"
-        await run(path, "init", "--quiet", "--bare", "--template=")
+        if not path.exists():
+            blank.make(path)
         fetch = ("fetch", "--quiet", "--end-of-options", route.url, f"{self.commit}:refs/x")
         outcome = await run(path, *fetch, environment=route.environment, timeout=20)
         return outcome.stderr if outcome.status else ""

@@ -12,7 +12,8 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
-from tawebeval.bubblewrap import system_view, write_accounts
+from tawebeval import blank
+from tawebeval.bubblewrap import network_view, programs_view, write_accounts
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.git import Git, Outcome
@@ -36,15 +37,12 @@ class SandboxTests(TestCase):
         write_accounts(accounts)
         filter_ = make_filter()
         self.addCleanup(os.close, filter_)
-        box = GitBox(
-            shutil.which("bwrap") or "", filter_, tuple(system_view(accounts, network=True))
-        )
+        shown, online = tuple(programs_view(accounts)), tuple(network_view())
+        box = GitBox(shutil.which("bwrap") or "", filter_, shown, online)
         self.git = Git(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
-            path.mkdir()
-            init = ("init", "--quiet", "--bare", "--template=")
-            self.assertEqual((await self.git(path, *init, reach=Reach((path,)))).status, 0)
+            blank.make(path)
         self.tree = self.folder / "tree"
         self.tree.mkdir()
         (self.folder / "key").write_text("a secret")
@@ -70,6 +68,18 @@ class SandboxTests(TestCase):
         await self.check("ls -A /tmp", self.folder.name)
         await self.check("cut -d: -f1 /etc/passwd", "evaluator nobody")
         await self.check("ls /etc/shadow /etc/gitconfig /etc/ssh || echo no", "no")
+        hosts = "test -e /etc/hosts && echo hosts || echo no"
+        await self.check(hosts, "no")
+        await self.check(hosts, "hosts", Reach(network=True))
+
+    async def test_followed(self) -> None:
+        """What follows runs in the same sandbox, and only if what was before has ended well."""
+        script = 'alias.attack=!f() { echo "$1" >>/tmp/said; cat /tmp/said; exit $2; }; f'
+        for status, printed in ((0, "a b\n\0a b\nb'c\n\0a b\nb'c\nd"), (3, "a b")):
+            commands = (("a b", str(status)), ("b'c", "0"), ("d", "0"))
+            first, *then = (("-c", script, "attack", *words) for words in commands)
+            outcome = await self.git(self.own, *first, then=then)
+            self.assertEqual((outcome.status, outcome.stdout), (status, printed + "\n"))
 
     async def test_writing(self) -> None:
         """It writes where the command is meant to, and nowhere else."""

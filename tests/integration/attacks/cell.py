@@ -13,10 +13,10 @@ from pathlib import Path
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.bare import Commit
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
+from tawebeval.commits import Commit
 from tawebeval.config import Configuration, Limits
 from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
