@@ -98,13 +98,10 @@ class Records:
         """Note a new evaluation; `end` is for when it is over."""
         self._accepted += 1
         identifier = evaluation.identifier
+        readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
+        evaluation.share.filled = readers.make_room
         record = self._records[identifier] = self._living[identifier] = Record(
-            evaluation,
-            upload,
-            caller,
-            self._accepted,
-            self._clock.seconds(),
-            Readers(evaluation, Retention(evaluation.ring)),
+            evaluation, upload, caller, self._accepted, self._clock.seconds(), readers
         )
         if upload.key is not None:
             self._keys[caller, upload.key] = record

@@ -178,9 +178,8 @@ class Registry:
             self._drained(identifier)
             return page
         record = self._records[identifier]
-        now = self._clock.seconds()
         begin = place(record.evaluation.ring, page.begin)
-        record.readers.acknowledge(begin, now, now + wait + _NEXT_PAGE)
+        record.readers.acknowledge(begin, self._clock.seconds() + wait + _NEXT_PAGE)
         return page
 
     async def next_page(
@@ -214,7 +213,6 @@ class Registry:
             place(record.evaluation.ring, cursor),
             record.readers,
             self._followers,
-            self._clock.seconds,
             lambda: self._left(record),
         )
 

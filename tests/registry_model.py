@@ -60,6 +60,8 @@ class Model:
     oldest: int = 0
     acknowledged: int = 0  # by pages
     printed: int = 0
+    terminated: bool = False  # the last line's terminator is held back
+    blocked: bool = False  # a data block has begun
     running: bool = False
     closed: bool = False
     forgotten: bool = False
@@ -73,17 +75,31 @@ class Model:
         return len(self.events)
 
     def print(self, count: int) -> bytes:
-        """Print some lines; the terminator of the last one is held back."""
-        text = b""
+        """Print some lines, after the end of a block; the last terminator is held back."""
+        text = self.marker("END") if self.blocked else b""
+        self.blocked = False
         for _ in range(count):
-            self.events += ["\n"] * bool(self.printed) + [f"line {self.printed}"]
+            self.events += ["\n"] * self.terminated + [f"line {self.printed}"]
             text += b"line %d\n" % self.printed
+            self.terminated = True
             self.printed += 1
         return text
 
+    def block(self) -> bytes:
+        """Begin a data block, which makes no event, and takes a terminator with it."""
+        assert not self.blocked
+        self.blocked, self.terminated = True, False
+        return self.marker("BEGIN")
+
+    def marker(self, which: str) -> bytes:
+        """Return a line that is a marker."""
+        assert self.real.markers is not None
+        return self.real.markers.environment()[f"EVALUATION_DATA_{which}"].encode() + b"\n"
+
     def close(self, reason: str | None) -> None:
-        """End."""
-        self.events += ["\n"] * bool(self.printed) + [f"!{reason}"] * bool(reason)
+        """End, also in a block, which is then broken."""
+        self.events += ["\n"] * self.terminated + ["!protocol"] * self.blocked
+        self.events += [f"!{reason}"] * bool(reason)
         self.closed, self.running = True, False
 
 

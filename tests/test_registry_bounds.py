@@ -168,6 +168,53 @@ class TotalTests(RegistryTestCase):
         with following:
             self.assertFalse(child.paused)
 
+    def test_without_an_event(self) -> None:
+        """What makes no event does not stop an evaluator either whose reader has everything.
+
+        Only then is it noted that others have taken the room, and no event tells the stream.
+        """
+        identifier, child = self.start()
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            while self.world.budget.used < 3000:
+                child.print(b"x" * 50 + b"\n")
+            following.read(10**6)
+            following.took()
+            self.flood()
+            child.print(child.environment["EVALUATION_DATA_BEGIN"].encode() + b"\n")
+            self.assertFalse(child.paused)
+
+    def test_pages_beside_a_stream(self) -> None:
+        """Pages hold up a stream's evaluator until 30 s after the last, and no longer."""
+        identifier, child = self.start()
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            self.page(identifier)
+            while not child.paused:
+                child.print(b"x" * 50 + b"\n")
+            following.read(10**6)
+            following.took()
+            self.world.clock.advance(20)
+            self.page(identifier)
+            for seconds in (10, 19.5):
+                self.world.clock.advance(seconds)
+                self.assertTrue(child.paused)
+            self.world.clock.advance(0.5)
+            self.assertFalse(child.paused)
+
+    def test_pages_beside_a_stream_that_leaves(self) -> None:
+        """When it has left there is nothing left to wait for."""
+        identifier, _ = self.flood()
+        self.page(identifier)
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        calls = len(self.world.clock.getDelayedCalls())
+        with following:
+            self.assertEqual(len(self.world.clock.getDelayedCalls()), calls + 1)
+        self.assertEqual(len(self.world.clock.getDelayedCalls()), calls)
+
     def test_forgotten_while_it_is_followed(self) -> None:
         """What a stream still reads counts, although it is forgotten."""
         identifier, child = self.start(b"a\n")
