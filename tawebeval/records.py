@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 
@@ -51,8 +52,15 @@ class Record:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for it, or follows it, just now."""
-        return bool(len(self.evaluation.changed) or len(self.readers.retention))
+        """Whether somebody waits for it, or follows it, just now.
+
+        Who has asked for a callback waits for the end, unless that does not come without a reader.
+        """
+        evaluation = self.evaluation
+        if len(evaluation.changed) or len(self.readers.retention):
+            return True
+        told = evaluation.callback is not None and not evaluation.over.is_set
+        return told and not evaluation.share.full
 
     def settle(self) -> None:
         """Let the evaluation be gone if it is forgotten, nothing of it lives, and nobody reads."""
@@ -99,10 +107,10 @@ class Records:
         self._accepted += 1
         identifier = evaluation.identifier
         readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
-        evaluation.share.filled = readers.make_room
         record = self._records[identifier] = self._living[identifier] = Record(
             evaluation, upload, caller, self._accepted, self._clock.seconds(), readers
         )
+        evaluation.share.filled = partial(self._filled, record)
         if upload.key is not None:
             self._keys[caller, upload.key] = record
         return record
@@ -115,6 +123,12 @@ class Records:
             self._kept_of[record.caller] += 1
             self.touch(record)
         record.settle()
+
+    def _filled(self, record: Record) -> None:
+        """Let an evaluation go on that has no room, if that can be; it waits for a reader else."""
+        if record.evaluation.callback is not None:
+            self.touch(record)  # until now somebody has waited for its end
+        record.readers.make_room()
 
     def keyed(self, key: str | None, caller: str) -> Record | None:
         """Return the record of an `Idempotency-Key`, if there is one."""
