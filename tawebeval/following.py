@@ -17,13 +17,15 @@ from tawebeval.retention import Reader, Retention
 class Readers:
     """Who reads one evaluation: live streams, and pages.
 
-    Pages count as being read until `paged`, a time of the clock, in seconds.
+    Pages count as being read until `paged`, a time of the clock, in seconds. `sent` is whether a
+    stream has sent all there was to be, and its end.
     """
 
     evaluation: Evaluation
     retention: Retention
     _clock: IReactorTime
     paged: float = float("-inf")
+    sent: bool = False
     _unpaged: IDelayedCall | None = None
 
     def acknowledge(self, after: int, until: float) -> None:
@@ -97,8 +99,10 @@ class Following:
         # Where the ring is full and this stream has all of it, nothing else would make room.
         self._readers.make_room()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, broken_off: type[BaseException] | None, *_: object) -> None:
         assert self._reader is not None
+        if broken_off is None and self.ended:
+            self._readers.sent = True
         self._readers.retention.leave(self._reader)
         self._readers.make_room()
         self._followers.leave(self)

@@ -83,6 +83,7 @@ class Records:
         # them; the end of an evaluation counts as that, too.
         self._living: OrderedDict[str, Record] = OrderedDict()
         self._kept: OrderedDict[str, Record] = OrderedDict()
+        self._sent: dict[str, Record] = {}  # of these, what streams have sent to the end
         self._keys: dict[tuple[str, str], Record] = {}
         self._kept_of: Counter[str] = Counter()  # by caller
         self._accepted = 0
@@ -121,8 +122,19 @@ class Records:
         if self._living.pop(identifier, None) is not None:
             self._kept[identifier] = record
             self._kept_of[record.caller] += 1
-            self.touch(record)
+            self._left(record)
         record.settle()
+
+    def leave(self, record: Record) -> None:
+        """Note that a stream has left it."""
+        self._left(record)
+        record.settle()
+
+    def _left(self, record: Record) -> None:
+        """Note when it was left, by its evaluator or a stream, and whether all of it was sent."""
+        self.touch(record)
+        if record.readers.sent and record.evaluation.identifier in self._kept:
+            self._sent[record.evaluation.identifier] = record
 
     def _filled(self, record: Record) -> None:
         """Let an evaluation go on that has no room, if that can be; it waits for a reader else."""
@@ -163,6 +175,7 @@ class Records:
             return
         if self._living.pop(identifier, None) is None:
             del self._kept[identifier]
+            self._sent.pop(identifier, None)
             self._kept_of[record.caller] -= 1
             if not self._kept_of[record.caller]:
                 del self._kept_of[record.caller]
@@ -170,6 +183,19 @@ class Records:
             del self._keys[record.caller, record.upload.key]
         record.fate = fate
         record.settle()
+
+    def forget_sent(self, caller: str | None = None) -> bool:
+        """Forget one, of that caller, that a stream has sent to the end; tell whether one was.
+
+        It is that for which this was so first, and that nobody is reading again.
+        """
+        now = self._clock.seconds()
+        for identifier, record in self._sent.items():
+            read = record.awaited or now < record.readers.paged
+            if caller in (None, record.caller) and not read:
+                self.forget(identifier, State.EXPIRED)
+                return True
+        return False
 
     def abandoned(self, patience: float) -> list[Record]:
         """Return those not over for which nobody has asked in so many seconds, nor waits now."""

@@ -218,8 +218,7 @@ class Registry:
 
     def _left(self, record: Record) -> None:
         """Take that a stream has left."""
-        self._records.touch(record)
-        record.settle()
+        self._records.leave(record)
         self._closing.progress()
 
     def _drained(self, identifier: str) -> None:

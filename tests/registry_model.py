@@ -194,6 +194,7 @@ class Comparison(RuleBasedStateMachine):
         self.keys: dict[str, tuple[str, bytes]] = {}
         self.polls: list[Poll] = []
         self.streams: list[Stream] = []
+        self.sent: list[str] = []  # what streams have sent to the end, the first that was so first
         self.gone: list[Stream] = []  # those that have ended, or been left by their clients
 
     # The world
@@ -247,7 +248,22 @@ class Comparison(RuleBasedStateMachine):
     def forget(self, identifier: str) -> None:
         """Let the model forget."""
         self.models[identifier].forgotten = True
+        if identifier in self.sent:
+            self.sent.remove(identifier)
         self.keys = {key: known for key, known in self.keys.items() if known[0] != identifier}
+
+    def make_room(self) -> bool:
+        """Let the model forget what was sent, as far as need be; return whether that is enough."""
+        used, kept = self.budget.used, self.kept
+        for identifier in list(self.sent):
+            model = self.models[identifier]
+            if used < TOTAL - TOTAL // 4 and kept < KEPT:
+                break
+            if self.now >= self.paged(model) and not self.awaited(identifier):
+                self.forget(identifier)
+                used -= model.real.share.size
+                kept -= 1
+        return used < TOTAL - TOTAL // 4 and kept < KEPT
 
     def settle(self) -> None:
         """Let all happen that can."""
@@ -275,6 +291,8 @@ class Comparison(RuleBasedStateMachine):
                 assert one.over.called == model.closed
             if one.over.called:
                 self.leave(one)
+                if not model.forgotten and one.identifier not in self.sent:
+                    self.sent.append(one.identifier)
 
     def leave(self, one: Stream) -> None:
         """Note that a stream has ended."""

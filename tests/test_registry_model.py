@@ -46,7 +46,7 @@ class Machine(Comparison):
         upload = Upload(make_request(), Path("/uploads/some"), key, digest)
         known = self.keys.get(key or "")
         running = sum(model.running for model in self.models.values())
-        behind = self.budget.spent or self.kept >= KEPT
+        behind = known is None and not self.make_room()
         try:
             identifier = self.registry.accept(upload)
         except errors.KeyReused:
