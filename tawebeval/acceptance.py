@@ -28,19 +28,30 @@ class Acceptance:
     _budget: Budget
 
     def check(self, caller: str) -> None:
-        """Raise OverShare where the caller has its share of something, Busy where all is full."""
+        """Raise OverShare where the caller has its share of something, Busy where all is full.
+
+        What streams have sent to the end, and is kept only in case that some of it was lost, is
+        forgotten before anybody is refused for it.
+        """
+        while self._kept_share_used(caller) and self._records.forget_sent(caller):
+            pass
+        while self._too_much_kept() and self._records.forget_sent():
+            pass
         if self._kept_share_used(caller):
             raise OverShare(
                 "as many of your evaluations have ended and are not read to the end as may: read"
                 " some, or discard them by asking for their events with after=end",
                 _RETRY_LATER,
             )
-        if self._records.kept >= self._configuration.evaluations.kept or self._budget.spent:
+        if self._too_much_kept():
             raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
         if self._queue.share_used(caller):
             raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
         if self._queue.full(caller):
             raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+
+    def _too_much_kept(self) -> bool:
+        return self._records.kept >= self._configuration.evaluations.kept or self._budget.spent
 
     def _kept_share_used(self, caller: str) -> bool:
         share = self._configuration.callers.kept

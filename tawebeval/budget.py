@@ -35,13 +35,15 @@ def _nothing() -> None:
 class Share:
     """The part of one ring: `size` is what it holds, in bytes; no other has its `number`.
 
-    `full` tells that it is to take no more for now; `room()` is called when it may again.
+    `full` tells that it is to take no more for now. `filled()` is called when that begins, and may
+    make room; `room()` when there is some again.
     """
 
     _budget: Budget
     number: int
     size: int = 0
     full: bool = False
+    filled: Callable[[], object] = _nothing
     room: Callable[[], object] = _nothing
     _bound: bool = True
     _left: bool = False
@@ -67,6 +69,8 @@ class Share:
             self._budget.freed()
         if was_full and not self.full:
             self.room()
+        elif self.full and not was_full:
+            self.filled()
 
     def unbind(self) -> None:
         """Let it never be full again: little will come, and has to go somewhere."""
@@ -75,7 +79,7 @@ class Share:
 
     def leave(self) -> None:
         """Give it back: there is no such ring any more."""
-        self.room = _nothing
+        self.filled = self.room = _nothing
         self._bound = False
         self.resize(0)
         self._left = True

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import attrs
 from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval.evaluation import Evaluation
 from tawebeval.events import Batch
@@ -16,23 +17,48 @@ from tawebeval.retention import Reader, Retention
 class Readers:
     """Who reads one evaluation: live streams, and pages.
 
-    Pages count as being read until `paged`, a time of the clock, in seconds.
+    Pages count as being read until `paged`, a time of the clock, in seconds. `sent` is whether a
+    stream has sent all there was to be, and its end.
     """
 
     evaluation: Evaluation
     retention: Retention
+    _clock: IReactorTime
     paged: float = float("-inf")
+    sent: bool = False
+    _unpaged: IDelayedCall | None = None
 
-    def acknowledge(self, after: int, now: float, until: float) -> None:
+    def acknowledge(self, after: int, until: float) -> None:
         """Take that a page after that cursor is asked for, and the next may be `until` then."""
         self.paged = max(self.paged, until)
         self.retention.acknowledge(after)
-        self.make_room(now)
+        self.make_room()
 
-    def make_room(self, now: float) -> None:
-        """Discard what nobody needs, and let the evaluator print into the room."""
+    def make_room(self) -> None:
+        """Discard what nobody needs, and let the evaluator print into the room.
+
+        To be called whenever somebody needs less, and when the evaluator would have to wait.
+        """
+        now = self._clock.seconds()
         self.retention.make_room(self.evaluation.share.limit, paged=now < self.paged)
         self.evaluation.acknowledged()
+        self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        """See to it that an evaluator goes on that waits for pages, when nobody reads them.
+
+        Its streams may have everything, and then nothing else would happen any more.
+        """
+        held = bool(len(self.retention)) and self.evaluation.share.full and now < self.paged
+        if held and self._unpaged is None:
+            self._unpaged = self._clock.callLater(self.paged - now, self._page_is_due)
+        elif not held and self._unpaged is not None:
+            self._unpaged.cancel()
+            self._unpaged = None
+
+    def _page_is_due(self) -> None:
+        self._unpaged = None
+        self.make_room()
 
 
 @attrs.define
@@ -64,7 +90,6 @@ class Following:
     position: int
     _readers: Readers
     _followers: Followers
-    _now: Callable[[], float]
     _left: Callable[[], object]
     _reader: Reader | None = None
 
@@ -72,12 +97,14 @@ class Following:
         self._reader = self._readers.retention.enter(self.position)
         self._followers.enter(self)
         # Where the ring is full and this stream has all of it, nothing else would make room.
-        self._readers.make_room(self._now())
+        self._readers.make_room()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, broken_off: type[BaseException] | None, *_: object) -> None:
         assert self._reader is not None
+        if broken_off is None and self.ended:
+            self._readers.sent = True
         self._readers.retention.leave(self._reader)
-        self._readers.make_room(self._now())
+        self._readers.make_room()
         self._followers.leave(self)
         self._left()
 
@@ -101,4 +128,4 @@ class Following:
         """Note that all that was read has been taken: it may be discarded when need be."""
         assert self._reader is not None
         self._reader.taken = self.position
-        self._readers.make_room(self._now())
+        self._readers.make_room()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 
@@ -51,8 +52,15 @@ class Record:
 
     @property
     def awaited(self) -> bool:
-        """Whether somebody waits for it, or follows it, just now."""
-        return bool(len(self.evaluation.changed) or len(self.readers.retention))
+        """Whether somebody waits for it, or follows it, just now.
+
+        Who has asked for a callback waits for the end, unless that does not come without a reader.
+        """
+        evaluation = self.evaluation
+        if len(evaluation.changed) or len(self.readers.retention):
+            return True
+        told = evaluation.callback is not None and not evaluation.over.is_set
+        return told and not evaluation.share.full
 
     def settle(self) -> None:
         """Let the evaluation be gone if it is forgotten, nothing of it lives, and nobody reads."""
@@ -75,6 +83,7 @@ class Records:
         # them; the end of an evaluation counts as that, too.
         self._living: OrderedDict[str, Record] = OrderedDict()
         self._kept: OrderedDict[str, Record] = OrderedDict()
+        self._sent: dict[str, Record] = {}  # of these, what streams have sent to the end
         self._keys: dict[tuple[str, str], Record] = {}
         self._kept_of: Counter[str] = Counter()  # by caller
         self._accepted = 0
@@ -98,14 +107,11 @@ class Records:
         """Note a new evaluation; `end` is for when it is over."""
         self._accepted += 1
         identifier = evaluation.identifier
+        readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
         record = self._records[identifier] = self._living[identifier] = Record(
-            evaluation,
-            upload,
-            caller,
-            self._accepted,
-            self._clock.seconds(),
-            Readers(evaluation, Retention(evaluation.ring)),
+            evaluation, upload, caller, self._accepted, self._clock.seconds(), readers
         )
+        evaluation.share.filled = partial(self._filled, record)
         if upload.key is not None:
             self._keys[caller, upload.key] = record
         return record
@@ -116,8 +122,25 @@ class Records:
         if self._living.pop(identifier, None) is not None:
             self._kept[identifier] = record
             self._kept_of[record.caller] += 1
-            self.touch(record)
+            self._left(record)
         record.settle()
+
+    def leave(self, record: Record) -> None:
+        """Note that a stream has left it."""
+        self._left(record)
+        record.settle()
+
+    def _left(self, record: Record) -> None:
+        """Note when it was left, by its evaluator or a stream, and whether all of it was sent."""
+        self.touch(record)
+        if record.readers.sent and record.evaluation.identifier in self._kept:
+            self._sent[record.evaluation.identifier] = record
+
+    def _filled(self, record: Record) -> None:
+        """Let an evaluation go on that has no room, if that can be; it waits for a reader else."""
+        if record.evaluation.callback is not None:
+            self.touch(record)  # until now somebody has waited for its end
+        record.readers.make_room()
 
     def keyed(self, key: str | None, caller: str) -> Record | None:
         """Return the record of an `Idempotency-Key`, if there is one."""
@@ -152,6 +175,7 @@ class Records:
             return
         if self._living.pop(identifier, None) is None:
             del self._kept[identifier]
+            self._sent.pop(identifier, None)
             self._kept_of[record.caller] -= 1
             if not self._kept_of[record.caller]:
                 del self._kept_of[record.caller]
@@ -159,6 +183,19 @@ class Records:
             del self._keys[record.caller, record.upload.key]
         record.fate = fate
         record.settle()
+
+    def forget_sent(self, caller: str | None = None) -> bool:
+        """Forget one, of that caller, that a stream has sent to the end; tell whether one was.
+
+        It is that for which this was so first, and that nobody is reading again.
+        """
+        now = self._clock.seconds()
+        for identifier, record in self._sent.items():
+            read = record.awaited or now < record.readers.paged
+            if caller in (None, record.caller) and not read:
+                self.forget(identifier, State.EXPIRED)
+                return True
+        return False
 
     def abandoned(self, patience: float) -> list[Record]:
         """Return those not over for which nobody has asked in so many seconds, nor waits now."""

@@ -178,9 +178,8 @@ class Registry:
             self._drained(identifier)
             return page
         record = self._records[identifier]
-        now = self._clock.seconds()
         begin = place(record.evaluation.ring, page.begin)
-        record.readers.acknowledge(begin, now, now + wait + _NEXT_PAGE)
+        record.readers.acknowledge(begin, self._clock.seconds() + wait + _NEXT_PAGE)
         return page
 
     async def next_page(
@@ -214,14 +213,12 @@ class Registry:
             place(record.evaluation.ring, cursor),
             record.readers,
             self._followers,
-            self._clock.seconds,
             lambda: self._left(record),
         )
 
     def _left(self, record: Record) -> None:
         """Take that a stream has left."""
-        self._records.touch(record)
-        record.settle()
+        self._records.leave(record)
         self._closing.progress()
 
     def _drained(self, identifier: str) -> None:

@@ -6,8 +6,9 @@ Lines. It grows at one end as the evaluator prints and shrinks at the other as w
 read is discarded (`retention`); nothing else ever discards an event.
 
 Reading changes nothing that can be seen. It cuts a batch in two where a page or a piece
-ends within it, so that who goes on there does not look for the place. At the end of what
-there is it does not: otherwise readers who are quick would leave a batch for each event.
+ends within it, so that who goes on there does not look for the place. But it makes no small
+batches: nothing would join them again, and readers who all read at different places would
+leave one for each event. To look for a place near the end of a batch is cheap.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import attrs
 from tawebeval.events import NOTHING, Batch
 
 _GATHER = 16 * 1024  # bytes up to which small batches are put together
+_APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
 
 
 @attrs.define
@@ -61,18 +63,18 @@ class Ring:
         while index < len(self._batches):
             batch = self._batches[index]
             start = _offset(batch, after - first) if after > first else 0
-            lines = batch.lines[start:]
-            if len(lines) > limit:
-                end = lines.rfind(b"\n", 0, limit) + 1
+            if len(batch.lines) - start > limit:
+                end = batch.lines.rfind(b"\n", start, start + limit) + 1
                 if not end and not taken:
-                    end = lines.index(b"\n") + 1
+                    end = batch.lines.index(b"\n", start) + 1
                 if end:
-                    taken.append(lines[:end])
+                    taken.append(batch.lines[start:end])
                     count += taken[-1].count(b"\n")
-                    self._split(index, start + end, after + count - first)
+                    if min(end, len(batch.lines) - end) >= _APART:
+                        self._split(index, end, after + count - first)
                 break
-            limit -= len(lines)
-            taken.append(lines)
+            limit -= len(batch.lines) - start
+            taken.append(batch.lines[start:])
             first += batch.count
             count = first - after
             index += 1
@@ -129,11 +131,10 @@ class Ring:
         return index, first
 
     def _split(self, index: int, at: int, count: int) -> None:
-        """Make two of a batch, the first of which has `at` bytes and `count` events."""
+        """Make two of a batch, the first of which has `at` bytes and `count` events, not all."""
         batch = self._batches[index]
-        if count < batch.count:
-            self._batches[index] = Batch(count, batch.lines[:at])
-            self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
+        self._batches[index] = Batch(count, batch.lines[:at])
+        self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
 
 
 def _offset(batch: Batch, count: int) -> int:

@@ -60,6 +60,8 @@ class Model:
     oldest: int = 0
     acknowledged: int = 0  # by pages
     printed: int = 0
+    terminated: bool = False  # the last line's terminator is held back
+    blocked: bool = False  # a data block has begun
     running: bool = False
     closed: bool = False
     forgotten: bool = False
@@ -73,17 +75,31 @@ class Model:
         return len(self.events)
 
     def print(self, count: int) -> bytes:
-        """Print some lines; the terminator of the last one is held back."""
-        text = b""
+        """Print some lines, after the end of a block; the last terminator is held back."""
+        text = self.marker("END") if self.blocked else b""
+        self.blocked = False
         for _ in range(count):
-            self.events += ["\n"] * bool(self.printed) + [f"line {self.printed}"]
+            self.events += ["\n"] * self.terminated + [f"line {self.printed}"]
             text += b"line %d\n" % self.printed
+            self.terminated = True
             self.printed += 1
         return text
 
+    def block(self) -> bytes:
+        """Begin a data block, which makes no event, and takes a terminator with it."""
+        assert not self.blocked
+        self.blocked, self.terminated = True, False
+        return self.marker("BEGIN")
+
+    def marker(self, which: str) -> bytes:
+        """Return a line that is a marker."""
+        assert self.real.markers is not None
+        return self.real.markers.environment()[f"EVALUATION_DATA_{which}"].encode() + b"\n"
+
     def close(self, reason: str | None) -> None:
-        """End."""
-        self.events += ["\n"] * bool(self.printed) + [f"!{reason}"] * bool(reason)
+        """End, also in a block, which is then broken."""
+        self.events += ["\n"] * self.terminated + ["!protocol"] * self.blocked
+        self.events += [f"!{reason}"] * bool(reason)
         self.closed, self.running = True, False
 
 
@@ -178,6 +194,7 @@ class Comparison(RuleBasedStateMachine):
         self.keys: dict[str, tuple[str, bytes]] = {}
         self.polls: list[Poll] = []
         self.streams: list[Stream] = []
+        self.sent: list[str] = []  # what streams have sent to the end, the first that was so first
         self.gone: list[Stream] = []  # those that have ended, or been left by their clients
 
     # The world
@@ -231,7 +248,22 @@ class Comparison(RuleBasedStateMachine):
     def forget(self, identifier: str) -> None:
         """Let the model forget."""
         self.models[identifier].forgotten = True
+        if identifier in self.sent:
+            self.sent.remove(identifier)
         self.keys = {key: known for key, known in self.keys.items() if known[0] != identifier}
+
+    def make_room(self) -> bool:
+        """Let the model forget what was sent, as far as need be; return whether that is enough."""
+        used, kept = self.budget.used, self.kept
+        for identifier in list(self.sent):
+            model = self.models[identifier]
+            if used < TOTAL - TOTAL // 4 and kept < KEPT:
+                break
+            if self.now >= self.paged(model) and not self.awaited(identifier):
+                self.forget(identifier)
+                used -= model.real.share.size
+                kept -= 1
+        return used < TOTAL - TOTAL // 4 and kept < KEPT
 
     def settle(self) -> None:
         """Let all happen that can."""
@@ -259,6 +291,8 @@ class Comparison(RuleBasedStateMachine):
                 assert one.over.called == model.closed
             if one.over.called:
                 self.leave(one)
+                if not model.forgotten and one.identifier not in self.sent:
+                    self.sent.append(one.identifier)
 
     def leave(self, one: Stream) -> None:
         """Note that a stream has ended."""

@@ -127,6 +127,24 @@ class LimitTests(BudgetTestCase):
         self.turns.settle()
         self.assertEqual(self.told, [share])
 
+    def test_filled(self) -> None:
+        """It is told once that it is full, and may make room at once; when it has left, not."""
+        share = self.enter()
+        sizes: list[int] = []
+
+        def make_room() -> None:
+            sizes.append(share.size)
+            if len(sizes) == 2:
+                share.resize(5)
+
+        share.filled = make_room
+        for size in (EACH - 1, EACH, EACH + 1, 1, EACH + 2):
+            share.resize(size)
+        self.assertEqual(sizes, [EACH, EACH + 2])
+        self.assertEqual((share.full, share.size, self.told), (False, 5, [share, share]))
+        share.leave()
+        self.assertEqual(sizes, [EACH, EACH + 2])
+
     def test_left(self) -> None:
         """One that has left holds nothing, is told nothing, and cannot come back."""
         share, other = self.enter(COMMON), self.enter(1)

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval import ring
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 from tawebeval.events import NOTHING, Batch, encode_data, encode_text
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
@@ -340,6 +341,7 @@ class InterleavingTests(SynchronousTestCase):
 
     def test_pages(self) -> None:
         """Contiguous and repeatable, bounded, nothing discarded unacknowledged, sizes right."""
+        self.patch(ring, "_APART", 64)
         run_state_machine_as_test(
             PagesMachine, settings=settings(max_examples=120, stateful_step_count=40)
         )

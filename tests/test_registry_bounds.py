@@ -10,9 +10,10 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
-from tawebeval.errors import Busy
+from tawebeval.errors import Busy, EvaluationGone
 from tawebeval.registry import Upload
-from tests.fakes import make_request
+from tests.fakes import IdleThreads, make_request
+from tests.gates import Gate
 from tests.test_registry import END, RegistryTestCase
 
 
@@ -55,6 +56,77 @@ class KeptTests(RegistryTestCase):
         self.world.clock.advance(1)
         self.registry.expire()
         self.accept()
+
+    def stream(self, identifier: str, *, whole: bool = True) -> None:
+        """Let a stream send all that there is, or be broken off just before the end."""
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        try:
+            with following:
+                following.read(10**6)
+                if not whole:
+                    raise ConnectionError
+        except ConnectionError:
+            pass
+
+    def test_sent(self) -> None:
+        """What a stream has sent to the end goes before a new one is refused, and not before."""
+        first, second = self.fill()
+        self.stream(second)
+        self.stream(first)
+        self.stream(second)
+        self.page(second)
+        self.world.clock.advance(30)
+        self.accept()
+        self.assert_refused(EvaluationGone, second)
+        self.page(first)
+        self.accept()
+
+    def test_sent_before_it_is_over(self) -> None:
+        """A stream may end before its evaluation has been tidied up."""
+        tidied = Gate()
+        tidied.shut = True
+
+        class Threads(IdleThreads):
+            async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+                if call.__name__ == "remove_all":
+                    await tidied.wait()
+                return await super().run(call, *args, **kwargs)
+
+        self.world.threads = Threads()
+        self.registry = self.make()
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.stream(identifier)
+        self.assertEqual(self.registry._records.kept, 0)
+        tidied.open()
+        other, _ = self.fill()
+        self.assert_refused(EvaluationGone, identifier)
+        self.page(other)
+
+    def test_sent_in_part(self) -> None:
+        """What was broken off stays, and so does what somebody is reading again."""
+        first, second = self.fill()
+        self.stream(first, whole=False)
+        following = self.registry.follow(second, None)
+        assert following is not None
+        with following:
+            following.read(1)
+        self.refuse()
+        self.stream(first)
+        self.page(first)
+        self.refuse()
+        self.world.clock.advance(29.5)
+        self.refuse()
+        following = self.registry.follow(first, None)
+        assert following is not None
+        with following:
+            self.world.clock.advance(0.5)
+            self.refuse()
+            self.page(second)
+        self.accept()
+        self.page(second)
+        self.assert_refused(EvaluationGone, first)
 
     def test_running_ones(self) -> None:
         """Those that wait or run do not count."""
@@ -168,6 +240,53 @@ class TotalTests(RegistryTestCase):
         with following:
             self.assertFalse(child.paused)
 
+    def test_without_an_event(self) -> None:
+        """What makes no event does not stop an evaluator either whose reader has everything.
+
+        Only then is it noted that others have taken the room, and no event tells the stream.
+        """
+        identifier, child = self.start()
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            while self.world.budget.used < 3000:
+                child.print(b"x" * 50 + b"\n")
+            following.read(10**6)
+            following.took()
+            self.flood()
+            child.print(child.environment["EVALUATION_DATA_BEGIN"].encode() + b"\n")
+            self.assertFalse(child.paused)
+
+    def test_pages_beside_a_stream(self) -> None:
+        """Pages hold up a stream's evaluator until 30 s after the last, and no longer."""
+        identifier, child = self.start()
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            self.page(identifier)
+            while not child.paused:
+                child.print(b"x" * 50 + b"\n")
+            following.read(10**6)
+            following.took()
+            self.world.clock.advance(20)
+            self.page(identifier)
+            for seconds in (10, 19.5):
+                self.world.clock.advance(seconds)
+                self.assertTrue(child.paused)
+            self.world.clock.advance(0.5)
+            self.assertFalse(child.paused)
+
+    def test_pages_beside_a_stream_that_leaves(self) -> None:
+        """When it has left there is nothing left to wait for."""
+        identifier, _ = self.flood()
+        self.page(identifier)
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        calls = len(self.world.clock.getDelayedCalls())
+        with following:
+            self.assertEqual(len(self.world.clock.getDelayedCalls()), calls + 1)
+        self.assertEqual(len(self.world.clock.getDelayedCalls()), calls)
+
     def test_forgotten_while_it_is_followed(self) -> None:
         """What a stream still reads counts, although it is forgotten."""
         identifier, child = self.start(b"a\n")
@@ -190,6 +309,20 @@ class TotalTests(RegistryTestCase):
         self.assertRaises(Busy, self.accept)
         self.consume(first)
         self.accept()
+
+    def test_spent_on_what_was_sent(self) -> None:
+        """What a stream has sent to the end takes nobody's room when nothing is free."""
+        identifier, child = self.start(b"x" * 20_000)
+        self.world.clock.advance(1)
+        self.assertRaises(Busy, self.accept)
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            self.finish(child)
+            following.read(10**6)
+            self.assertRaises(Busy, self.accept)
+        self.accept()
+        self.assertEqual(self.used(), 0)
 
     def test_empty_ones_go_on(self) -> None:
         """Whoever was accepted is read from when all that it printed is read."""
@@ -265,6 +398,21 @@ class NothingLeftTests(RegistryTestCase):
         del child, following
         self.consume(identifier)
         self.assert_nothing_left(references)
+
+    def test_sent(self) -> None:
+        """Nor does one that a stream has sent to the end, whether it is read or not."""
+        for way in (self.consume, lambda _: self.world.clock.advance(900)):
+            identifier, child = self.start(b"a line\n")
+            references = self.watch(identifier)
+            self.finish(child)
+            following = self.registry.follow(identifier, None)
+            assert following is not None
+            with following:
+                following.read(100)
+            del child, following
+            way(identifier)
+            self.registry.expire()
+            self.assert_nothing_left(references)
 
     def test_expired(self) -> None:
         """Nor does one that was abandoned."""

@@ -21,6 +21,7 @@ from tests.fakes import straw
 from tests.test_registry import KEY, RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
+PLENTY = b"a line\n" * 100_000  # more than the buffer of an evaluation
 
 
 class FakeCallbacks:
@@ -113,6 +114,7 @@ class CallbackTests(RegistryTestCase):
         self.world.end()
         self.successResultOf(done)
         abandoned = self.accept(callback_url=URL)
+        self.world.child.print(PLENTY)
         self.world.clock.advance(901)
         self.registry.expire()
         self.world.end()
@@ -130,6 +132,48 @@ class CallbackTests(RegistryTestCase):
                 (stopped, "failed", "shutdown"),
             ],
         )
+
+    def expire(self, seconds: float) -> None:
+        """Look for what nobody asks for that much later."""
+        self.world.clock.advance(seconds)
+        self.registry.expire()
+        self.world.turn()
+
+    def test_is_not_abandoned(self) -> None:
+        """Who waits for a callback does not have to ask, neither in the queue nor later."""
+        first, second, third = (self.accept(callback_url=URL) for _ in range(3))
+        for child in self.world.spawn.children:
+            child.print(b"one\n")
+        for _ in range(3):
+            self.expire(901)
+        for identifier in (first, second, third):
+            self.finish(self.world.spawn.children[len(self.callbacks.sent)])
+            self.assertEqual(self.callbacks.sent[-1][0], identifier)
+            self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
+        self.assertEqual(self.page(first)["data"], ["one", "\n"])
+
+    def test_held(self) -> None:
+        """One that is held, since nobody reads it, is abandoned: after its time from then on."""
+        identifier = self.accept(callback_url=URL)
+        self.expire(2000)
+        self.world.child.print(PLENTY)
+        self.assertTrue(self.world.child.paused)
+        self.expire(899)
+        self.assertEqual(self.world.child.signals, [])
+        self.expire(1)
+        self.assertEqual(self.world.child.signals, [15])
+        self.assertRaises(EvaluationGone, self.registry.status, identifier)
+
+    def test_expires(self) -> None:
+        """When it has ended it is kept as all are, also where its callback could not be sent."""
+        identifier = self.accept(callback_url=URL)
+        self.expire(2000)
+        self.patch(self.callbacks, "send", lambda *_: None)
+        self.finish(self.world.child)
+        self.expire(self.configuration.evaluations.retain - 1)
+        self.assertIn(identifier, self.registry._records)
+        self.expire(1)
+        self.assertNotIn(identifier, self.registry._records)
 
     def test_refused(self) -> None:
         """A callback that is not to be had refuses the form, and nothing has begun."""

@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
-from tawebeval.framing import Framing
+from tawebeval.framing import LINES, Framing
 from tawebeval.pages import DUMMY_END, Page
 from tawebeval.registry import Upload
 from tawebeval.web.streams import Flow
@@ -46,7 +46,7 @@ class Machine(Comparison):
         upload = Upload(make_request(), Path("/uploads/some"), key, digest)
         known = self.keys.get(key or "")
         running = sum(model.running for model in self.models.values())
-        behind = self.budget.spent or self.kept >= KEPT
+        behind = known is None and not self.make_room()
         try:
             identifier = self.registry.accept(upload)
         except errors.KeyReused:
@@ -76,6 +76,15 @@ class Machine(Comparison):
         identifier, model = self.pick(number)
         if model.running and not self.child(identifier).paused:
             self.child(identifier).print(model.print(count))
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def begin_block(self, number: int) -> None:
+        """Let an evaluator print something that makes no event."""
+        identifier, model = self.pick(number)
+        if model.running and not model.blocked and not self.child(identifier).paused:
+            self.child(identifier).print(model.block())
         self.settle()
 
     @precondition(lambda self: self.models)
@@ -316,3 +325,19 @@ class RegistryModelTests(SynchronousTestCase):
     def test_model(self) -> None:
         """No event is lost, repeated or moved, and every refusal is the contract's."""
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
+
+    def test_pages_stop(self) -> None:
+        """A stream that has everything gets more when nobody reads pages beside it any more."""
+        machine = Machine()
+        machine.accept(None, b"1")
+        machine.stream(0, 0, LINES, slow=False)
+        machine.ask(0, None)
+        for _ in range(6):
+            machine.print(0, 3)
+        identifier, _ = machine.pick(0)
+        machine.pass_time(29)
+        self.assertTrue(machine.child(identifier).paused)
+        machine.pass_time(1)
+        self.assertFalse(machine.child(identifier).paused)
+        machine.as_many_run_as_may()
+        machine.teardown()

@@ -268,6 +268,7 @@ class InterleavingTests(SynchronousTestCase):
     def test_readers(self) -> None:
         """Each sees every event once and in order, and memory stays bounded."""
         self.patch(ring, "_GATHER", 4 * LINE)
+        self.patch(ring, "_APART", 2 * LINE)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=150, stateful_step_count=40)
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval import ring as module
 from tawebeval.events import NOTHING, Batch, encode_data, encode_text
 from tawebeval.ring import Ring
 
@@ -124,11 +125,32 @@ class ReadTests(SynchronousTestCase):
 
     def test_cut(self) -> None:
         """Where a page ends within a batch the next one begins with a batch."""
+        self.patch(module, "_APART", 2 * LINE)
         ring = filled(6)
         self.assertEqual(ring.read(1, 2 * LINE), numbers(1, 2))
         self.assertEqual([batch.count for batch in ring._batches], [3, 3])
         self.assertEqual(ring.read(3, PLENTY), numbers(3, 3))
         self.assertEqual(ring.read(0, PLENTY), numbers(0, 6))
+
+    def test_not_cut_small(self) -> None:
+        """Nothing is cut off that is small, at neither end; to the byte."""
+        self.patch(module, "_APART", 2 * LINE)
+        for after, limit, counts in ((0, 1, [6]), (0, 2, [2, 4]), (1, 3, [4, 2]), (1, 4, [6])):
+            ring = filled(6)
+            self.assertEqual(ring.read(after, limit * LINE), numbers(after, limit))
+            self.assertEqual([batch.count for batch in ring._batches], counts)
+
+    def test_many_places(self) -> None:
+        """Readers who each go on at places of their own do not leave a batch for each event."""
+        ring = Ring()
+        while ring.size < 2**18:
+            ring.append(encode_text(b"\n" * 400))
+        for first in range(300):
+            after = first
+            while after < ring.newest:
+                after += ring.read(after, 2**14).count
+        self.assertLessEqual(len(ring._batches), 2**18 // (4 * 1024) + 1)
+        self.assertEqual(ring.read(0, PLENTY), encode_text(b"\n" * ring.newest))
 
 
 class AcknowledgeTests(SynchronousTestCase):

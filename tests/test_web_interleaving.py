@@ -240,6 +240,7 @@ class InterleavingTests(SynchronousTestCase):
     def test_readers(self) -> None:
         """Each sees every event once and in order, and memory stays bounded."""
         self.patch(ring, "_GATHER", 256)
+        self.patch(ring, "_APART", 64)
         self.patch(streams, "PIECE", 512)
         run_state_machine_as_test(
             Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
