@@ -50,6 +50,7 @@ CORE = (
     "backoff",
     "signatures",
     "callback",
+    "tally",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
