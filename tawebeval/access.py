@@ -10,11 +10,12 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.callers import ANYBODY, Tokens, parse_tokens
-from tawebeval.config import Callers
+from tawebeval.config import Callers, Metrics
 from tawebeval.errors import ConfigurationError, OverShare
-from tawebeval.secretfiles import read_secrets
+from tawebeval.secretfiles import find_file, read_secrets
 
 _CREDENTIAL = "tokens"
+_METRICS_CREDENTIAL = "metrics-tokens"
 _ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refused for a bit
 
 log = Logger()
@@ -98,13 +99,26 @@ def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None
     It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`). Raises
     ConfigurationError where there is one, and anybody may call all the same.
     """
-    found = Path(callers.tokens).absolute() if callers.tokens else None
-    if found is None and environment.get("CREDENTIALS_DIRECTORY"):
-        given = Path(environment["CREDENTIALS_DIRECTORY"], _CREDENTIAL)
-        found = given if given.exists() else None
+    found = find_file(callers.tokens, _CREDENTIAL, environment)
     if found is not None and callers.open:
         raise ConfigurationError(
             f"callers.open: is true, but there are tokens in {found}; one of them is a mistake"
+        )
+    return found
+
+
+def find_metrics_tokens(metrics: Metrics, environment: Mapping[str, str]) -> Path | None:
+    """Return where the tokens of those who may read the metrics are; None where none are asked for.
+
+    Raises ConfigurationError where there is no such file.
+    """
+    if metrics.readers != "tokens":
+        return None
+    found = find_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
+    if found is None:
+        raise ConfigurationError(
+            'metrics.readers: is "tokens", and no file of them is named (metrics.tokens), nor does'
+            f" systemd hand one over (LoadCredential={_METRICS_CREDENTIAL}:...)"
         )
     return found
 

@@ -13,12 +13,13 @@ class Queue:
     Callers take turns: a place that becomes free goes to the caller whose last turn is longest
     ago, and among what that caller has waiting to what came first. Of one caller at
     most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own.
+    `places` is how many are let in.
     """
 
     def __init__(
         self, running: int, queued: int, own_running: int = 0, own_queued: int = 0
     ) -> None:
-        self._running = running
+        self.places = running
         self._queued = queued
         self._own_running = own_running or running
         self._own_queued = own_queued or queued
@@ -27,6 +28,16 @@ class Queue:
         self._callers: dict[str, str] = {}  # of those that wait
         # By caller, in the order of their turns; none is empty.
         self._waiting: dict[str, dict[str, Deferred[None]]] = {}
+
+    @property
+    def running(self) -> int:
+        """How many have a place."""
+        return len(self._inside)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for one."""
+        return len(self._callers)
 
     def full(self, caller: str = "") -> bool:
         """Whether the next of `caller` would have no place even to wait."""
@@ -40,7 +51,7 @@ class Queue:
         return len(self._waiting.get(caller, ())) >= self._own_queued
 
     def _may_run(self, caller: str) -> bool:
-        return len(self._inside) < self._running and self._taken[caller] < self._own_running
+        return len(self._inside) < self.places and self._taken[caller] < self._own_running
 
     def enter(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a place to run. Cancelling it gives up waiting."""

@@ -50,6 +50,8 @@ def _belongings(
         yield "the configuration", file
     if configuration.callers.tokens:
         yield "the tokens", configuration.callers.tokens
+    if configuration.metrics.tokens:
+        yield "the tokens of the metrics", configuration.metrics.tokens
     if configuration.callbacks.secrets:
         yield "the secrets of callbacks", configuration.callbacks.secrets
     handed_over = environment.get("CREDENTIALS_DIRECTORY", "")

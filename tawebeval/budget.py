@@ -118,6 +118,11 @@ class Budget:
         return max(1, min(self._each, self._common - self.used), reserved)
 
     @property
+    def waiting(self) -> int:
+        """How many rings are full, and their evaluators paused."""
+        return len(self._waiting)
+
+    @property
     def spent(self) -> bool:
         """Whether nothing is free but the reserve."""
         return self.used >= self._common

@@ -43,7 +43,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class _Delivery:
-    """A callback on its way: `document` is what `evaluation` has come to.
+    """A callback on its way: `document` is what `evaluation`, as the log names it, has come to.
 
     `given_up` says why it was stopped, if it was.
     """
@@ -137,7 +137,7 @@ class Callbacks:
         if self._hurried:
             delivery.give_up(_STOPPED)
         delivery.life = Deferred.fromCoroutine(self._live(delivery)).addErrback(
-            lambda failure: log.failure("{id}: a defect", failure, id=evaluation)
+            lambda failure: log.failure("{evaluation}: a defect", failure, evaluation=evaluation)
         )
 
     def hasten(self) -> None:
@@ -182,7 +182,7 @@ class Callbacks:
         except CancelledError:
             callback.stage = Stage.GIVEN_UP
         except Exception:  # noqa: BLE001  (its failures are told, also those that are ours)
-            log.failure("{id}: a defect in its callback", id=delivery.evaluation)
+            log.failure("{evaluation}: a defect in its callback", evaluation=delivery.evaluation)
             delivery.given_up = "the daemon could not send it"
             callback.stage = Stage.GIVEN_UP
         if callback.stage is Stage.GIVEN_UP and delivery.given_up:
@@ -235,8 +235,8 @@ class Callbacks:
         well = callback.stage is Stage.DELIVERED
         log.emit(
             LogLevel.info if well or delay is not None else LogLevel.warn,
-            "{id}: callback to {origin}: {stage}, attempts: {attempts}{error}{again}",
-            id=delivery.evaluation,
+            "{evaluation}: callback to {origin}: {stage}, attempts: {attempts}{error}{again}",
+            evaluation=delivery.evaluation,
             origin=callback.origin,
             stage=callback.stage.value,
             attempts=callback.attempts,

@@ -24,6 +24,7 @@ from tawebeval.copying import walk
 from tawebeval.removal import remove
 from tawebeval.shared import Shared
 from tawebeval.signals import Threads
+from tawebeval.tally import CacheTally
 
 SUFFIX = ".tree"
 _NAME = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(SUFFIX)}", re.ASCII)
@@ -65,8 +66,9 @@ class _Kept:
 class Checkouts:
     """The checkouts in the directory `root`; `size` is how many bytes they take there."""
 
-    def __init__(self, root: Path, threads: Threads) -> None:
+    def __init__(self, root: Path, threads: Threads, tally: CacheTally | None = None) -> None:
         self.size = 0
+        self._tally = tally or CacheTally()
         self._root = root
         self._threads = threads
         # In the order of their last use.
@@ -96,8 +98,11 @@ class Checkouts:
         Who wants what is just being made waits for that. Raises what `fill` does.
         """
         name = f"{repository}-{commit.tree}-{commit.files}-{commit.size}{SUFFIX}"
-        while (kept := self._find(name)) is None:
+        kept = self._find(name)
+        self._tally.look("checkouts", kept is not None)
+        while kept is None:
             await self._made.result(name, lambda: self._make(name, fill))
+            kept = self._find(name)
         return kept.use(commit)
 
     def _find(self, name: str) -> _Kept | None:

@@ -218,6 +218,31 @@ class Http(Section, frozen=True):
     idle: Seconds = 60
 
 
+class Log(Section, frozen=True):
+    """`[log]`: what is logged, and how it is written."""
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warn", "error"] = "info"
+    access: bool = False
+
+
+class Metrics(Section, frozen=True):
+    """`[metrics]`: who may read `GET /metrics`."""
+
+    readers: Literal["loopback", "tokens", "nobody"] = "loopback"
+    tokens: str = ""
+
+    def __post_init__(self) -> None:
+        if self.tokens and self.readers != "tokens":
+            raise ValueError('.tokens: counts only where readers = "tokens"')
+
+
+class Health(Section, frozen=True):
+    """`[health]`: when `GET /health/ready` says yes."""
+
+    free_disk: Annotated[int, Meta(ge=0, le=2**50)] = 256 * MIB
+
+
 class Configuration(Section, frozen=True):
     """The whole file."""
 
@@ -233,6 +258,9 @@ class Configuration(Section, frozen=True):
     streams: Streams = Streams()
     callbacks: CallbackSettings = CallbackSettings()
     http: Http = Http()
+    log: Log = Log()
+    metrics: Metrics = Metrics()
+    health: Health = Health()
 
 
 def parse_configuration(text: str) -> Configuration:

@@ -12,7 +12,7 @@ Two families, because they reach people in two ways:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -28,10 +28,10 @@ class ConfigurationError(TawebevalError):
 class RequestError(TawebevalError):
     """A request that is refused. `members` are added to the problem document."""
 
-    def __init__(self, detail: str, **members: str | int) -> None:
+    def __init__(self, detail: str, **members: str | int | Sequence[str]) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.members: Mapping[str, str | int] = members
+        self.members: Mapping[str, str | int | Sequence[str]] = members
 
 
 class MalformedRequest(RequestError):
@@ -105,6 +105,10 @@ class ForeignPage(RequestError):
     """A browser asks for the page of somebody who is not known here."""
 
 
+class Forbidden(RequestError):
+    """This is not for whoever asks from there."""
+
+
 class Busy(RequestError):
     """There is no place to queue, or the service is about to stop.
 
@@ -121,6 +125,14 @@ class Stopping(Busy):
 
     def __init__(self) -> None:
         super().__init__("the service is about to stop; try again when it is back", 5)
+
+
+class NotReady(Busy):
+    """No evaluation would be accepted now, for these `reasons`."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("; ".join(reasons), 5)
+        self.members = {"reasons": reasons}
 
 
 class OverShare(Busy):

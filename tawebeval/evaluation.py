@@ -16,6 +16,7 @@ from tawebeval.budget import Budget, Share
 from tawebeval.callback import Callback
 from tawebeval.callers import ANYBODY
 from tawebeval.checkouts import Checkout
+from tawebeval.chronicle import tell_beginning, tell_stderr, tell_step
 from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
@@ -32,8 +33,9 @@ from tawebeval.run import Run
 from tawebeval.sandbox import Cell, Sandbox
 from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal, Threads, completed
+from tawebeval.tally import EvaluationTally
 from tawebeval.watch import Watch
-from tawebeval.workspace import View, Workspace
+from tawebeval.workspace import View, Workspace, log_name
 
 log = Logger()
 
@@ -59,6 +61,7 @@ class Surroundings:
     watch: Watch
     budget: Budget
     time: Callable[[], float] = time.time
+    tally: EvaluationTally = attrs.field(factory=EvaluationTally)
 
 
 @attrs.define(eq=False)
@@ -86,6 +89,7 @@ class Evaluation:
     run: Run | None = None
     markers: Markers | None = None
     times: dict[str, float] = attrs.field(factory=dict)
+    _since: float = 0.0  # of its state
     changed: Signal[None] = attrs.field(factory=Signal)
     over: Latch[None] = attrs.field(factory=Latch)
     _intake: Intake | None = None
@@ -97,11 +101,18 @@ class Evaluation:
     def __attrs_post_init__(self) -> None:
         self.share = self._surroundings.budget.enter()
 
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return log_name(self.identifier)
+
     def begin(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
         """Come to life. `over` is set when nothing is left of it but its events."""
-        self.times["created"] = self._surroundings.time()
+        self._since = self.times["created"] = self._surroundings.time()
+        self._surroundings.tally.begin()
+        tell_beginning(self)
         self._life = Deferred.fromCoroutine(self._live(slot, release)).addErrback(
-            lambda failure: log.failure("{id}: a defect", failure, id=self.identifier)
+            lambda failure: log.failure("{evaluation}: a defect", failure, evaluation=self.name)
         )
 
     def stop(self, reason: EvaluationError) -> None:
@@ -154,7 +165,7 @@ class Evaluation:
         except CancelledError:
             return self._stopped
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
-            log.failure("{id}: could not be evaluated", id=self.identifier)
+            log.failure("{evaluation}: could not be evaluated", evaluation=self.name)
             # Of the machine's own, such as a path, the log tells.
             why = error.strerror if isinstance(error, OSError) else type(error).__name__
             return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
@@ -176,7 +187,7 @@ class Evaluation:
             # Not raised: `run.failure` tells of it.
             await completed(run.ended, lambda: run.stop(self._reason()))
         if run.stderr:
-            log.info("{id}: stderr ends in {stderr!r}", id=self.identifier, stderr=run.stderr)
+            tell_stderr(self, run.stderr)
         return run.failure
 
     def _start(self, directory: Path, cell: Cell) -> Run:
@@ -248,25 +259,26 @@ class Evaluation:
         }
 
     def _enter(self, state: State) -> None:
-        self.state = step(self.state, state)
-        self.times[state.value] = self._surroundings.time()
-        log.info("{id}: {state}", id=self.identifier, state=state.value)
+        before, self.state = self.state, step(self.state, state)
+        now = self.times[state.value] = self._surroundings.time()
+        after = max(0.0, now - self._since)  # the time of day may be put back
+        self._since = now
+        reason = self.failure.reason if self.failure else ""
+        self._surroundings.tally.step(before, state, after, reason)
+        tell_step(self, after, self._surroundings.configuration.limits)
 
     def _end(self, failure: EvaluationError | None) -> None:
         """Close the stream of events, with the final one of a bad end."""
         self.failure = failure
+        if self._stopped is None:
+            fault = failure.message if failure and failure.reason == "lost" else None
+            self._surroundings.tally.judge(fault, self._surroundings.clock.seconds())
         if failure is None:
             self._enter(State.FINISHED)
         else:
             self.ring.append(encode_error(failure.reason, failure.message, failure.members))
             cancelled = failure.reason == "cancelled"
             self._enter(State.CANCELLED if cancelled else State.FAILED)
-            log.info(
-                "{id}: {reason}: {failure}",
-                id=self.identifier,
-                reason=failure.reason,
-                failure=failure,
-            )
         self.times["ended"] = self._surroundings.time()
         self.ring.close()
         self.share.unbind()
@@ -283,6 +295,6 @@ class Evaluation:
         try:
             await self._surroundings.threads.run(remove_all)
         except Exception:  # noqa: BLE001  (the evaluation is over all the same)
-            log.failure("{id}: what it has left could not be removed", id=self.identifier)
+            log.failure("{evaluation}: what it has left could not be removed", evaluation=self.name)
         if self._checkout is not None:
             self._checkout.release()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.access import find_tokens, read_tokens
+from tawebeval.access import find_metrics_tokens, find_tokens, read_tokens
 from tawebeval.config import Configuration
 from tawebeval.directories import OF_CACHE, OF_STATE, locate
 from tawebeval.errors import ConfigurationError
@@ -48,17 +48,27 @@ class Premises:
         except ConfigurationError:
             source = None  # which is said of the callers
         if source is not None:
-            finding = judged("tokens", lambda: read_tokens(source), str(source))
-            if finding.health is Health.OK:
-                finding = self._writable("tokens", source) or finding
-            yield finding
-            if finding.health is Health.OK and not self._may(source, os.R_OK):
-                what = f"{source}: {self._user} cannot read it, so SIGHUP reads no new tokens"
-                remedy = f"chgrp {self._group} {source}; chmod 640 {source}"
-                yield Finding("tokens", Health.WEAKER, what, remedy)
+            yield from self._tokens("tokens", source)
+        try:
+            readers = find_metrics_tokens(self.configuration.metrics, self.environment)
+        except ConfigurationError as error:
+            yield broken("metrics", error)
+        else:
+            if readers is not None:
+                yield from self._tokens("metrics", readers)
         yield from self._credentials()
         if self.configuration.callbacks.enabled:
             yield from self._callbacks()
+
+    def _tokens(self, part: str, source: Path) -> Iterator[Finding]:
+        finding = judged(part, lambda: read_tokens(source), str(source))
+        if finding.health is Health.OK:
+            finding = self._writable(part, source) or finding
+        yield finding
+        if finding.health is Health.OK and not self._may(source, os.R_OK):
+            what = f"{source}: {self._user} cannot read it, so SIGHUP reads no new tokens"
+            remedy = f"chgrp {self._group} {source}; chmod 640 {source}"
+            yield Finding(part, Health.WEAKER, what, remedy)
 
     def _callbacks(self) -> Iterator[Finding]:
         try:

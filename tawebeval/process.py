@@ -258,6 +258,11 @@ class Spawner:
         self._children.add(child.pid)
         return child
 
+    @property
+    def running(self) -> int:
+        """How many children there are that were not waited for yet."""
+        return len(self._children)
+
     def is_child(self, pid: int) -> bool:
         """Tell whether `pid` is a child that was started here and not waited for yet."""
         return pid in self._children

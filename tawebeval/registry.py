@@ -13,6 +13,7 @@ from twisted.logger import Logger
 
 from tawebeval.acceptance import Acceptance
 from tawebeval.admission import Queue
+from tawebeval.chronicle import tell_abandonment
 from tawebeval.closing import Closing
 from tawebeval.errors import (
     EvaluationError,
@@ -79,8 +80,8 @@ class Registry:
         )
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Evaluation] = {}
-        self._followers = Followers()
-        self._closing = Closing(self._alive, self._records, self._followers, self._clock)
+        self.followers = Followers()
+        self._closing = Closing(self._alive, self._records, self.followers, self._clock)
         self.spool = Spool(self._configuration.limits.uploads)
 
     def check_open(self) -> None:
@@ -212,7 +213,7 @@ class Registry:
         return Following(
             place(record.evaluation.ring, cursor),
             record.readers,
-            self._followers,
+            self.followers,
             lambda: self._left(record),
         )
 
@@ -266,7 +267,7 @@ class Registry:
         """Kill those for which nobody has asked for too long; forget them, and what is unread."""
         settings = self._configuration.evaluations
         for record in self._records.abandoned(settings.abandon_after):
-            log.info("{id}: nobody asks for it any more", id=record.evaluation.identifier)
+            tell_abandonment(record.evaluation)
             record.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
         for record in self._records.unread(settings.retain):

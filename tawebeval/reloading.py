@@ -20,9 +20,15 @@ class Reloading(Service):
     """Reads tokens and secrets again when the operator says so, by SIGHUP."""
 
     def __init__(
-        self, access: Access, keyring: Keyring, callbacks: Callbacks | None, reactor: Any
+        self,
+        access: Access,
+        keyring: Keyring,
+        callbacks: Callbacks | None,
+        reactor: Any,
+        readers: Access | None = None,
     ) -> None:
         self._access = access
+        self._readers = readers
         self._keyring = keyring
         self._callbacks = callbacks
         self._reactor = reactor
@@ -33,6 +39,7 @@ class Reloading(Service):
         super().startService()
         for source, what in (
             (self._access.source, "the tokens"),
+            (self._readers.source if self._readers else None, "the tokens of the metrics"),
             (self._callbacks.source if self._callbacks else None, "the secrets of callbacks"),
         ):
             if source is not None and not os.access(source, os.R_OK):
@@ -51,7 +58,7 @@ class Reloading(Service):
                 )
 
         def reload() -> None:
-            for each in (self._access, self._keyring, self._callbacks):
+            for each in (self._access, self._readers, self._keyring, self._callbacks):
                 if each is not None:
                     each.reload()
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.logger import Logger
 
 from tawebeval.bare import BareRepository
@@ -32,6 +33,7 @@ from tawebeval.remotes import Remotes
 from tawebeval.removal import remove
 from tawebeval.shared import Shared
 from tawebeval.signals import Threads
+from tawebeval.tally import CacheTally
 
 log = Logger()
 
@@ -81,10 +83,16 @@ class Repositories:
         self._remotes = remotes
         self._limits = limits
         self._keyring = keyring
-        self._checkouts = Checkouts(root, threads)
+        self.tally = CacheTally()
+        self._checkouts = Checkouts(root, threads, self.tally)
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._evicted = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many bytes of the disk the cache takes, by what there is in it."""
+        repositories = sum(entry.size for entry in self._entries.values())
+        return {"repositories": repositories, "checkouts": self._checkouts.size}
 
     def load(self) -> None:
         """Take over what an earlier daemon has left in the cache, if it fits. Blocks."""
@@ -138,9 +146,12 @@ class Repositories:
             return await self._provide(entry, wanted)
 
     async def _provide(self, entry: _Entry, wanted: _Wanted) -> Checkout:
-        commit = entry.bare.known(wanted.oid) or await entry.fetches.result(
-            (wanted.repository, wanted.oid), lambda: self._fetch(entry, wanted)
-        )
+        commit = entry.bare.known(wanted.oid)
+        self.tally.look("commits", commit is not None)
+        if commit is None:
+            commit = await entry.fetches.result(
+                (wanted.repository, wanted.oid), lambda: self._fetch(entry, wanted)
+            )
         self._limits.tree.check(commit.files, commit.size)
         before = self._checkouts.size
         checkout = await self._checkouts.provide(
@@ -170,9 +181,18 @@ class Repositories:
             entry.bare.touch()
 
     async def _fetch(self, entry: _Entry, wanted: _Wanted) -> Commit:
+        begin, ended = self._limits.clock.seconds(), "failed"
         try:
-            return await entry.bare.fetch(wanted.repository, wanted.oid, wanted.credential)
+            commit = await entry.bare.fetch(wanted.repository, wanted.oid, wanted.credential)
+            ended = "fetched"
+        except CancelledError:
+            ended = "cancelled"
+            raise
+        else:
+            return commit
         finally:
+            self.tally.fetches[ended] += 1
+            self.tally.seconds.observe(self._limits.clock.seconds() - begin)
             entry.size = await self._threads.run(entry.bare.size)
             await self._evict()
 
@@ -187,13 +207,13 @@ class Repositories:
         Checkouts, which are made again without a network, have half of it for themselves.
         """
         doomed = list(self._checkouts.take_excess(self._capacity // 2))
-        repositories = sum(entry.size for entry in self._entries.values())
+        repositories = self.sizes["repositories"]
         for name, entry in list(self._entries.items()):
             if repositories + self._checkouts.size > self._capacity and not entry.users:
                 repositories -= entry.size
                 del self._entries[name]
-                self._evicted += 1
-                doomed.append(entry.bare.path.with_suffix(f".old{self._evicted}"))
+                self.tally.evictions += 1
+                doomed.append(entry.bare.path.with_suffix(f".old{self.tally.evictions}"))
                 with suppress(FileNotFoundError):
                     entry.bare.path.rename(doomed[-1])
                 doomed += self._checkouts.take_all(entry.bare.path.stem)

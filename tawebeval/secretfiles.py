@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,18 @@ def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
         raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+
+
+def find_file(configured: str, credential: str, environment: Mapping[str, str]) -> Path | None:
+    """Return where a file of secrets is: as configured, or what systemd hands over by that name.
+
+    None where there is neither.
+    """
+    if configured:
+        return Path(configured).absolute()
+    folder = environment.get("CREDENTIALS_DIRECTORY")
+    given = Path(folder, credential) if folder else None
+    return given if given is not None and given.exists() else None
 
 
 def warn_of_strangers(path: Path, mode: int, setting: str) -> None:

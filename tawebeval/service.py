@@ -12,24 +12,25 @@ from twisted.application.strports import service as listen
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
-from twisted.logger import Logger
+from twisted.logger import ILogObserver, Logger
 
-from tawebeval.access import Access, Rate, find_tokens
 from tawebeval.admission import Queue
 from tawebeval.budget import Budget
 from tawebeval.callbacks import Callbacks, open_callbacks
 from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
+from tawebeval.doors import check_exposure, open_access
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluation import Surroundings
-from tawebeval.exposure import check_endpoints
 from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
 from tawebeval.interrupts import interrupts
 from tawebeval.keyring import Keyring
+from tawebeval.logs import LogWriter
+from tawebeval.observing import Observing
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.preload import unreadable
 from tawebeval.privileges import Privileges
@@ -100,7 +101,12 @@ class EvaluationService(Service):
 
 
 class Daemon(MultiService):
-    """All of it, which does not start where it cannot listen, nor as root."""
+    """All of it, which does not start where it cannot listen, nor as root.
+
+    `log_writer` is what twistd is to log with; without one that is its own affair.
+    """
+
+    log_writer: LogWriter | None = None
 
     def __init__(
         self,
@@ -117,6 +123,12 @@ class Daemon(MultiService):
         self._reactor = reactor
         for part in (ground, evaluations):
             part.setServiceParent(self)
+
+    def setServiceParent(self, parent: Any) -> None:
+        """Belong to the application, and log in the way that is configured."""
+        super().setServiceParent(parent)
+        if self.log_writer is not None:
+            parent.setComponent(ILogObserver, self.log_writer)
 
     def privilegedStartService(self) -> None:
         """Be nobody special and begin to listen; exits with a message where either fails."""
@@ -156,25 +168,6 @@ class Daemon(MultiService):
         """Let nobody connect any more; the rest goes on."""
         listening = [part for part in self if isinstance(part, StreamServerEndpointService)]
         await gatherResults([maybeDeferred(part.disownServiceParent) for part in listening])
-
-
-def open_access(configuration: Configuration, clock: Any) -> Access:
-    """Return who may call. Raises ConfigurationError for tokens that cannot be read."""
-    callers = configuration.callers
-    source = find_tokens(callers, os.environ)
-    return Access(Rate(callers.requests_per_minute, clock.seconds), source)
-
-
-def check_exposure(configuration: Configuration) -> None:
-    """Look at who can reach a daemon without tokens. Raises ConfigurationError if it is many."""
-    if configuration.callers.open:
-        log.warn("there are no tokens, and callers.open is true: anybody may run programs here")
-        return
-    for endpoint in check_endpoints(configuration.listen):
-        log.warn(
-            "there are no tokens: whoever can reach the socket of {endpoint} may run programs here",
-            endpoint=endpoint,
-        )
 
 
 def make_service(
@@ -244,21 +237,36 @@ def make_service(
         ),
     )
     callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)
+    queue = (
+        Queue(running, configuration.evaluations.queued)
+        if access.open
+        else Queue(running, configuration.evaluations.queued, callers.running, callers.queued)
+    )
     registry = Registry(
         surroundings,
         Identities(directories.key, os.urandom),
-        Queue(running, configuration.evaluations.queued)
-        if access.open
-        else Queue(running, configuration.evaluations.queued, callers.running, callers.queued),
+        queue,
         directories.evaluations,
         Telling(callbacks),
     )
-    api = Api(registry, configuration, directories.uploads, os.urandom, access, reactor)
+    observing = Observing.begin(directories, registry, surroundings)
+    api = Api(
+        registry,
+        configuration,
+        directories.uploads,
+        os.urandom,
+        access,
+        reactor,
+        observing.operations,
+        observing.traffic,
+    )
     site = ApiSite(make_app(api), api, reactor)
+    observing.show(surroundings, repositories, queue, registry, callbacks, site.connections)
     ground = Ground(directories, cgroups, sandbox, (threads, watching))
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor)
-    Reloading(access, keyring, callbacks, reactor).setServiceParent(daemon)
+    Reloading(access, keyring, callbacks, reactor, observing.readers).setServiceParent(daemon)
+    observing.lag.setServiceParent(daemon)
 
     def keep_house() -> None:
         for chore in (registry.expire, orphans.reap):

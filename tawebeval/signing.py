@@ -9,7 +9,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.secretfiles import read_secrets, warn_of_strangers
+from tawebeval.secretfiles import find_file, read_secrets, warn_of_strangers
 from tawebeval.signatures import Secrets, parse_secrets
 
 _SETTING = "callbacks.secrets"
@@ -56,11 +56,9 @@ def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
 
     Raises ConfigurationError if there is neither.
     """
-    if configured:
-        return Path(configured).absolute()
-    given = Path(environment.get("CREDENTIALS_DIRECTORY", ""), _CREDENTIAL)
-    if given.is_absolute() and given.exists():
-        return given
+    found = find_file(configured, _CREDENTIAL, environment)
+    if found is not None:
+        return found
     raise ConfigurationError(
         f"{_SETTING}: callbacks have to be signed, and no file of secrets is named, nor does"
         f" systemd hand one over (LoadCredential={_CREDENTIAL}:...)"

@@ -23,6 +23,7 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
     )
     document: dict[str, Any] = {
         "evaluation_id": evaluation.identifier,
+        "log_name": evaluation.name,
         "state": evaluation.state.value,
         "queue_place": place,
         "repository": request.repository.url,

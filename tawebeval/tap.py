@@ -64,6 +64,7 @@ def makeService(
         from twisted.internet import reactor
 
     # Imported late, for they import the reactor.
+    from tawebeval.logs import open_log
     from tawebeval.preload import preload
     from tawebeval.service import make_service
 
@@ -82,6 +83,7 @@ def makeService(
         keep_freed_memory()
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         daemon = make_service(configuration, directories, reactor, privileges, cgroups)
+        daemon.log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None

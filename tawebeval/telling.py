@@ -31,5 +31,5 @@ class Telling:
         callback = evaluation.callback
         if self._callbacks is not None and callback is not None:
             self._callbacks.send(
-                callback, evaluation.identifier, lambda: orjson.dumps(status(evaluation, None))
+                callback, evaluation.name, lambda: orjson.dumps(status(evaluation, None))
             )

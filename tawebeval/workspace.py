@@ -178,6 +178,14 @@ def directory_of(identifier: str) -> str:
     return hashlib.sha256(identifier.encode()).hexdigest()[:32]
 
 
+def log_name(identifier: str) -> str:
+    """Return what the log calls an evaluation: how the name of its directory begins.
+
+    Without tokens whoever knows an identifier may read and cancel; who reads the log may not.
+    """
+    return directory_of(identifier)[:16]
+
+
 def _read_beneath(
     root: Path, opened: int | None, parts: Iterable[str], limit: int, path: str
 ) -> bytes:

@@ -162,6 +162,11 @@ class FakeSpawner:
         return child
 
     @property
+    def running(self) -> int:
+        """How many children run."""
+        return sum(child.running for child in self.children)
+
+    @property
     def child(self) -> FakeChild:
         """The child that was started last."""
         return self.children[-1]

@@ -25,6 +25,7 @@ from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.signals import Latch, completed
+from tawebeval.tally import CacheTally
 from tawebeval.watch import Watch, exceeded
 from tests.fake_cells import FakeCell, FakeSandbox
 from tests.fake_children import FakeChild, FakeSpawner
@@ -105,6 +106,8 @@ class FakeRepositories:
         self.gate = Gate()
         self.tree = Path("/")  # which is there
         self.users = 0
+        self.tally = CacheTally()
+        self.sizes = {"repositories": 0, "checkouts": 0}
 
     async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
         """Return the commit and `tree`, with what the test has put there; count its users."""

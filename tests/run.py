@@ -51,6 +51,7 @@ CORE = (
     "backoff",
     "signatures",
     "callback",
+    "tally",
 )
 
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")

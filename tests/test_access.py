@@ -11,9 +11,9 @@ from twisted.internet.task import Clock
 from twisted.logger import globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.access import Access, Rate, find_tokens
+from tawebeval.access import Access, Rate, find_metrics_tokens, find_tokens
 from tawebeval.callers import new_token
-from tawebeval.config import Callers
+from tawebeval.config import Callers, Metrics
 from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
 
 
@@ -149,3 +149,18 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(find_tokens(Callers(), credentials), given)
         self.assertEqual(find_tokens(Callers(tokens="/x"), credentials), Path("/x"))
         self.assertEqual(find_tokens(Callers(tokens="x"), {}), Path.cwd() / "x")
+
+    def test_find_for_metrics(self) -> None:
+        """Those who read the metrics have a file of their own, where it goes by tokens."""
+        credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
+        given = self.path.parent / "metrics-tokens"
+        by_tokens = Metrics("tokens")
+        self.assertEqual(find_metrics_tokens(Metrics("loopback"), credentials), None)
+        error = self.assertRaises(ConfigurationError, find_metrics_tokens, by_tokens, credentials)
+        self.assertIn("metrics.readers", str(error))
+        self.assertIn("LoadCredential=metrics-tokens", str(error))
+        given.touch()
+        self.addCleanup(given.unlink)
+        self.assertEqual(find_metrics_tokens(by_tokens, credentials), given)
+        self.assertEqual(find_metrics_tokens(Metrics("nobody"), credentials), None)
+        self.assertEqual(find_metrics_tokens(Metrics("tokens", "/x"), credentials), Path("/x"))

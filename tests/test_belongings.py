@@ -13,6 +13,7 @@ from tawebeval.config import (
     Callers,
     Configuration,
     CredentialSettings,
+    Metrics,
     Repositories,
     Sandbox,
 )
@@ -33,6 +34,7 @@ class BelongingsTests(SynchronousTestCase):
             "git",
             "ssh",
             "hooks",
+            "readers",
             "free/x",
         ):
             (self.root / name).mkdir(parents=True)
@@ -56,6 +58,7 @@ class BelongingsTests(SynchronousTestCase):
             sandbox=Sandbox(kind, readable=readable),
             callers=Callers(tokens=f"{self.root}/tokens/file"),
             callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
+            metrics=Metrics("tokens", f"{self.root}/readers/file"),
             repositories=Repositories(credentials=entries),
         )
         check_readable(configuration, self.file, self.environment)
@@ -87,6 +90,7 @@ class BelongingsTests(SynchronousTestCase):
             ("tokens", "the tokens"),
             ("tokens/file", "the tokens"),
             ("hooks/secrets", "the secrets of callbacks"),
+            ("readers", "the tokens of the metrics"),
             ("git/password", "a credential"),
             ("ssh", "a credential"),
             ("handed", "the credentials that systemd hands over"),

@@ -264,6 +264,14 @@ class PremisesTests(DoctorTestCase):
         both = settings + "open = true"
         self.check("callers", BROKEN, "one of them is a mistake", settings=both)
 
+    def test_tokens_of_metrics(self) -> None:
+        """Where the metrics go by tokens these are looked at alike."""
+        settings = "[metrics]\nreaders = 'tokens'\n"
+        self.check("metrics", BROKEN, "metrics.readers", settings=settings)
+        tokens = self.write("readers", f"prometheus sha256:{'0' * 64}\n")
+        tokens.chmod(0o666)
+        self.check("metrics", BROKEN, "others may", settings=f"{settings}tokens = '{tokens}'\n")
+
     def test_tokens_only_for_root(self) -> None:
         """What the daemon's user cannot read it cannot read again."""
         tokens = self.write("tokens", f"alice sha256:{'0' * 64}\n")

@@ -35,6 +35,13 @@ class RequestErrorTests(SynchronousTestCase):
         """A full server tells when to come again, in seconds."""
         self.assertEqual(errors.Busy("full", 5).retry_after, 5)
 
+    def test_reasons(self) -> None:
+        """Who is not ready says all of why, as a sentence and one by one."""
+        error = errors.NotReady(["no disk", "no queue"])
+        self.assertEqual(error.detail, "no disk; no queue")
+        self.assertEqual(error.members, {"reasons": ["no disk", "no queue"]})
+        self.assertEqual(error.retry_after, 5)
+
     def test_sentences(self) -> None:
         """Errors that always say the same say something, and apart from each other."""
         unknown, gone = errors.UnknownEvaluation(), errors.EvaluationGone()

@@ -48,6 +48,29 @@ class FailureTests(EvaluationTestCase):
             self.assertIn(directory, error["message"])
             self.assertEqual(self.world.spawn.children, [])
 
+    def test_fault(self) -> None:
+        """What this machine has lost is noted, until an evaluation ends in another way."""
+        tally = self.evaluation._surroundings.tally
+        self.world.spawn.error = OSError(28, "No space left on device")
+        self.world.clock.advance(5)
+        self.begin()
+        error = self.assert_over(State.FAILED, "lost")
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        self.assertEqual(tally.fault, (5, error["message"]))
+        self.world.spawn.error = None
+        self.evaluation = self.make()
+        object.__setattr__(self.evaluation._surroundings, "tally", tally)
+        self.begin()
+        self.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
+        self.world.end()
+        self.assertEqual(tally.fault, (5, error["message"]), "that says nothing of the machine")
+        self.evaluation = self.make()
+        object.__setattr__(self.evaluation._surroundings, "tally", tally)
+        self.begin()
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        self.assertIsNone(tally.fault)
+
     def test_exit(self) -> None:
         """An exit status, with the end of stderr."""
         self.begin()

@@ -33,7 +33,7 @@ LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
-        " allocator collector",
+        " allocator collector logs metrics observing doors lag",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.
@@ -41,7 +41,7 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
-        " records following closing"
+        " records following closing chronicle readiness"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
@@ -55,7 +55,7 @@ LAYERS = {
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
         "config callers exposure hosts trees commits hierarchies credentials gitwords retention"
-        " framing budget life spool backoff signatures callback",
+        " framing budget life spool backoff signatures callback tally",
         below="",
     ),
 }

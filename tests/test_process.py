@@ -160,8 +160,10 @@ class HeirTests(ProcessTestCase):
         child = self.shell("read line; echo; sleep 60 &", spawner=spawner)
         pid = child.child.pid
         self.assertTrue(spawner.is_child(pid))
+        self.assertEqual(spawner.running, 1)
         self.assertFalse(spawner.is_child(os.getpid()))
         await child.exited.wait()
+        self.assertEqual(spawner.running, 0)
         self.assertFalse(spawner.is_child(pid))
         self.assertFalse(spawner.is_child(pid))
 

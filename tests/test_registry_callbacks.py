@@ -17,6 +17,7 @@ from tawebeval.errors import EvaluationGone, InvalidField
 from tawebeval.identity import Identities
 from tawebeval.registry import Registry
 from tawebeval.telling import Telling
+from tawebeval.workspace import log_name
 from tests.fakes import straw
 from tests.test_registry import KEY, RegistryTestCase
 
@@ -94,7 +95,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.callbacks.sent, [])
         self.finish(child, 3)
         ((evaluation, document),) = self.callbacks.sent
-        self.assertEqual(evaluation, identifier)
+        self.assertEqual(evaluation, log_name(identifier))
         self.assertEqual(document, self.registry.status(identifier))
         self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
@@ -127,9 +128,9 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(
             [(evaluation, state, error["reason"]) for evaluation, state, error in told],
             [
-                (cancelled, "cancelled", "cancelled"),
-                (abandoned, "failed", "lost"),
-                (stopped, "failed", "shutdown"),
+                (log_name(cancelled), "cancelled", "cancelled"),
+                (log_name(abandoned), "failed", "lost"),
+                (log_name(stopped), "failed", "shutdown"),
             ],
         )
 

@@ -54,6 +54,17 @@ class CheckOutTests(RepositoriesTestCase):
         self.successResultOf(self.check_out(oid=OTHER))
         self.assertEqual(self.names(), ["log", "ls-tree"])
 
+    def test_counts(self) -> None:
+        """What was there is a hit; what was not is fetched, or that has failed."""
+        tally = self.repositories.tally
+        self.successResultOf(self.check_out())
+        self.successResultOf(self.check_out())
+        self.fetches = [failed("fatal: no route to host")]
+        self.error(self.check_out(url=URL + "x"))
+        self.assertEqual(tally.hits, {"commits": 1, "checkouts": 1})
+        self.assertEqual(tally.misses, {"commits": 2, "checkouts": 1})
+        self.assertEqual(tally.fetches, {"fetched": 1, "failed": 1})
+
     def test_other_url(self) -> None:
         """A commit that is here by one URL is asked for again by another."""
         self.successResultOf(self.check_out())

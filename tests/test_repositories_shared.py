@@ -98,6 +98,8 @@ class SharedFetchTests(RepositoriesTestCase):
         self.fetching.end(failed("", -1))
         self.failureResultOf(second, CancelledError)
         self.assertEqual(list((self.path() / "commits").iterdir()), [])
+        self.assertEqual(self.repositories.tally.misses["commits"], 2)
+        self.assertEqual(self.repositories.tally.fetches, {"cancelled": 1})
 
     def test_give_up_while_waiting_for_another_fetch(self) -> None:
         """Who waits for its turn can give up at once."""

@@ -26,6 +26,9 @@ from tawebeval.config import (
     Configuration,
     CredentialSettings,
     Evaluations,
+    Health,
+    Log,
+    Metrics,
     Repositories,
     Service,
 )
@@ -351,6 +354,57 @@ class ServiceTests(SynchronousTestCase):
         reloading.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
         reloading.startService()
+
+    def test_observed(self) -> None:
+        """The operator can ask: whether it is ready, and for the figures of this daemon."""
+        self.start(evaluations=Evaluations(running=7))
+        for path, word in (
+            ("/health/ready", b'"ready"'),
+            ("/metrics", b"tawebeval_places 7.0"),
+            ("/metrics", b'tawebeval_requests_total{method="GET",route="/health/ready"'),
+        ):
+            connection = Connection(self.site())
+            connection.request(f"GET {path}")
+            self.assertIn(word, connection.answer().body)
+        self.reactor.advance(0.5)
+        connection.request("GET /metrics")
+        self.assertIn(b"tawebeval_reactor_lag_seconds_count 1.0", connection.answer().body)
+
+    def test_disk_not_ready(self) -> None:
+        """As much of the disk has to be free as is configured."""
+        self.start(health=Health(free_disk=2**50))
+        connection = Connection(self.site())
+        connection.request("GET /health/ready")
+        problem = connection.answer()
+        self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
+
+    def test_access_log(self) -> None:
+        """Requests are logged where that is configured."""
+        for log in (Log(), Log(access=True)):
+            self.start(log=log)
+            with capturedLogs() as events:
+                connection = Connection(self.site())
+                connection.request("GET /health")
+            lines = [formatEvent(event) for event in events]
+            self.assertEqual(any("GET /health 200" in line for line in lines), log.access, lines)
+            self.reactor.tcpServers.clear()
+
+    def test_reload_of_readers(self) -> None:
+        """SIGHUP has the tokens of the metrics read again."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("old", straw())[1])
+        self.start(metrics=Metrics("tokens", str(tokens)))
+        token, line = new_token("new", straw(1))
+        for status in (401, 200):
+            connection = Connection(self.site())
+            connection.request("GET /metrics", Authorization=f"Bearer {token}")
+            self.assertEqual(connection.answer().status, status)
+            tokens.write_text(line)
+            signal.raise_signal(signal.SIGHUP)
+            for call in calls:
+                call()
 
     def test_rights(self) -> None:
         """It listens as the user, with low ports still to be had, and then gives up all."""

@@ -28,6 +28,7 @@ class StatusTests(EvaluationTestCase):
             self.status(4),
             {
                 "evaluation_id": "some",
+                "log_name": "a6b46dd0d1ae5e86",
                 "state": "queued",
                 "queue_place": 4,
                 "repository": "https://example.org/problem.git",

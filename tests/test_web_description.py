@@ -37,7 +37,15 @@ FORM = SCHEMAS["Form"]
 SECURED = {
     *("evaluate", "readStatus", "cancel", "readEvents", "listEvaluations", "readOlderEvents"),
 }
-ALL = {*SECURED, "readHealth", "readDescription", "readPage", "readPart"}
+ALL = {
+    *SECURED,
+    "readHealth",
+    "readReadiness",
+    "readMetrics",
+    "readDescription",
+    "readPage",
+    "readPart",
+}
 OF_ONE = {"readStatus", "readEvents", "readOlderEvents"}
 
 OCCURS: dict[type[errors.RequestError], set[str]] = {
@@ -52,7 +60,9 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.TooSlow: ALL,
     errors.UnsupportedMediaType: {"evaluate"},
     errors.KeyReused: {"evaluate"},
-    errors.Unauthorized: SECURED,
+    errors.Unauthorized: {*SECURED, "readMetrics"},
+    errors.Forbidden: {"readMetrics"},
+    errors.NotReady: {"readReadiness"},
     errors.ForeignPage: {"evaluate", "cancel", "readEvents", "listEvaluations"},
     errors.OverShare: SECURED,
     errors.Busy: ALL,
@@ -71,6 +81,8 @@ OTHERS = {
     "listEvaluations": {"200"},
     "readOlderEvents": {"200"},
     "readHealth": {"200"},
+    "readReadiness": {"200"},
+    "readMetrics": {"200", "404"},
     "readDescription": {"200", "304"},
     "readPage": {"200", "304"},
     "readPart": {"200", "304", "404"},

@@ -66,6 +66,8 @@ class TableTests(SynchronousTestCase):
                 "KeyReused": 422,
                 "Unauthorized": 401,
                 "ForeignPage": 403,
+                "Forbidden": 403,
+                "NotReady": 503,
                 "OverShare": 429,
                 "Busy": 503,
                 "Stopping": 503,

@@ -83,7 +83,7 @@ class StreamTestCase(WebTestCase):
     def check_nothing_left(self, identifier: str) -> None:
         """Hold that nobody follows, and nothing waits."""
         record = self.service.registry._records[identifier]
-        self.assertEqual(len(self.service.registry._followers), 0)
+        self.assertEqual(len(self.service.registry.followers), 0)
         self.assertEqual(len(record.readers.retention), 0)
         self.assertEqual(len(record.evaluation.changed), 0)
 
@@ -395,8 +395,8 @@ class ClientGoneTests(StreamTestCase):
                 follower = self.follow(kind, identifier)
                 follower.full = full
                 self.print(b"a\n" * 300)
-                self.assertEqual(len(self.service.registry._followers), 1)
-                (following,) = self.service.registry._followers._present
+                self.assertEqual(len(self.service.registry.followers), 1)
+                (following,) = self.service.registry.followers._present
                 gone: weakref.ref[Following] = weakref.ref(following)
                 del following
                 follower.lose()

@@ -8,6 +8,7 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor
 from zope.interface import alsoProvides
 
 from tawebeval.config import Callers, Configuration
+from tawebeval.web.traffic import EVENTS
 from tests.fake_clients import Answer
 from tests.fake_streams import UPGRADE, SocketFollower
 from tests.test_web_streams import StreamTestCase
@@ -36,6 +37,14 @@ class HandshakeTests(SocketTestCase):
         start = follower.connection.received.partition(b"\r\n\r\n")[0].split(b"\r\n")
         self.assertEqual(start[0], b"HTTP/1.1 101 Switching Protocols")
         self.assertIn(b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=", start)
+
+    def test_counted(self) -> None:
+        """It counts when it is over, as what it was."""
+        follower = self.open()
+        counted = self.service.api.traffic.counted
+        self.assertNotIn(EVENTS, [route for _, route, _ in counted()])
+        follower.connection.lose()
+        self.assertEqual(counted()["GET", EVENTS, 101], 1)
 
     def test_whatever_it_accepts(self) -> None:
         """`Accept` says nothing about a WebSocket."""
@@ -262,8 +271,8 @@ class EndTests(SocketTestCase):
     def test_counted(self) -> None:
         """It is a connection like any other, until it is gone."""
         connections = self.service.site.connections
-        before = connections._total
+        before = connections.total
         follower = self.open()
-        self.assertEqual(connections._total, before + 1)
+        self.assertEqual(connections.total, before + 1)
         follower.lose()
-        self.assertEqual(connections._total, before)
+        self.assertEqual(connections.total, before)

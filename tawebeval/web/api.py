@@ -14,6 +14,8 @@ from tawebeval.config import Configuration
 from tawebeval.errors import MalformedRequest, Unauthorized
 from tawebeval.exposure import check_page
 from tawebeval.registry import Registry
+from tawebeval.web.operations import Operations
+from tawebeval.web.traffic import Traffic
 from tawebeval.web.upload import FormReceiver
 
 _MAX_KEY = 255
@@ -21,7 +23,7 @@ _MAX_KEY = 255
 
 @attrs.frozen
 class Api:
-    """The registry, where forms are put while they arrive, and who may call."""
+    """The registry, where forms are put while they arrive, who may call, and what is counted."""
 
     registry: Registry
     configuration: Configuration
@@ -29,6 +31,8 @@ class Api:
     random: Callable[[int], bytes]
     access: Access
     clock: IReactorTime
+    operations: Operations = attrs.field(factory=Operations)
+    traffic: Traffic = attrs.field(factory=Traffic)
 
     def admit(self, method: bytes, headers: Headers) -> str:
         """Return the name of the caller whose request has these headers, and count it.

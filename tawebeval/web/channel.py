@@ -56,6 +56,12 @@ class ApiChannel(PacedChannel):
         """The clock of all deadlines."""
         return self.site.api.clock
 
+    @property
+    def client(self) -> str:
+        """The client's address, empty for one that has none."""
+        assert self.transport is not None
+        return str(getattr(self.transport.getPeer(), "host", ""))
+
     def request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
         return self._command, self._path, self._version
@@ -263,6 +269,7 @@ class ApiChannel(PacedChannel):
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
+        self.site.api.traffic.refused(status.value, self.client)
         body = problems.document(status, detail)
         headers = {
             **general_headers(self.site.api.configuration.callers.origins, []),

@@ -17,23 +17,23 @@ class Connections:
 
     limits: Http
     turned_away: int = 0
+    total: int = 0
     _groups: Counter[str] = attrs.field(factory=Counter)
-    _total: int = 0
 
     def enter(self, group: str) -> bool:
         """Count a connection of a group, and return True, unless there are as many as may be."""
         most = self.limits.connections_per_address
-        if self._total >= self.limits.connections or (
+        if self.total >= self.limits.connections or (
             group and most and self._groups[group] >= most
         ):
             return False
-        self._total += 1
+        self.total += 1
         self._groups[group] += 1
         return True
 
     def leave(self, group: str) -> None:
         """Count one less."""
-        self._total -= 1
+        self.total -= 1
         self._groups[group] -= 1
         if not self._groups[group]:
             del self._groups[group]

@@ -45,6 +45,7 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
             identifier, argument(request, "after"), request.caller, skip
         )
         heartbeat = api.configuration.streams.heartbeat
+        request.waits = True
         await send_messages(request, following, api.clock, heartbeat)
         return b""
     media_type = negotiate(request.requestHeaders, OFFERED)
@@ -69,7 +70,9 @@ async def read_page(
         page = api.registry.peek(identifier, after, request.caller)
     else:
         poll = Poll.of(api, request.caller, identifier, after, preferred, usual_wait)
-        page = poll.page(api.registry) or await poll.later(api.registry)
+        now = poll.page(api.registry)
+        request.waits = now is None
+        page = now or await poll.later(api.registry)
     set_headers(request, poll.headers(page))
     return poll, page
 
@@ -95,6 +98,7 @@ async def _send_stream(
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # nginx would keep them back
     if following is not None:
+        request.waits = True
         framing, heartbeat = STREAMS[media_type], api.configuration.streams.heartbeat
         await send_stream(request, following, framing, api.clock, heartbeat)
 

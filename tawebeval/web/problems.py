@@ -32,6 +32,8 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
     errors.ForeignPage: HTTPStatus.FORBIDDEN,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
+    errors.NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.OverShare: HTTPStatus.TOO_MANY_REQUESTS,
     errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,

@@ -10,9 +10,8 @@ from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, NotFound
 
-from tawebeval import __version__
 from tawebeval.errors import RequestError
-from tawebeval.web import assets, description, older, problems
+from tawebeval.web import assets, description, older, operations, problems
 from tawebeval.web.api import Api
 from tawebeval.web.events import send_events
 from tawebeval.web.exchange import argument, received, send, send_json
@@ -53,6 +52,7 @@ def make_app(api: Api) -> Klein:
 
     older.add_routes(app, api)
     assets.add_routes(app)
+    operations.add_routes(app, api)
 
     @app.route("/evaluation/<identifier>", methods=["GET"])
     def status(request: IRequest, identifier: str) -> bytes:
@@ -62,14 +62,10 @@ def make_app(api: Api) -> Klein:
     @app.route("/evaluation/<identifier>", methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
         """End an evaluation, and answer when it has ended."""
+        received(request).waits = True
         await registry.cancel(identifier, received(request).caller)
         request.setResponseCode(NO_CONTENT)
         return b""
-
-    @app.route("/health", methods=["GET"])
-    def health(request: IRequest) -> bytes:
-        """Say that the daemon is alive."""
-        return send_json(request, {"status": "ok", "version": __version__})
 
     @app.route(description.PATH, methods=["GET"])
     def describe(request: IRequest) -> bytes:

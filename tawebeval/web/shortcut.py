@@ -39,6 +39,7 @@ from tawebeval.web.exchange import (
 )
 from tawebeval.web.negotiation import negotiate
 from tawebeval.web.polls import Poll
+from tawebeval.web.traffic import EVENTS, GONE
 
 if TYPE_CHECKING:
     from tawebeval.web.api import Api
@@ -123,7 +124,7 @@ class Shortcut:
 class PlainRequest:
     """A plain poll while it is answered, in the place that a request has on its channel."""
 
-    __slots__ = ("_api", "_channel", "_fields", "_poll", "_waiting", "startedWriting")
+    __slots__ = ("_api", "_begun", "_channel", "_fields", "_poll", "_waiting", "startedWriting")
 
     def __init__(self, channel: ApiChannel, api: Api, fields: Fields, poll: Poll) -> None:
         self.startedWriting = False
@@ -144,6 +145,7 @@ class PlainRequest:
         if page is not None:
             self._send(page)
         else:
+            self._begun = self._api.clock.seconds()
             self._waiting = Deferred.fromCoroutine(self._poll.later(self._api.registry))
             self._waiting.addCallbacks(self._send, self._refuse)
 
@@ -151,11 +153,17 @@ class PlainRequest:
         """Wait no longer: the client has gone."""
         if self._waiting is not None:
             self._waiting.cancel()
+        if not self.startedWriting:
+            self._note(GONE, 0)
 
     def _send(self, page: Page) -> None:
         headers = {**self._poll.headers(page), **self._poll.link(page)}
         body = page.encode()
         self._write(HTTPStatus.OK, {**headers, **body_headers(body)}, body)
+        traffic = self._api.traffic
+        traffic.plain_pages += 1
+        if traffic.logged:
+            self._log(HTTPStatus.OK, len(body))
 
     def _refuse(self, failure: Failure) -> None:
         if failure.check(CancelledError):
@@ -165,6 +173,7 @@ class PlainRequest:
         problem = problems.problem_of(failure.value)
         headers = {**problem.headers, **body_headers(problem.body, problems.CONTENT_TYPE)}
         self._write(problem.status, headers, problem.body)
+        self._note(problem.status, len(problem.body))
 
     def _write(self, status: HTTPStatus, headers: dict[bytes, bytes], body: bytes) -> None:
         self.startedWriting = True
@@ -182,6 +191,21 @@ class PlainRequest:
             )
         )
         self._channel.requestDone(self)
+
+    def _note(self, status: int, size: int) -> None:
+        """Count an answer without a page, and log it where that is wanted."""
+        traffic = self._api.traffic
+        traffic.answered("GET", EVENTS, status, None)
+        if traffic.logged:
+            self._log(status, size)
+
+    def _log(self, status: int, size: int) -> None:
+        # What has not waited took less than it takes to measure it.
+        took = 0.0 if self._waiting is None else self._api.clock.seconds() - self._begun
+        path = f"/evaluation/{self._poll.identifier}/events"
+        self._api.traffic.write_line(
+            self._channel.client, self._poll.caller, "GET", path, status, size, took
+        )
 
 
 def read_fields(block: bytes, api: Api) -> Fields | None:

@@ -24,13 +24,14 @@ from werkzeug.exceptions import HTTPException
 
 from tawebeval.callers import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
-from tawebeval.web import assets, description, problems
+from tawebeval.web import assets, description, operations, problems
 from tawebeval.web.api import Api
 from tawebeval.web.channel import ApiChannel
 from tawebeval.web.connections import Connections
 from tawebeval.web.exchange import SERVER, general_headers, set_headers
 from tawebeval.web.pacing import LINGER
 from tawebeval.web.presence import Presence
+from tawebeval.web.traffic import GONE, Routes, readable
 from tawebeval.web.upload import FormReceiver
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
@@ -40,7 +41,7 @@ _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
 
 # Paths for which nobody needs a token.
-_OPEN = frozenset([b"/health", description.PATH.encode(), *assets.PATHS])
+_OPEN = frozenset([*operations.PATHS, description.PATH.encode(), *assets.PATHS])
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
@@ -58,6 +59,9 @@ class ApiRequest(Request):
     channel: ApiChannel
     form: FormReceiver | None = None
     caller = ANYBODY
+    # Whether the answer is to wait for events, or for the end of an evaluation.
+    waits = False
+    _begun: float | None = None  # when there was something to answer, in seconds of the clock
     _refused = False
     _discarded = 0
     _linger: IDelayedCall | None = None
@@ -65,6 +69,7 @@ class ApiRequest(Request):
     def gotLength(self, length: int | None) -> None:
         """Judge the headers: Twisted calls this between them and the body."""
         self.content = BytesIO()
+        self._begun = self.channel.clock.seconds()
         origins = self.channel.site.api.configuration.callers.origins
         asking = self.requestHeaders.getRawHeaders(b"Origin", [])
         set_headers(self, general_headers(origins, asking))
@@ -146,6 +151,7 @@ class ApiRequest(Request):
 
     def process(self) -> None:
         """Answer, once the whole body is there."""
+        self._begun = self.channel.clock.seconds()
         if self._refused:
             self.finish()
         elif self.method == b"OPTIONS":
@@ -173,11 +179,26 @@ class ApiRequest(Request):
     def finish(self) -> None:
         """End the answer."""
         self._drop_form()
+        self._note(self.code)
         super().finish()
+
+    def _note(self, status: int) -> None:
+        """Count the request: it is over, unless its head has never come."""
+        if self._begun is None:
+            return
+        site, traffic = self.channel.site, self.channel.site.api.traffic
+        took = self.channel.clock.seconds() - self._begun
+        method, route = site.routes.of(self.method, self.path)
+        traffic.answered(method, route, status, None if self.waits else took)
+        if traffic.logged:
+            path, client = readable(self.path), self.channel.client
+            traffic.write_line(client, self.caller, method, path, status, self.sentLength, took)
 
     def connectionLost(self, reason: Failure) -> None:
         """Forget a request whose client has gone."""
         self._drop_form()
+        answered = self.startedWriting or self.code == HTTPStatus.SWITCHING_PROTOCOLS
+        self._note(self.code if answered else GONE)
         super().connectionLost(reason)
 
     def _drop_form(self) -> None:
@@ -200,7 +221,7 @@ def _body_not_expected() -> TooLarge:
 
 
 class ApiSite(Site):
-    """Serves the API; its access log is off, for the log tells of each evaluation."""
+    """Serves the API."""
 
     # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
     protocol = ApiChannel  # type: ignore[assignment]
@@ -215,11 +236,12 @@ class ApiSite(Site):
             parsePOSTFormSubmission=False,
         )
         self.api = api
+        self.routes = Routes(app)
         self.connections = Connections(api.configuration.http)
         self.presence = Presence(reactor)
 
     def log(self, request: object) -> None:
-        """Write no access log."""
+        """Write nothing: requests are noted in other ways, the shortest among them, too."""
 
     def acceptableProtocols(self) -> list[bytes]:
         """Return what TLS may negotiate."""

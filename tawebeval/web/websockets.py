@@ -7,6 +7,7 @@ connection is closed in such a way that the last messages arrive.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import attrs
@@ -100,6 +101,7 @@ async def send_messages(
     channel, events = request.channel, EventSocket()
     limit_send_buffer(channel.transport)
     WebSocketResource(events).render_GET(request)
+    request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = COMPLETE
     if following is not None:
         flow = Flow(clock)

@@ -13,6 +13,7 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from tawebeval.workspace import log_name
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, until
 from tests.integration.receivers import Receiver, babble, make_certificate
@@ -264,5 +265,5 @@ class ShutdownTests(CallbacksTestCase):
         for identifier, words in zip(
             identifiers, ("delivered", "given_up", "given_up"), strict=True
         ):
-            self.assertRegex(log, rf"{identifier}: callback to \S+: {words}, attempts: 2")
+            self.assertRegex(log, rf"{log_name(identifier)}: callback to \S+: {words}, attempts: 2")
         self.assertIn("the service was stopped", log)

@@ -93,7 +93,12 @@ class HttpTests(DaemonTestCase):
                 "/%2e%2e",
                 "/..//..",
             ),
-            *("/evaluation/x", "/evaluation/x/events", "/evaluation/" + "x" * 1000, "/?x=%zz"),
+            *(
+                "/evaluation/x",
+                "/evaluation/x/events",
+                "/evaluation/" + "x" * 1000,
+                "/missing?x=%zz",
+            ),
         ):
             problem = self.ask(f"GET {path} HTTP/1.1").problem(404)
             self.assertNotIn("<", str(problem["message"]))

@@ -1,0 +1,159 @@
+"""The log as it is written: lines for people, or objects of JSON, one for each event.
+
+What strangers have a part in, such as the stderr of an evaluator, cannot begin a line of its own
+or speak to a terminal: control characters are written as escapes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import IO, Any
+
+import attrs
+from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, formatTime
+from twisted.python.logfile import LogFile
+from zope.interface import implementer
+
+from tawebeval.config import Log
+
+_LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3, "critical": 4}
+_PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}  # sd-daemon(3)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_OWN = "tawebeval."  # the loggers of which fields are shown: Twisted's are whole objects
+
+Line = Callable[[LogEvent], str]
+
+
+@implementer(ILogObserver)
+@attrs.define(eq=False)
+class LogWriter:
+    """Writes events to `file`, each as `line` makes it, if they are of some `level` at least.
+
+    With `priorities` each line begins with its priority, as the journal of systemd wants.
+    """
+
+    _file: IO[Any]
+    _line: Line
+    _level: str
+    _priorities: bool = False
+
+    def __call__(self, event: LogEvent) -> None:
+        """Write one event."""
+        level = level_of(event)
+        if _LEVELS[level] < _LEVELS[self._level]:
+            return
+        text = self._line(event)
+        if not text:
+            return
+        if self._priorities:
+            prefix = f"<{_PRIORITIES[level]}>"
+            text = prefix + text.replace("\n", f"\n{prefix}")
+        self._file.write(text + "\n")
+        self._file.flush()
+
+
+def level_of(event: LogEvent) -> str:
+    """Return the name of an event's level."""
+    level = event.get("log_level", LogLevel.info)
+    return str(level.name)
+
+
+def text_line(event: LogEvent) -> str:
+    """Return an event as a line for people, with a time; empty for what says nothing."""
+    line = plain_line(event)
+    return line and f"{formatTime(event.get('log_time'))} {line}"
+
+
+def plain_line(event: LogEvent) -> str:
+    """Return the same without the time, which the journal has already."""
+    message, trace = _message(event), _traceback(event)
+    if not message and not trace:
+        return ""
+    named = event.get("log_system") or f"{event.get('log_namespace', '-')}#{level_of(event)}"
+    lines = [f"[{named}] {message}", *(f"\t{escaped(line)}" for line in trace.splitlines())]
+    return "\n".join(lines)
+
+
+def json_line(event: LogEvent) -> str:
+    """Return an event as an object of JSON; empty for what says nothing.
+
+    It has `time`, `level`, `logger`, `message`, where there is one a `traceback`, and the fields
+    of what happened.
+    """
+    message, trace = _message(event), _traceback(event)
+    if not message and not trace:
+        return ""
+    namespace = event.get("log_namespace") or "-"
+    made = datetime.fromtimestamp(event.get("log_time") or 0.0, UTC)
+    line: dict[str, Any] = {
+        "time": made.isoformat(timespec="milliseconds"),
+        "level": level_of(event),
+        "logger": namespace,
+        "message": message,
+    }
+    if trace:
+        line["traceback"] = trace
+    if namespace.startswith(_OWN):
+        for name, value in event.items():
+            if not name.startswith("log_"):
+                line.setdefault(name, value)
+    return json.dumps(line, default=str)
+
+
+def _message(event: LogEvent) -> str:
+    return escaped(formatEvent(event))
+
+
+def _traceback(event: LogEvent) -> str:
+    failure = event.get("log_failure")
+    return failure.getTraceback() if failure is not None else ""
+
+
+def escaped(text: str) -> str:
+    """Return a text on one line, in which what controls terminals is written as escapes."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def open_log(
+    settings: Log, options: Mapping[str, Any] | None, environment: Mapping[str, str], reactor: Any
+) -> LogWriter | None:
+    """Return what writes the log to where the options of twistd say: a file, or stdout.
+
+    None where these name another way to log (`--syslog`, `--logger`), or one that there is not,
+    or there are none. As is twistd's way, a file is begun anew on SIGUSR1.
+    """
+    if options is None or options.get("logger") or options.get("syslog"):
+        return None
+    name = options.get("logfile") or ""
+    if options["nodaemon"] and name in ("", "-"):
+        return to_stream(settings, sys.stdout, environment)
+    if name == "-":
+        return None
+    file = LogFile.fromFullPath(name or "twistd.log")
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, lambda *_: reactor.callFromThread(file.rotate))
+    return LogWriter(file, json_line if settings.format == "json" else text_line, settings.level)
+
+
+def to_stream(settings: Log, stream: IO[str], environment: Mapping[str, str]) -> LogWriter:
+    """Return what writes to a stream; if that is the journal of systemd, as the journal likes."""
+    journal = is_journal(stream, environment.get("JOURNAL_STREAM", ""))
+    line = plain_line if journal else text_line
+    return LogWriter(
+        stream, json_line if settings.format == "json" else line, settings.level, journal
+    )
+
+
+def is_journal(stream: IO[str], named: str) -> bool:
+    """Tell whether a stream is the one that JOURNAL_STREAM names (systemd.exec(5))."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return named == f"{status.st_dev}:{status.st_ino}"

@@ -1,0 +1,83 @@
+"""What the operator sees of a daemon, put together: metrics, readiness, requests."""
+
+from __future__ import annotations
+
+import attrs
+
+from tawebeval.access import Access
+from tawebeval.admission import Queue
+from tawebeval.callbacks import Callbacks
+from tawebeval.directories import Directories
+from tawebeval.doors import open_readers
+from tawebeval.evaluation import Surroundings
+from tawebeval.lag import Lag
+from tawebeval.metrics import Exposition, Figures
+from tawebeval.readiness import Readiness
+from tawebeval.registry import Registry
+from tawebeval.repositories import Repositories
+from tawebeval.web.connections import Connections
+from tawebeval.web.operations import Operations
+from tawebeval.web.traffic import Traffic
+
+
+@attrs.frozen
+class Observing:
+    """What is counted apart from the work itself, and who is told."""
+
+    traffic: Traffic
+    lag: Lag
+    readers: Access | None
+    operations: Operations
+    _exposition: Exposition
+
+    @classmethod
+    def begin(
+        cls,
+        directories: Directories,
+        registry: Registry,
+        surroundings: Surroundings,
+    ) -> Observing:
+        """Return what web and services need of it.
+
+        Raises ConfigurationError for tokens of the metrics that cannot be read.
+        """
+        configuration, clock = surroundings.configuration, surroundings.clock
+        readers = open_readers(configuration, clock)
+        readiness = Readiness(
+            registry,
+            surroundings.tally,
+            (("state", directories.evaluations), ("cache", directories.repositories)),
+            configuration.health.free_disk,
+            clock,
+        )
+        exposition = Exposition()
+        return cls(
+            Traffic(configuration.log.access),
+            Lag(clock),
+            readers,
+            Operations(readiness.obstacles, exposition.render, readers),
+            exposition,
+        )
+
+    def show(
+        self,
+        surroundings: Surroundings,
+        repositories: Repositories,
+        queue: Queue,
+        registry: Registry,
+        callbacks: Callbacks | None,
+        connections: Connections,
+    ) -> None:
+        """Have these among the metrics."""
+        self._exposition.add(
+            Figures(
+                surroundings,
+                repositories,
+                queue,
+                registry,
+                callbacks,
+                self.traffic,
+                connections,
+                self.lag,
+            )
+        )

@@ -1,0 +1,60 @@
+"""Whether the daemon would take work, and if not, why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+from twisted.internet.interfaces import IReactorTime
+
+from tawebeval.errors import Busy
+from tawebeval.registry import Registry
+from tawebeval.tally import EvaluationTally
+
+_RELAPSE = 60.0  # seconds after which one more evaluation shows whether a fault is mended
+
+
+@attrs.frozen
+class Readiness:
+    """Looks at what a new evaluation needs first.
+
+    On each of the file systems of `directories`, which have names for people, `free` bytes have to
+    be left.
+    """
+
+    _registry: Registry
+    _tally: EvaluationTally
+    _directories: Sequence[tuple[str, Path]]
+    _free: int
+    _clock: IReactorTime
+
+    def obstacles(self) -> list[str]:
+        """Return sentences that say why no work would be taken; none where it would.
+
+        Strangers may read them: there are no paths in them, nor anybody's names.
+        """
+        found = []
+        try:
+            self._registry.check_admission()
+        except Busy as error:
+            found.append(error.detail)
+        found += [
+            f"the file system of the {name} is full, or nearly so"
+            for name, path in self._directories
+            if not self._has_room(path)
+        ]
+        fault = self._tally.fault
+        if fault is not None and self._clock.seconds() < fault[0] + _RELAPSE:
+            found.append(f"an evaluation was lost here a moment ago: {fault[1]}")
+        return found
+
+    def _has_room(self, path: Path) -> bool:
+        try:
+            status = os.statvfs(path)
+        except OSError:
+            return False
+        # Some file systems have no fixed number of inodes, and say 0 of 0.
+        out_of_inodes = status.f_files > 0 and status.f_favail == 0
+        return status.f_bavail * status.f_frsize >= self._free and not out_of_inodes

@@ -1,0 +1,224 @@
+"""`tawebeval.logs`: the log as it is written."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.application.service import Application, Service
+from twisted.logger import ILogObserver, Logger, LogLevel
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
+
+from tawebeval.config import Log
+from tawebeval.logs import (
+    LogWriter,
+    escaped,
+    is_journal,
+    json_line,
+    open_log,
+    plain_line,
+    text_line,
+    to_stream,
+)
+from tawebeval.service import Daemon
+
+TOLD = {"time", "level", "logger", "message"}
+
+
+def events(call: Any, namespace: str = "tawebeval.x") -> list[dict[str, Any]]:
+    """Return the events that a call makes of a logger."""
+    found: list[dict[str, Any]] = []
+    call(Logger(namespace=namespace, observer=found.append))  # type: ignore[arg-type]
+    return found
+
+
+class LineTests(SynchronousTestCase):
+    """One event."""
+
+    def test_text(self) -> None:
+        """A time, who says it and how loud, and what."""
+        (event,) = events(lambda log: log.warn("{who} is late", who="bob"))
+        self.assertRegex(
+            text_line(event), r"^\d{4}-\d\d-\d\dT\S+ \[tawebeval\.x#warn\] bob is late$"
+        )
+        self.assertEqual(plain_line(event), "[tawebeval.x#warn] bob is late")
+
+    def test_json(self) -> None:
+        """The same as an object, with the fields, of which none takes the place of these."""
+        (event,) = events(lambda log: log.info("{a}", a=1, path=Path("/x"), time="late", b=None))
+        event["log_time"] = 1_700_000_000.5
+        self.assertEqual(
+            json.loads(json_line(event)),
+            {
+                "time": "2023-11-14T22:13:20.500+00:00",
+                "level": "info",
+                "logger": "tawebeval.x",
+                "message": "1",
+                "a": 1,
+                "path": "/x",
+                "b": None,
+            },
+        )
+
+    def test_fields_of_others(self) -> None:
+        """Of Twisted's own events there is the message only: their fields are whole objects."""
+        (event,) = events(lambda log: log.info("{a}", a=1), "twisted.web")
+        self.assertEqual(set(json.loads(json_line(event))), TOLD)
+
+    def test_traceback(self) -> None:
+        """A traceback is a field of the object, and stands indented below the line."""
+
+        def fail(log: Logger) -> None:
+            log.failure("it broke", Failure(ValueError("why\x1b")))
+
+        (event,) = events(fail)
+        first, *trace = plain_line(event).split("\n")
+        self.assertEqual(first, "[tawebeval.x#critical] it broke")
+        self.assertTrue(trace and all(line.startswith("\t") for line in trace), trace)
+        self.assertIn("why\\x1b", trace[-1])
+        self.assertIn("ValueError", json.loads(json_line(event))["traceback"])
+
+    def test_nothing(self) -> None:
+        """An event that says nothing makes no line."""
+        for line in (text_line, plain_line, json_line):
+            self.assertEqual(line({"log_time": 0.0}), "")
+
+    @given(st.text())
+    def test_one_line(self, text: str) -> None:
+        """Whatever a stranger says is on one line, and controls no terminal."""
+        (event,) = events(lambda log: log.info("{text}", text=text))
+        for line in (escaped(text), plain_line(event), json_line(event)):
+            self.assertEqual(len(line.splitlines() or [""]), 1)
+            self.assertFalse(any(ord(each) < 32 or 127 <= ord(each) < 160 for each in line))
+            line.encode()
+
+    @given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))))
+    def test_unchanged(self, text: str) -> None:
+        """What controls nothing stays as it is."""
+        self.assertEqual(escaped(text), text)
+
+
+class WriterTests(SynchronousTestCase):
+    """Where lines go."""
+
+    def written(self, settings: Log, environment: dict[str, str], stream: Any = None) -> list[str]:
+        """Return the lines that one event of each level makes."""
+        stream = stream or io.StringIO()
+        writer = to_stream(settings, stream, environment)
+        verifyObject(ILogObserver, writer)
+        log = Logger(namespace="tawebeval.x", observer=writer)
+        for level in ("debug", "info", "warn", "error", "critical"):
+            log.emit(LogLevel.lookupByName(level), "{what} it is", what=level)
+        if isinstance(stream, io.StringIO):
+            return stream.getvalue().splitlines()
+        return Path(stream.name).read_text().splitlines()
+
+    def test_levels(self) -> None:
+        """What is below the level is not written."""
+        for level, count in (("debug", 5), ("info", 4), ("warn", 3), ("error", 2)):
+            self.assertEqual(len(self.written(Log(level=level), {})), count)  # type: ignore[arg-type]
+
+    def test_format(self) -> None:
+        """Lines are text, or JSON."""
+        self.assertIn("[tawebeval.x#info] info it is", self.written(Log(), {})[0])
+        self.assertEqual(
+            json.loads(self.written(Log(format="json"), {})[0])["message"], "info it is"
+        )
+
+    def test_journal(self) -> None:
+        """The journal is told priorities, and no times, which it has by itself."""
+        with open(self.mktemp(), "w+", encoding="utf-8") as stream:
+            status = os.fstat(stream.fileno())
+            journal = {"JOURNAL_STREAM": f"{status.st_dev}:{status.st_ino}"}
+            self.assertTrue(is_journal(stream, journal["JOURNAL_STREAM"]))
+            self.assertFalse(is_journal(stream, f"{status.st_dev}:{status.st_ino + 1}"))
+            self.assertFalse(is_journal(stream, ""))
+            lines = self.written(Log(level="debug"), journal, stream)
+        self.assertEqual([line[:3] for line in lines], ["<7>", "<6>", "<4>", "<3>", "<2>"])
+        self.assertEqual(lines[0], "<7>[tawebeval.x#debug] debug it is")
+
+    def test_priority_of_each_line(self) -> None:
+        """A traceback is of the priority of what it belongs to, line by line."""
+        stream = io.StringIO()
+        log = Logger(namespace="x", observer=LogWriter(stream, plain_line, "info", True))
+        log.failure("it broke", Failure(ValueError("why")))
+        lines = stream.getvalue().splitlines()
+        self.assertGreater(len(lines), 2)
+        self.assertEqual({line[:3] for line in lines}, {"<2>"})
+
+
+class OptionTests(SynchronousTestCase):
+    """Where the options of twistd say."""
+
+    def open(self, **options: Any) -> LogWriter | None:
+        """Open the log."""
+        calls: list[Any] = []
+        self.calls = calls
+        reactor = SimpleNamespace(callFromThread=calls.append)
+        return open_log(Log(format="json"), {"nodaemon": True, **options}, {}, reactor)
+
+    def test_others(self) -> None:
+        """Who has chosen another way of logging has it."""
+        self.assertIsNone(self.open(logger=object()))
+        self.assertIsNone(self.open(syslog=True))
+        self.assertIsNone(self.open(nodaemon=False, logfile="-"))
+        self.assertIsNone(open_log(Log(), None, {}, None))
+
+    def test_stdout(self) -> None:
+        """In the foreground it is stdout, unless a file is named."""
+        stream = io.StringIO()
+        self.patch(sys, "stdout", stream)
+        for options in ({}, {"logfile": "-"}, {"logfile": None}):
+            writer = self.open(**options)
+            assert writer is not None
+            writer({"log_format": "hello", "log_namespace": "x"})
+        self.assertEqual(len(stream.getvalue().splitlines()), 3)
+
+    def test_file(self) -> None:
+        """A file is begun anew on SIGUSR1, by the reactor, unless somebody else has that signal."""
+        before = signal.getsignal(signal.SIGUSR1)
+        self.addCleanup(signal.signal, signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        path = Path(self.mktemp()).absolute()
+        writer = self.open(logfile=str(path))
+        assert writer is not None
+        writer({"log_format": "one", "log_namespace": "x"})
+        signal.raise_signal(signal.SIGUSR1)
+        (rotate,) = self.calls
+        rotate()
+        writer({"log_format": "two", "log_namespace": "x"})
+        self.assertEqual(json.loads(path.read_text())["message"], "two")
+        self.assertEqual(json.loads(Path(f"{path}.1").read_text())["message"], "one")
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        self.open(logfile=str(path))
+        self.assertIs(signal.getsignal(signal.SIGUSR1), signal.SIG_IGN)
+
+    def test_background(self) -> None:
+        """In the background the file has twistd's usual name, if none is given."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        here = Path.cwd()
+        self.addCleanup(os.chdir, here)
+        self.addCleanup(signal.signal, signal.SIGUSR1, signal.getsignal(signal.SIGUSR1))
+        os.chdir(folder)
+        self.assertIsNotNone(self.open(nodaemon=False))
+        self.assertEqual([path.name for path in Path().iterdir()], ["twistd.log"])
+
+    def test_application(self) -> None:
+        """The application has it, where twistd looks; without one twistd has its own."""
+        for writer in (to_stream(Log(), io.StringIO(), {}), None):
+            daemon = Daemon(*[Service()] * 2, None, None, None)  # type: ignore[arg-type]
+            daemon.log_writer = writer
+            application = Application("tawebeval")
+            daemon.setServiceParent(application)
+            self.assertIs(application.getComponent(ILogObserver, None), writer)

@@ -1,0 +1,281 @@
+"""`tawebeval.metrics`: what Prometheus reads, and what in `etc` and the documents relies on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tawebeval import __version__
+from tawebeval.callback import Stage
+from tawebeval.lag import Lag
+from tawebeval.metrics import Exposition, Figures
+from tests.test_web import WebTestCase
+
+ROOT = Path(__file__).resolve().parent.parent
+DASHBOARD = ROOT / "etc" / "grafana-dashboard.json"
+ALERTS = ROOT / "etc" / "prometheus-alerts.yml"
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+# A metric, and the labels by which some of its series are meant.
+_METRIC = re.compile(r"\b((?:tawebeval|process)_[a-z_]+)(?:\{([^}]*)\})?")
+_LABEL = re.compile(r"(\w+)=~?\"([^\"]*)\"")
+_BY = re.compile(r"by \(([\w, ]+)\)")
+_LEGEND = re.compile(r"\{\{(\w+)\}\}")
+
+# What Prometheus adds by itself.
+_ADDED = frozenset({"job", "instance"})
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class FakeCallbacks:
+    """Callbacks of which some have ended."""
+
+    pending = 3
+    ended = {Stage.DELIVERED: 5, Stage.REFUSED: 2, Stage.GIVEN_UP: 1}  # noqa: RUF012
+
+
+def family(name: str) -> str:
+    """Return the metric that a series belongs to."""
+    return re.sub(r"_(bucket|count|sum)$", "", name)
+
+
+class FiguresTestCase(WebTestCase):
+    """A service in memory, and its figures."""
+
+    callbacks: Any = FakeCallbacks()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.lag = Lag(self.service.reactor)
+        self.exposition = Exposition()
+        registry = self.service.registry
+        self.exposition.add(
+            Figures(
+                registry._surroundings,
+                self.service.world.repositories,  # type: ignore[arg-type]
+                registry._queue,
+                registry,
+                self.callbacks,
+                self.service.api.traffic,
+                self.service.site.connections,
+                self.lag,
+            )
+        )
+
+    def series(self) -> Series:
+        """Return all values, by name and labels."""
+        families = text_string_to_metric_families(self.exposition.render().decode())
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return one value."""
+        return self.series()[f"tawebeval_{name}", tuple(sorted(labels.items()))]
+
+
+class FiguresTests(FiguresTestCase):
+    """What they say."""
+
+    def test_evaluations(self) -> None:
+        """Evaluations through their lives, with the places that they take, and who waits."""
+        self.service.world.repositories.gate.shut = True
+        for _ in range(4):
+            self.evaluate()
+        self.assertEqual(self.value("evaluations_accepted_total"), 4)
+        self.assertEqual(self.value("evaluations", state="fetching"), 2)
+        self.assertEqual(self.value("evaluations", state="queued"), 2)
+        self.assertEqual((self.value("queue_length"), self.value("queue_limit")), (2, 1000))
+        self.assertEqual((self.value("places_taken"), self.value("places")), (2, 2))
+        self.service.reactor.advance(5)
+        self.service.world.repositories.gate.open()
+        self.service.world.turn()
+        self.assertEqual(self.value("child_processes"), 2)
+        self.assertEqual(self.value("stage_seconds_count", stage="fetching"), 2)
+        self.assertEqual(self.value("stage_seconds_sum", stage="fetching"), 10)
+        self.assertEqual(self.value("stage_seconds_bucket", stage="fetching", le="3"), 0)
+        self.assertEqual(self.value("stage_seconds_bucket", stage="fetching", le="10"), 2)
+        first, second = self.service.world.spawn.children
+        first.end(3)
+        second.end()
+        self.service.world.turn()
+        self.assertEqual(self.value("evaluations_ended_total", state="failed", reason="exit"), 1)
+        self.assertEqual(self.value("evaluations_ended_total", state="finished", reason=""), 1)
+        self.assertEqual(self.value("evaluations", state="finished"), 1)
+
+    def test_forgotten(self) -> None:
+        """What is read to the end is drained, and what is not expires."""
+        for query in ("?after=end", ""):
+            identifier = self.evaluate()
+            self.finish()
+            self.page(identifier, query)
+        self.service.reactor.advance(901)
+        self.service.registry.expire()
+        self.assertEqual(self.value("evaluations_forgotten_total", fate="drained"), 1)
+        self.assertEqual(self.value("evaluations_forgotten_total", fate="expired"), 1)
+        self.assertEqual(self.value("evaluations", state="finished"), 0)
+
+    def test_buffers(self) -> None:
+        """Bytes of events and uploads beside their limits, and who has to wait."""
+        self.evaluate()
+        self.assertGreater(self.value("uploaded_bytes"), 0)
+        self.assertEqual(self.value("buffered_bytes"), 0)
+        self.child.print(b"x" * 9000 + b"\n")
+        self.service.world.turn()
+        self.assertEqual(self.value("paused_evaluators"), 1)
+        budget = self.service.world.budget
+        self.assertEqual(self.value("buffered_bytes"), budget.used)
+        self.assertGreater(budget.used, 9000)
+        settings = self.configuration
+        self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
+        self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
+
+    def test_cache(self) -> None:
+        """What the cache says of itself."""
+        repositories = self.service.world.repositories
+        repositories.sizes = {"repositories": 77, "checkouts": 88}
+        tally = repositories.tally
+        tally.hits["commits"] = 9
+        tally.misses["commits"] = 4
+        tally.hits["checkouts"] = 8
+        tally.fetches.update(fetched=2, failed=1, cancelled=3)
+        tally.evictions = 6
+        tally.seconds.observe(2.0)
+        self.assertEqual(self.value("cache_lookups_total", of="commits", result="hit"), 9)
+        self.assertEqual(self.value("cache_lookups_total", of="commits", result="miss"), 4)
+        self.assertEqual(self.value("cache_lookups_total", of="checkouts", result="hit"), 8)
+        ends = [self.value("fetches_total", end=end) for end in ("fetched", "failed", "cancelled")]
+        self.assertEqual(ends, [2, 1, 3])
+        self.assertEqual(self.value("fetch_seconds_sum"), 2)
+        self.assertEqual(self.value("cache_evictions_total"), 6)
+        self.assertEqual(self.value("cache_bytes", of="repositories"), 77)
+        self.assertEqual(self.value("cache_bytes", of="checkouts"), 88)
+        limit = self.configuration.repositories.cache
+        self.assertEqual(self.value("cache_limit_bytes"), limit)
+
+    def test_web(self) -> None:
+        """Requests and their times by route; connections and streams that are open."""
+        self.request("GET", "/health")
+        identifier = self.evaluate()
+        connection = self.connect()
+        head = f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: a\r\n"
+        connection.send(f"{head}Accept: application/jsonl\r\n\r\n".encode())
+        answered = {"method": "GET", "route": "/health", "status": "200"}
+        self.assertEqual(self.value("requests_total", **answered), 1)
+        self.assertEqual(self.value("request_seconds_count", route="/health"), 1)
+        self.assertEqual(self.value("streams"), 1)
+        self.assertEqual(self.value("connections"), self.service.site.connections.total)
+        self.assertGreater(self.value("connections"), 0)
+        self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
+        connection.lose()
+        self.assertEqual(self.value("streams"), 0)
+
+    def test_callbacks(self) -> None:
+        """How callbacks have ended."""
+        ends = [
+            self.value("callbacks_total", end=end) for end in ("delivered", "refused", "given_up")
+        ]
+        self.assertEqual(ends, [5, 2, 1])
+        self.assertEqual(self.value("callbacks_pending"), 3)
+
+    def test_process(self) -> None:
+        """The process itself, the reactor's lag, and the version."""
+        self.lag.seconds.observe(0.2)
+        series = self.series()
+        for name in ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total"):
+            self.assertGreaterEqual(series[f"process_{name}", ()], 0)
+        self.assertEqual(self.value("reactor_lag_seconds_sum"), 0.2)
+        self.assertEqual(self.value("info", version=__version__), 1)
+
+
+class WithoutCallbacksTests(FiguresTestCase):
+    """A daemon that has none."""
+
+    callbacks = None
+
+    def test_none(self) -> None:
+        """Then there is nothing said of them."""
+        self.assertFalse([name for name, _ in self.series() if "callbacks" in name])
+
+
+class RelianceTests(FiguresTestCase):
+    """The dashboard, the alerts and the documents, held against what there really is."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        for status in (0, 3):
+            self.evaluate()
+            self.finish(status)
+        self.request("GET", "/health")
+        self.labels: dict[str, set[str]] = {}
+        for name, labels in self.series():
+            self.labels.setdefault(name, set()).update(label for label, _ in labels)
+
+    def check_query(self, query: str) -> None:
+        """Hold that a query is of metrics and labels that there are."""
+        found = _METRIC.findall(query)
+        known = set()
+        for name, selected in found:
+            self.assertIn(name, self.labels, query)
+            known |= self.labels[name]
+            for label, _ in _LABEL.findall(selected):
+                self.assertIn(label, self.labels[name] | _ADDED, query)
+        for labels in _BY.findall(query):
+            self.assertLessEqual(set(labels.split(", ")), known | _ADDED, query)
+
+    def families(self) -> set[str]:
+        """Return our metrics, of which a histogram is one."""
+        return {family(name) for name in self.labels if name.startswith("tawebeval_")}
+
+    def panels(self) -> Iterator[dict[str, Any]]:
+        """Yield the panels of the dashboard."""
+        yield from json.loads(DASHBOARD.read_text())["panels"]
+
+    def test_dashboard(self) -> None:
+        """Each query of the dashboard has its metrics, and each legend its labels."""
+        queries = 0
+        for panel in self.panels():
+            for target in panel["targets"]:
+                queries += 1
+                self.check_query(target["expr"])
+                metrics = {name for name, _ in _METRIC.findall(target["expr"])}
+                self.assertTrue(metrics, target)
+                for label in _LEGEND.findall(target["legendFormat"]):
+                    self.assertTrue(any(label in self.labels[name] for name in metrics), target)
+        self.assertGreater(queries, len(list(self.panels())))
+
+    def test_dashboard_is_complete(self) -> None:
+        """Every metric of ours is on it, and no two panels are in one place."""
+        shown = {name for name, _ in _METRIC.findall(DASHBOARD.read_text())}
+        self.assertEqual(self.families() - set(map(family, shown)), set())
+        taken: set[tuple[int, int]] = set()
+        for panel in self.panels():
+            at = panel["gridPos"]
+            places = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+            self.assertFalse(places & taken, panel["title"])
+            self.assertLessEqual(at["x"] + at["w"], 24)
+            taken |= places
+
+    def test_alerts(self) -> None:
+        """So has each alert, and the documents say what to do at it, and at no other."""
+        text = ALERTS.read_text()
+        alerts = re.findall(r"- alert: (\w+)\n +expr: ((?:.|\n)*?)\n +(?:for|annotations):", text)
+        self.assertEqual(len(alerts), text.count("- alert:"))
+        for _, query in alerts:
+            self.check_query(" ".join(query.split()))
+            self.assertTrue(_METRIC.findall(query) or query.startswith("up{"), query)
+        told = set(re.findall(r"`(Tawebeval\w+)`", OPERATIONS.read_text()))
+        self.assertEqual(told, {name for name, _ in alerts})
+
+    def test_documents(self) -> None:
+        """What the documents name is there, and all that is there is named."""
+        told = set(re.findall(r"\btawebeval_[a-z_]+\b", OPERATIONS.read_text()))
+        self.assertEqual(told, self.families())
