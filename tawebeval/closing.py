@@ -43,7 +43,7 @@ class Closing:
         self._progress.fire(None)
 
     def note_reader(self, identifier: str) -> None:
-        """Note that pages of an evaluation are read: now that all ends, its end will be, too."""
+        """Note that pages of an evaluation are read: its end is expected to be, too."""
         if self.begun:
             self._readers[identifier] = None
 
@@ -71,6 +71,8 @@ class Closing:
         over = [one.over.wait() for one in self._alive.values()]
         self._stop(list(self._alive.values()))
         await gatherResults(over)
+        for identifier in self._records.read_by_pages():
+            self.note_reader(identifier)
         active = active or bool(self._followers or self._readers)
         await self._wait(self._all_told, _FAREWELL)
         return active

@@ -215,6 +215,11 @@ class Records:
                 found.append(record)
         return found
 
+    def read_by_pages(self) -> list[str]:
+        """Return the identifiers of those for whose next page somebody is expected to ask."""
+        now = self._clock.seconds()
+        return [name for name, record in self._records.items() if now < record.readers.paged]
+
     def of(self, caller: str, after: int, limit: int) -> list[Record]:
         """Return up to `limit` records of a caller in order, from that `number` on, without it."""
         records = self._records.values()

@@ -165,7 +165,6 @@ class Registry:
         record = self._at(identifier, after, caller)
         if record is None:
             return after_the_end()
-        self._closing.note_reader(identifier)
         limit = self._configuration.buffers.page
         return read_page(record.evaluation.ring, after or None, limit)
 
@@ -180,6 +179,7 @@ class Registry:
             return page
         record = self._records[identifier]
         begin = place(record.evaluation.ring, page.begin)
+        self._closing.note_reader(identifier)
         record.readers.acknowledge(begin, self._clock.seconds() + wait + _NEXT_PAGE)
         return page
 

@@ -158,7 +158,8 @@ class Daemon(MultiService):
     async def _stop(self) -> None:
         stop = super().stopService
         with interrupts(self._evaluations.hurry, self._reactor):
-            if await self._evaluations.stopService():
+            # It leaves, for what it waits for would be waited for again when all parts are stopped.
+            if await maybeDeferred(self._evaluations.disownServiceParent):
                 await deferLater(self._reactor, _FAREWELL)
             await self._stop_listening()
             await self._site.presence.close()

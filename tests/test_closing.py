@@ -71,9 +71,8 @@ class CloseTests(RegistryTestCase):
         """Who has been told, and does not read on, is waited for five seconds and no longer."""
         identifier, child = self.start(b"a\n")
         self.finish(child)
-        self.page(identifier)
         closed = self.close()
-        self.assertFalse(self.successResultOf(closed), "one who does not ask now is not there")
+        self.assertFalse(self.successResultOf(closed), "who has not asked is not there")
         self.page(identifier)
         closed = Deferred.fromCoroutine(self.registry.close())
         self.world.clock.advance(4.5)
@@ -81,6 +80,37 @@ class CloseTests(RegistryTestCase):
         self.world.clock.advance(0.5)
         self.assertTrue(self.successResultOf(closed))
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
+
+    def test_reader_between_two_polls(self) -> None:
+        """Who has asked for a page lately is there, and waited for until it has the end."""
+        identifier, child = self.start()
+        cursor = self.page(identifier)["end"]
+        self.world.clock.advance(29.9)
+        closed = Deferred.fromCoroutine(self.registry.close())
+        self.finish(child)
+        self.world.clock.advance(1)
+        self.assertNoResult(closed)
+        page = self.page(identifier, cursor)
+        self.assertEqual((page["data"], page["end"]), (["shutdown"], END))
+        self.assertNoResult(closed)
+        self.page(identifier, END)
+        self.assertTrue(self.successResultOf(closed))
+
+    def test_who_has_gone(self) -> None:
+        """Who has not asked for a page in half a minute is not there any more."""
+        identifier, child = self.start()
+        self.finish(child)
+        self.page(identifier)
+        self.world.clock.advance(30)
+        self.assertFalse(self.successResultOf(self.close()))
+
+    def test_looking(self) -> None:
+        """Who only looks at a page, and takes nothing, is no reader."""
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
+        self.successResultOf(self.close())
+        self.registry.peek(identifier, None)
+        self.assertFalse(self.successResultOf(Deferred.fromCoroutine(self.registry.close())))
 
     def test_stream(self) -> None:
         """A stream is waited for until it has left."""

@@ -204,6 +204,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(told, [7, 0, 0])
         closing.callback(None)
         self.successResultOf(stopped)
+        self.assertEqual(told, [7, 0, 0], "it is closed once")
         after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         self.assertEqual(after, before)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.task import deferLater
 
-from tests.integration.client import Event, data, failure, python
+from tests.integration.client import Event, failure, python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
 from tests.integration.raw import Connection
@@ -29,13 +31,13 @@ class ShutdownTests(DaemonTestCase):
         self.daemon.start()
         await self.daemon.ready()
 
-    async def read_to_the_failure(self, identifier: str, after: str | None) -> None:
-        """Read on until the final event, which must be that of the shutdown."""
+    async def read_to_the_end(self, identifier: str, after: str | None) -> None:
+        """Read on to the end, before which the final event must be that of the shutdown."""
         events: list[Event] = []
-        while not data(events):
-            page = await self.client.page(identifier, after, wait=30)
+        page = await self.client.page(identifier, after, wait=30)
+        while page["end"] is not None:
             events += page["data"]
-            after = page["end"]
+            page = await self.client.page(identifier, page["end"], wait=30)
         failure(events, "shutdown")
 
     async def wait_for_the_end(self, command: str) -> None:
@@ -44,8 +46,8 @@ class ShutdownTests(DaemonTestCase):
         after = (await self.client.page(identifier))["end"]
         queued = await self.begin("true")
         waiting = [
-            Deferred.fromCoroutine(self.read_to_the_failure(identifier, after)),
-            Deferred.fromCoroutine(self.read_to_the_failure(queued, None)),
+            Deferred.fromCoroutine(self.read_to_the_end(identifier, after)),
+            Deferred.fromCoroutine(self.read_to_the_end(queued, None)),
         ]
         # Answers to these mean that those before have arrived.
         await gatherResults(
@@ -62,6 +64,16 @@ class ShutdownTests(DaemonTestCase):
     async def test_who_waits_after_a_whole_line_is_told_of_the_shutdown(self) -> None:
         """So it does where text that was held back comes first, at the end."""
         await self.wait_for_the_end("echo ready; exec sleep 60")
+
+    async def test_who_asks_from_time_to_time_is_told_of_the_shutdown(self) -> None:
+        """Who asks again when it was told to, and waits for nothing, finds the final event, too."""
+        identifier = await self.begin_and_wait("printf ready; exec sleep 60")
+        after = (await self.client.page(identifier))["end"]
+        empty = await self.client.get(f"/evaluation/{identifier}/events?after={after}")
+        self.daemon.interrupt()
+        await deferLater(reactor, float(empty.header("Retry-After") or 0))
+        await self.read_to_the_end(identifier, after)
+        await self.begin_again()
 
     async def test_a_stubborn_evaluator_does_not_outlive_the_daemon(self) -> None:
         """What ignores TERM is dead before the daemon is, and its directories are gone."""
