@@ -37,6 +37,11 @@ class Page:
         """Whether nothing follows: asking again gives no new event."""
         return self.end in (DUMMY_END, None)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether it tells something: events, or that none will follow."""
+        return bool(self.events.count) or self.final
+
     def encode(self) -> bytes:
         """Return the page as JSON."""
         head = b'{"begin":%s,"end":%s,"data":[' % (

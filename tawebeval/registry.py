@@ -186,10 +186,10 @@ class Registry:
     async def next_page(
         self, identifier: str, after: str | None, wait: float, caller: str = ""
     ) -> Page:
-        """Return the page as `page` does, up to `wait` seconds later while it would be empty."""
-        page = self.page(identifier, after, caller, wait)
-        if page.events.count or page.final or wait <= 0:
-            return page
+        """Return the page in which `page` has just found no news, with news or `wait` seconds on.
+
+        Raises as `page` does.
+        """
         changed = self._records[identifier].evaluation.changed.wait()
         with suppress(WaitedInVain):
             await changed.addTimeout(wait, self._clock)

@@ -24,9 +24,12 @@ from tawebeval.evaluation import Surroundings
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
+from tawebeval.pages import Page
+from tawebeval.registry import Registry
 from tawebeval.signals import Latch, completed
 from tawebeval.tally import CacheTally
 from tawebeval.watch import Watch, exceeded
+from tawebeval.web.polls import Poll
 from tests.fake_cells import FakeCell, FakeSandbox
 from tests.fake_children import FakeChild, FakeSpawner
 from tests.gates import Gate
@@ -55,6 +58,11 @@ def make_request(**changes: Any) -> EvaluationRequest:
         submission=(SubmissionFile("source", "solution.py"),),
     )
     return attrs.evolve(request, **changes)
+
+
+async def answer(poll: Poll, registry: Registry) -> Page:
+    """Return the page that a poll is answered with, at once or later."""
+    return poll.page(registry) or await poll.later(registry)
 
 
 class InlineThreads:

@@ -21,8 +21,9 @@ from tawebeval.errors import (
 from tawebeval.identity import Identities
 from tawebeval.pages import Page
 from tawebeval.registry import Registry, Upload
+from tawebeval.web.polls import Poll
 from tests.fake_children import FakeChild
-from tests.fakes import IdleThreads, World, make_request, straw
+from tests.fakes import IdleThreads, World, answer, make_request, straw
 
 KEY = b"k" * 32
 END = "end"
@@ -96,9 +97,9 @@ class RegistryTestCase(SynchronousTestCase):
         ]
         return value
 
-    def ask(self, identifier: str, after: str | None, wait: float) -> Deferred[Page]:
+    def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[Page]:
         """Ask for a page and wait for it."""
-        return Deferred.fromCoroutine(self.registry.next_page(identifier, after, wait))
+        return Deferred.fromCoroutine(answer(Poll("", identifier, after, wait), self.registry))
 
     def finish(self, child: FakeChild, status: int = 0) -> None:
         """Let a run end."""

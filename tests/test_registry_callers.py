@@ -10,6 +10,8 @@ from tawebeval.admission import Queue
 from tawebeval.callers import ANYBODY
 from tawebeval.config import Callers, Configuration, Evaluations
 from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
+from tawebeval.web.polls import Poll
+from tests.fakes import answer
 from tests.test_registry import END, RegistryTestCase
 
 
@@ -35,7 +37,7 @@ class CallerTests(RegistryTestCase):
                 refusals.append(None if isinstance(error, StopIteration) else type(error))
             else:
                 refusals.append(None)
-        waited = Deferred.fromCoroutine(registry.next_page(identifier, "0", 5, caller))
+        waited = Deferred.fromCoroutine(answer(Poll(caller, identifier, "0", 5), registry))
         if waited.called:
             waited.addErrback(lambda failure: refusals.append(failure.type))
         else:

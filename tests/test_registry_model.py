@@ -18,7 +18,9 @@ from tawebeval import errors
 from tawebeval.framing import LINES, Framing
 from tawebeval.pages import DUMMY_END, Page
 from tawebeval.registry import Upload
+from tawebeval.web import polls
 from tawebeval.web.streams import Flow
+from tests import fakes
 from tests.fakes import make_request
 from tests.registry_model import (
     ABANDON,
@@ -155,7 +157,8 @@ class Machine(Comparison):
         after = model.newest
         if after < model.real.ring.oldest:
             return
-        answer = Deferred.fromCoroutine(self.registry.next_page(identifier, str(after), seconds))
+        poll = polls.Poll("", identifier, str(after), seconds)
+        answer = Deferred.fromCoroutine(fakes.answer(poll, self.registry))
         if model.forgotten:
             assert isinstance(answer.result, Failure)
             answer.addErrback(lambda failure: failure.trap(errors.EvaluationGone))

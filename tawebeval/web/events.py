@@ -69,7 +69,8 @@ async def read_page(
         poll = Poll(request.caller, identifier, after)
         page = api.registry.peek(identifier, after, request.caller)
     else:
-        poll = Poll.of(api, request.caller, identifier, after, preferred, usual_wait)
+        most = api.configuration.polls.wait
+        poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait)
         now = poll.page(api.registry)
         request.waits = now is None
         page = now or await poll.later(api.registry)

@@ -5,15 +5,10 @@ However a request was read, this is what its answer is made of.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 
 from tawebeval.pages import Page
 from tawebeval.registry import Registry
-
-if TYPE_CHECKING:
-    from tawebeval.web.api import Api
 
 _POLL_AGAIN = b"1"  # seconds after an empty page, for those who do not wait
 
@@ -35,27 +30,27 @@ class Poll:
     @classmethod
     def of(
         cls,
-        api: Api,
         caller: str,
         identifier: str,
         after: str | None,
         preferred: int | None,
+        most: int,
         usual: int = 0,
     ) -> Poll:
-        """Return the poll of a client that would wait for so many seconds, as far as it may.
+        """Return the poll of a client that would wait for `preferred` seconds, and may for `most`.
 
         None stands for `usual` ones.
         """
-        wait = min(usual if preferred is None else preferred, api.configuration.polls.wait)
+        wait = min(usual if preferred is None else preferred, most)
         return cls(caller, identifier, after, wait, bool(wait and preferred))
 
     def page(self, registry: Registry) -> Page | None:
         """Return the page; None where it is still to be waited for. Raises RequestErrors."""
         page = registry.page(self.identifier, self.after, self.caller, self.wait)
-        return None if self.wait and not _says_something(page) else page
+        return None if self.wait and not page.has_news else page
 
     async def later(self, registry: Registry) -> Page:
-        """Return the page when there is something in it, or the time is over.
+        """Return the page that was to be waited for: with news, or when the time is over.
 
         Raises RequestErrors.
         """
@@ -65,7 +60,7 @@ class Poll:
         """Return the headers that tell when to ask again."""
         if self.asked_to:
             return {b"Preference-Applied": b"wait=%d" % self.wait}
-        if self.wait or _says_something(page):
+        if self.wait or page.has_news:
             return {}
         return {b"Retry-After": _POLL_AGAIN}
 
@@ -75,7 +70,3 @@ class Poll:
             return {}
         link = f'</evaluation/{self.identifier}/events?after={page.end}>; rel="next"'
         return {b"Link": link.encode()}
-
-
-def _says_something(page: Page) -> bool:
-    return bool(page.events.count) or page.final

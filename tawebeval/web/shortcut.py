@@ -111,11 +111,11 @@ class Shortcut:
             return False  # it has not been counted, and is refused on the usual road
         identifier, after, wait = found.groups()
         poll = Poll.of(
-            self._api,
             caller,
             identifier.decode(),
             None if after is None else after.decode(),
             fields.wait if wait is None else int(wait),
+            self._api.configuration.polls.wait,
         )
         PlainRequest(self._channel, self._api, fields, poll).begin()
         return True
