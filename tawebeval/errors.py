@@ -46,7 +46,7 @@ class InvalidField(RequestError):
 
 
 class InvalidCursor(RequestError):
-    """`after` is no cursor of this server, or lies beyond the newest event."""
+    """`after` is no cursor of what it stands for, or lies, with `skip`, beyond the newest event."""
 
 
 class DiscardedCursor(RequestError):

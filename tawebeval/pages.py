@@ -74,14 +74,19 @@ def parse_cursor(after: str | None) -> str | None:
     return after
 
 
-def place(ring: Ring, after: str | None) -> int:
-    """Return where in the ring a cursor lies.
+def place(ring: Ring, after: str | None, skip: int = 0) -> int:
+    """Return where in the ring the place lies that is `skip` events after a cursor.
 
-    Raises DiscardedCursor, and InvalidCursor for one beyond the newest event.
+    The cursor itself may be that of what is discarded. Raises DiscardedCursor, and InvalidCursor
+    for a place beyond the newest event.
     """
     begin = 0 if after is None else ring.newest + 1 if after == DUMMY_END else int(after)
+    begin += skip
     if begin > ring.newest:
-        raise InvalidCursor(f"after: {after!r} lies beyond the newest event, {ring.newest}")
+        skipped = f" with skip: {skip}" if skip else ""
+        raise InvalidCursor(
+            f"after: {after or ''!r}{skipped} lies beyond the newest event, {ring.newest}"
+        )
     if begin < ring.oldest:
         raise DiscardedCursor(str(ring.oldest))
     return begin

@@ -207,11 +207,8 @@ class Registry:
         if record is None:
             self._drained(identifier)
             return None
-        cursor = parse_cursor(after)
-        if skip:
-            cursor = str(int(cursor or 0) + skip)
         return Following(
-            place(record.evaluation.ring, cursor),
+            place(record.evaluation.ring, after or None, skip),
             record.readers,
             self.followers,
             lambda: self._left(record),

@@ -207,6 +207,51 @@ class CursorTests(SynchronousTestCase):
         assert cursor is None or re.fullmatch(r"[A-Za-z0-9_-]+", cursor)
 
 
+class NewsTests(SynchronousTestCase):
+    """Whether a page answers who waits."""
+
+    def test_news(self) -> None:
+        """Events do, and the end, also without any."""
+        for page, news in (
+            (Page("7", "7", NOTHING), False),
+            (Page(None, "0", NOTHING), False),
+            (Page("7", "8", Batch(1, b"1\n")), True),
+            (Page("7", DUMMY_END, NOTHING), True),
+            (after_the_end(), True),
+        ):
+            self.assertIs(page.has_news, news, page)
+
+
+class SkipTests(SynchronousTestCase):
+    """Places so many events after a cursor."""
+
+    def setUp(self) -> None:
+        self.ring = Ring()
+        self.ring.append(Batch(4, b"1\n2\n3\n4\n"))
+
+    def test_place(self) -> None:
+        """They are counted from the cursor, or the very beginning."""
+        for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
+            self.assertEqual(place(self.ring, after, skip), expected)
+
+    def test_discarded(self) -> None:
+        """The cursor may be discarded, where the place itself is not."""
+        self.ring.acknowledge(2)
+        self.assertEqual(place(self.ring, "0", 2), 2)
+        self.assertRaises(DiscardedCursor, place, self.ring, "0", 1)
+
+    def test_beyond(self) -> None:
+        """Beyond the newest event there is none, nor after an end that has not come."""
+        for after, skip, said in (
+            ("3", 2, "after: '3' with skip: 2 lies beyond the newest event, 4"),
+            (None, 5, "after: '' with skip: 5 lies beyond the newest event, 4"),
+            (DUMMY_END, 1, "after: 'end' with skip: 1 lies beyond the newest event, 4"),
+            ("5", 0, "after: '5' lies beyond the newest event, 4"),
+        ):
+            error = self.assertRaises(InvalidCursor, place, self.ring, after, skip)
+            self.assertEqual(error.detail, said)
+
+
 SIZES = st.one_of(st.integers(0, 5), st.sampled_from([500, 4000, 9000, 20_000]))
 """Sizes of payloads, around the one from which the ring does not put batches together."""
 

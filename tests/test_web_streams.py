@@ -203,6 +203,7 @@ class FollowTests(StreamTestCase):
                 (identifier, "?skip=9&after=2", 400),
                 (identifier, "?skip=x", 400),
                 (identifier, f"?after={END}", 400),
+                (identifier, f"?after={END}&skip=1", 400),
             ):
                 follower = self.follow(kind, target, query)
                 self.assertEqual(follower.answer.status, status, (kind, query))
