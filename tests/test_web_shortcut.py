@@ -45,6 +45,7 @@ PLAIN = (
     "Prefer: wait=2",
     'Prefer: respond-async, wait="3"',
     "Prefer: wait=x",
+    "Prefer: Wait=1; x, wait=3",
     "prefer:",
     "Origin: https://judge.example.org",
     "Origin: https://else.example.org",

@@ -7,6 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval import __version__
+from tawebeval.pages import Page
 from tests.test_web import END, WebTestCase
 
 
@@ -41,7 +42,17 @@ class WaitTests(WebTestCase):
 
     def test_prefer(self) -> None:
         """`Prefer: wait` (RFC 7240) does the same, among other preferences."""
-        for header in ("wait=20", 'respond-async, wait=20, x="y"', 'wait="20"', "  wait=20  "):
+        for header in (
+            *("wait=20", 'respond-async, wait=20, x="y"', 'wait="20"', "  wait=20  "),
+            *(
+                "Wait=20",
+                "wait=20; foo=bar",
+                "wait=20;",
+                "wait = 20 ;a=b;c",
+                "handling=x;wait=1,wait=20",
+            ),
+            *("wait=20, wait=10", 'x="a, wait=10", wait=20', r'x="\", wait=10", wait=20'),
+        ):
             asked = self.wait("", Prefer=header)
             self.child.print(b"a\n")
             self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=20", header)
@@ -51,9 +62,52 @@ class WaitTests(WebTestCase):
         """What is no such preference is ignored, and not said to be applied (RFC 7240)."""
         identifier = self.evaluate()
         path = f"/evaluation/{identifier}/events"
-        for header in ("wait", "wait=x", "wait=-1", "wait=0", "respond-async", "", '"', "=,=;"):
+        for header in (
+            *("wait", "wait=x", "wait=-1", "wait=0", "respond-async", "", '"', "=,=;"),
+            *(
+                "wait, wait=20",
+                "wait=x, wait=20",
+                'wait="20',
+                'wait="20;"',
+                '"wait=20"',
+                ";wait=20",
+            ),
+            *('x=", wait=20', "awaits=20"),
+        ):
             answer = self.request("GET", path, headers={"Prefer": header})
             self.assertNotIn("preference-applied", answer.headers, header)
+
+    def test_prefer_in_several_lines(self) -> None:
+        """Several headers are one list, of which the first preference counts (RFC 7240)."""
+        self.identifier = self.evaluate()
+        for lines, waits in (
+            (b"Prefer: wait=20\r\nPrefer: wait=0\r\n", True),
+            (b"Prefer: wait=0\r\nPrefer: wait=20\r\n", False),
+        ):
+            connection = self.connect()
+            path = f"/evaluation/{self.identifier}/events"
+            connection.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n".encode() + lines + b"\r\n")
+            self.assertEqual(connection.received == b"", waits, lines)
+            connection.lose()
+
+    def test_looks_once(self) -> None:
+        """A poll looks for its page when it comes, and again when there is something new."""
+        read = []
+        peek = self.service.registry.peek
+
+        def counting(*arguments: Any) -> Page:
+            read.append(arguments)
+            return peek(*arguments)
+
+        self.patch(self.service.registry, "peek", counting)
+        for headers in ({}, {"Connection": "close"}):  # by the shortcut, and not
+            read.clear()
+            asked = self.wait(**headers)
+            self.assertEqual(len(read), 1)
+            self.child.print(b"a\n")
+            self.answer(asked)
+            self.assertEqual(len(read), 2)
+            self.finish()
 
     def test_query(self) -> None:
         """In the query it must be a whole number."""

@@ -12,7 +12,6 @@ import orjson
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
-from werkzeug.http import parse_dict_header
 
 from tawebeval import __version__
 from tawebeval.errors import MalformedRequest
@@ -25,6 +24,8 @@ SERVER = b"tawebeval/" + __version__.encode()
 JSON = b"application/json"
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
+_SECONDS = re.compile(r'[ \t]*("?)([0-9]{1,9})\1[ \t]*')  # in quotes or not, the same
 _HEADERS = {
     b"Server": SERVER,
     b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
@@ -110,9 +111,14 @@ def preferred_wait(request: IRequest) -> int | None:
 
 
 def preference_of(headers: Headers) -> int | None:
-    """Return the seconds that `Prefer: wait=N` asks for, None if none does."""
-    for header in headers.getRawHeaders(b"Prefer", []):
-        preference = parse_dict_header(header.decode("latin-1")).get("wait") or ""
-        if _NUMBER.fullmatch(preference):
-            return int(preference)
+    """Return the seconds that `Prefer: wait=N` asks for, None if none does.
+
+    Of several the first counts; parameters behind a `;` make no difference.
+    """
+    said = b",".join(headers.getRawHeaders(b"Prefer", [])).decode("latin-1")
+    for preference in _ELEMENT.findall(said):
+        name, _, value = preference.partition(";")[0].partition("=")
+        if name.strip(" \t").lower() == "wait":
+            seconds = _SECONDS.fullmatch(value)
+            return None if seconds is None else int(seconds[2])
     return None
