@@ -89,6 +89,10 @@ class UnsupportedMediaType(RequestError):
     """The body is not `multipart/form-data`."""
 
 
+class UnsupportedVersion(RequestError):
+    """The handshake of a WebSocket is one of a version that is not known here."""
+
+
 class KeyReused(RequestError):
     """An `Idempotency-Key` came back with another form."""
 

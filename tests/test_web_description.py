@@ -59,6 +59,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.TooLarge: ALL,
     errors.TooSlow: ALL,
     errors.UnsupportedMediaType: {"evaluate"},
+    errors.UnsupportedVersion: {"readEvents"},
     errors.KeyReused: {"evaluate"},
     errors.Unauthorized: {*SECURED, "readMetrics"},
     errors.Forbidden: {"readMetrics"},

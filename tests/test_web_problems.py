@@ -63,6 +63,7 @@ class TableTests(SynchronousTestCase):
                 "TooLarge": 413,
                 "TooSlow": 408,
                 "UnsupportedMediaType": 415,
+                "UnsupportedVersion": 426,
                 "KeyReused": 422,
                 "Unauthorized": 401,
                 "ForeignPage": 403,

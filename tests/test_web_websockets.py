@@ -60,14 +60,31 @@ class HandshakeTests(SocketTestCase):
         """A handshake that is broken is refused as a problem, and tells the version."""
         identifier = self.evaluate()
         for change in (
-            {"Sec-WebSocket-Version": "12"},
             {"Sec-WebSocket-Version": ""},
+            {"Connection": ""},
             {"Connection": "keep-alive"},
         ):
             follower = self.follow(SocketFollower, identifier, **change)
             self.assertEqual(follower.answer.status, 400, change)
             self.check_problem(follower.answer)
             self.assertEqual(follower.answer.headers["sec-websocket-version"], "13")
+        self.check_nothing_left(identifier)
+
+    def test_other_versions(self) -> None:
+        """One of another version is told which there is (RFC 6455, 4.4; RFC 9110, 15.5.22)."""
+        identifier = self.evaluate()
+        for version in ("8", "12", "8, 13", "x"):
+            follower = self.follow(SocketFollower, identifier, Sec_WebSocket_Version=version)
+            answer = follower.answer
+            self.assertEqual(answer.status, 426, version)
+            self.check_problem(answer)
+            self.assertEqual(
+                answer.json()["message"],
+                f"Sec-WebSocket-Version: '{version}' is not known here; there is 13",
+            )
+            self.assertEqual(answer.headers["sec-websocket-version"], "13")
+            self.assertEqual(answer.headers["upgrade"], "websocket")
+            self.assertEqual(answer.headers["connection"], "Upgrade")
         self.check_nothing_left(identifier)
 
     def test_names_of_hosts(self) -> None:
@@ -87,6 +104,21 @@ class HandshakeTests(SocketTestCase):
         kind = type("Keyless", (SocketFollower,), {"hello": lambda self: _without_key()})
         follower = self.follow(kind, identifier)
         self.assertEqual(follower.answer.status, 400)
+
+    def test_among_others(self) -> None:
+        """It may be one of several protocols that are offered (RFC 9110, 7.8), in many lines."""
+        for upgrade in ("h2c, websocket", "WebSocket,h2c", ", websocket ,"):
+            follower = self.open(b"a\n", Upgrade=upgrade)
+            self.assertEqual(follower.payloads, ["a"])
+            self.finish()
+        identifier = self.evaluate()
+        self.print(b"a\n")
+        lines = [f"{name}: {value}" for name, value in UPGRADE.items()]
+        lines += ["Upgrade: h2c", "Connection: keep-alive", "Host: localhost"]
+        connection = self.connect()
+        start = f"GET /evaluation/{identifier}/events HTTP/1.1"
+        connection.send("\r\n".join([start, *lines, "", ""]).encode())
+        self.assertEqual(connection.received.split(b"\r\n")[0], b"HTTP/1.1 101 Switching Protocols")
 
     def test_another_upgrade(self) -> None:
         """To another protocol nothing is upgraded: the request is answered as any."""

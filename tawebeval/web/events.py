@@ -17,7 +17,7 @@ from tawebeval.web.exchange import argument, number, preferred_wait, send, set_h
 from tawebeval.web.negotiation import negotiate
 from tawebeval.web.polls import Poll
 from tawebeval.web.streams import send_stream
-from tawebeval.web.websockets import check_handshake, send_messages, wants_websocket
+from tawebeval.web.websockets import send_messages, take_handshake, wants_websocket
 
 if TYPE_CHECKING:
     from tawebeval.web.api import Api
@@ -40,7 +40,7 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
     skip, _ = number(request, "skip") or 0, number(request, "wait")
     if wants_websocket(request):
         api.check_websocket(request.requestHeaders)
-        check_handshake(request)
+        take_handshake(request)
         following = api.registry.follow(
             identifier, argument(request, "after"), request.caller, skip
         )

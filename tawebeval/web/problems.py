@@ -29,6 +29,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
     errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.UnsupportedVersion: HTTPStatus.UPGRADE_REQUIRED,
     errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
     errors.ForeignPage: HTTPStatus.FORBIDDEN,

@@ -20,10 +20,10 @@ from twisted.web.http_headers import Headers
 from twisted.web.server import Request
 from twisted.web.websocket import WebSocketResource, WebSocketTransport
 from wsproto import ConnectionType
-from wsproto.handshake import H11Handshake
+from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 
-from tawebeval.errors import MalformedRequest
+from tawebeval.errors import MalformedRequest, UnsupportedVersion
 from tawebeval.following import Following
 from tawebeval.framing import MESSAGES
 from tawebeval.web.streams import Flow, limit_send_buffer, stream
@@ -72,23 +72,48 @@ class EventSocket:
 
 def wants_websocket(request: Request) -> bool:
     """Tell whether the client asks for a WebSocket instead of an answer."""
-    upgrades = request.requestHeaders.getRawHeaders(b"Upgrade", [])
+    offered = _list(request.requestHeaders, b"Upgrade").lower().split(b",")
     return (
         request.method == b"GET"
         and request.clientproto == b"HTTP/1.1"
-        and any(upgrade.strip().lower() == b"websocket" for upgrade in upgrades)
+        and any(protocol.strip() == WEBSOCKET_UPGRADE for protocol in offered)
     )
 
 
-def check_handshake(request: Request) -> None:
-    """Raise MalformedRequest for a handshake that will fail."""
+def take_handshake(request: Request) -> None:
+    """Make of what asks for a WebSocket, among other protocols maybe, what asks for nothing else.
+
+    Raises UnsupportedVersion and MalformedRequest for a handshake that would fail.
+    """
     headers: Headers = request.requestHeaders
+    version = _list(headers, b"Sec-WebSocket-Version")
+    if version and version != WEBSOCKET_VERSION:
+        _tell_version(request)
+        # RFC 9110, 15.5.22: so that it is known to what to upgrade.
+        request.setHeader(b"Upgrade", WEBSOCKET_UPGRADE)
+        request.setHeader(b"Connection", b"Upgrade")
+        raise UnsupportedVersion(
+            f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not known here; "
+            f"there is {WEBSOCKET_VERSION.decode()}"
+        )
+    # What follows takes the last line of each for all there is, and one protocol only.
+    headers.setRawHeaders(b"Upgrade", [WEBSOCKET_UPGRADE])
+    headers.setRawHeaders(b"Connection", [_list(headers, b"Connection")])
     pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
     try:
         H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
     except (ProtocolError, NotHTTP, UnicodeError) as error:
-        request.setHeader(b"Sec-WebSocket-Version", b"13")
+        _tell_version(request)
         raise MalformedRequest(f"this is no handshake of a WebSocket: {error}") from None
+
+
+def _list(headers: Headers, name: bytes) -> bytes:
+    """Return a header that is a list, whether it stands in one line or in several."""
+    return b", ".join(headers.getRawHeaders(name, []))
+
+
+def _tell_version(request: Request) -> None:
+    request.setHeader(b"Sec-WebSocket-Version", WEBSOCKET_VERSION)
 
 
 async def send_messages(
@@ -96,7 +121,7 @@ async def send_messages(
 ) -> None:
     """Make a WebSocket of the connection, and send the events; only its end ends this.
 
-    Without anybody who follows there are none. The handshake must have been checked.
+    Without anybody who follows there are none. The handshake must have been taken.
     """
     channel, events = request.channel, EventSocket()
     limit_send_buffer(channel.transport)
