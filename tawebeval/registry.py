@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
@@ -18,7 +17,6 @@ from tawebeval.closing import Closing
 from tawebeval.errors import (
     EvaluationError,
     EvaluationGone,
-    InvalidCursor,
     KeyReused,
     Stopping,
 )
@@ -27,30 +25,18 @@ from tawebeval.following import Followers, Following
 from tawebeval.form import draw_seed
 from tawebeval.identity import Identities
 from tawebeval.life import State
+from tawebeval.listing import Listing, list_evaluations
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
 from tawebeval.records import Record, Records, Upload
 from tawebeval.removal import remove
 from tawebeval.spool import Spool
-from tawebeval.status import status, summary
+from tawebeval.status import status
 from tawebeval.telling import Telling
 from tawebeval.workspace import Workspace, directory_of
 
-_LISTED = 100  # evaluations in one answer
 _NEXT_PAGE = 30.0  # seconds after a page for which its reader is expected to ask again
 
 log = Logger()
-
-
-@attrs.frozen
-class Listing:
-    """Some of a caller's evaluations, in the order in which they were accepted.
-
-    `end` is the cursor after the last of them, None where no other follows now.
-    """
-
-    begin: str | None
-    end: str | None
-    data: list[dict[str, Any]]
 
 
 class Registry:
@@ -239,15 +225,7 @@ class Registry:
 
         Raises InvalidCursor.
         """
-        cursor = parse_cursor(after)
-        if cursor == DUMMY_END:
-            raise InvalidCursor(f"after: {after!r} is no cursor of this list")
-        records = self._records.of(caller, int(cursor or 0), _LISTED + 1)
-        return Listing(
-            cursor,
-            str(records[_LISTED - 1].number) if len(records) > _LISTED else None,
-            [summary(record.evaluation) for record in records[:_LISTED]],
-        )
+        return list_evaluations(self._records, after, caller)
 
     async def cancel(self, identifier: str, caller: str = "") -> None:
         """End an evaluation; return when nothing of it is left but its events.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from tawebeval import registry
 from tawebeval.config import Callers, Configuration
 from tests.test_web import WebTestCase
 from tests.test_web_callers import CallerTestCase
@@ -36,7 +35,7 @@ class ListingTests(WebTestCase):
 
     def test_pages(self) -> None:
         """So many at a time; `end` and `Link` lead on, to what was accepted later."""
-        with mock.patch.object(registry, "_LISTED", 2):
+        with mock.patch("tawebeval.listing._MOST", 2):
             identifiers = [self.evaluate() for _ in range(4)]
             path, found = "/evaluations", []
             while path:
@@ -61,9 +60,11 @@ class ListingTests(WebTestCase):
         self.assertEqual(self.listed("?after=99")["data"], [])
 
     def test_broken_cursors(self) -> None:
-        """400."""
+        """400, with what to do about it; it is no page of events that has them."""
         for cursor in ("x", "end", "-1", "1.5"):
-            self.listed(f"?after={cursor}", 400)
+            problem = self.listed(f"?after={cursor}", 400)
+            self.assertIn(f"after: '{cursor}' is no cursor of this list", problem["message"])
+            self.assertNotIn("page", problem["message"])
 
     def test_pages_of_strangers(self) -> None:
         """Identifiers are a secret: no page but ours gets them, under no name of its owner's."""
