@@ -68,21 +68,39 @@ def check_endpoints(endpoints: Iterable[str]) -> list[str]:
     return unknown
 
 
-def check_page(
+def check_change(
     method: bytes, origin: str | None, host: str | None, origins: Collection[str]
 ) -> None:
-    """Raise ForeignPage for what changes something, from a page that is not ours.
-
-    `origin` and `host` are those headers. Ours are pages that this daemon's own address
-    has served, and those of the `origins` that are named; `*` names nobody. Without `Origin`
-    it is no page of a browser that asks. The address must be one that only this machine
-    can have: another name may be a stranger's, who lets it lead to this machine.
-    """
-    if origin is None or method in _SAFE_METHODS or origin in origins:
-        return
-    found = _ORIGIN.fullmatch(origin)
-    if found is None or found[1] != (host or "").lower() or not _LOOPBACK.fullmatch(found[2]):
+    """Raise ForeignPage for a method that changes something, from a page that is not ours."""
+    if method not in _SAFE_METHODS and not is_ours(origin, host, origins):
         raise ForeignPage(
-            "pages of another origin may not do this where callers have no tokens; "
+            "pages of another origin may change nothing where callers have no tokens; "
             "the operator can name the origin in [callers] origins"
         )
+
+
+def check_reading(origin: str | None, host: str | None, origins: Collection[str]) -> None:
+    """Raise ForeignPage for a page that is not ours, and wants to read what not all may."""
+    if not is_ours(origin, host, origins):
+        raise ForeignPage(
+            "pages of another origin may not read this; "
+            "the operator can name the origin in [callers] origins"
+        )
+
+
+def is_ours(origin: str | None, host: str | None, origins: Collection[str]) -> bool:
+    """Tell whether it is no stranger's page that asks; `origin` and `host` are those headers.
+
+    Ours are pages that this daemon's own address has served, and those of the `origins` that
+    are named; `*` names nobody. Without `Origin` it is no page of a browser that asks. The
+    address must be one that only this machine can have: another name may be a stranger's, who
+    lets it lead to this machine.
+    """
+    if origin is None or origin in origins:
+        return True
+    found = _ORIGIN.fullmatch(origin)
+    return (
+        found is not None
+        and found[1] == (host or "").lower()
+        and _LOOPBACK.fullmatch(found[2]) is not None
+    )

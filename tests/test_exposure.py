@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError, ForeignPage
-from tawebeval.exposure import Reach, check_endpoints, check_page, reach
+from tawebeval.exposure import Reach, check_change, check_endpoints, check_reading, reach
 
 
 class EndpointTests(SynchronousTestCase):
@@ -62,9 +62,15 @@ class EndpointTests(SynchronousTestCase):
 class PageTests(SynchronousTestCase):
     """Pages in a browser on this machine."""
 
-    def check(self, origin: str | None, host: str | None, method: bytes = b"POST") -> None:
-        """Ask for a page."""
-        check_page(method, origin, host, ("*", "https://judge.example.org"))
+    origins = ("*", "https://judge.example.org")
+
+    def change(self, origin: str | None, host: str | None, method: bytes = b"POST") -> None:
+        """Ask to change something."""
+        check_change(method, origin, host, self.origins)
+
+    def read(self, origin: str | None, host: str | None) -> None:
+        """Ask to read what not every page may."""
+        check_reading(origin, host, self.origins)
 
     def test_allowed(self) -> None:
         """No browser; the daemon's own pages, at a name of this machine; those that are named."""
@@ -78,8 +84,9 @@ class PageTests(SynchronousTestCase):
             ("http://[::1]:8080", "[::1]:8080"),
             ("https://judge.example.org", "localhost:8080"),
         ):
-            self.check(origin, host)
-            self.check(origin, host, b"DELETE")
+            self.change(origin, host)
+            self.change(origin, host, b"DELETE")
+            self.read(origin, host)
 
     def test_refused(self) -> None:
         """Other pages, and names that could be anybody's; `*` names nobody."""
@@ -94,9 +101,13 @@ class PageTests(SynchronousTestCase):
             ("", ""),
         ):
             for method in (b"POST", b"DELETE", b"PUT"):
-                self.assertRaises(ForeignPage, self.check, origin, host, method)
+                error = self.assertRaises(ForeignPage, self.change, origin, host, method)
+                self.assertIn("change nothing where callers have no tokens", str(error))
+            error = self.assertRaises(ForeignPage, self.read, origin, host)
+            self.assertIn("may not read this", str(error))
+            self.assertNotIn("tokens", str(error), "that holds with them, too")
 
-    def test_reading(self) -> None:
+    def test_safe_methods(self) -> None:
         """What changes nothing is not refused: who reads has to know an identifier."""
         for method in (b"GET", b"HEAD", b"OPTIONS"):
-            self.check("https://example.org", "localhost:8080", method)
+            self.change("https://example.org", "localhost:8080", method)

@@ -12,7 +12,7 @@ from twisted.web.http_headers import Headers
 from tawebeval.access import Access
 from tawebeval.config import Configuration
 from tawebeval.errors import MalformedRequest, Unauthorized
-from tawebeval.exposure import check_page
+from tawebeval.exposure import check_change, check_reading
 from tawebeval.registry import Registry
 from tawebeval.web.operations import Operations
 from tawebeval.web.traffic import Traffic
@@ -47,7 +47,7 @@ class Api:
         callers = self.configuration.callers
         if self.access.open and not callers.open:
             origin, host = _header(headers, "Origin"), _header(headers, "Host")
-            check_page(method, origin, host, callers.origins)
+            check_change(method, origin, host, callers.origins)
 
     def check_websocket(self, headers: Headers) -> None:
         """Raise ForeignPage for a page that may not read answers: browsers let all ask for this.
@@ -57,7 +57,7 @@ class Api:
         origins = self.configuration.callers.origins
         if "*" not in origins:
             origin, host = _header(headers, "Origin"), _header(headers, "Host")
-            check_page(b"CONNECT", origin, host, origins)
+            check_reading(origin, host, origins)
 
     def check_listing(self, headers: Headers) -> None:
         """Raise Unauthorized or ForeignPage for those who may not see all identifiers there are.
@@ -72,7 +72,7 @@ class Api:
             raise Unauthorized("only callers with tokens have a list of their evaluations")
         host = _header(headers, "Host")
         origin = _header(headers, "Origin") or f"http://{host}".lower()
-        check_page(b"CONNECT", origin, host, callers.origins)
+        check_reading(origin, host, callers.origins)
 
     def receive_form(self, headers: Headers, length: int | None, caller: str) -> FormReceiver:
         """Return what takes the form of a request with these headers. Raises RequestErrors.

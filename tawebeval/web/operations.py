@@ -13,8 +13,8 @@ from werkzeug.exceptions import NotFound
 
 from tawebeval import __version__
 from tawebeval.access import Access
-from tawebeval.errors import Forbidden, ForeignPage, NotReady
-from tawebeval.exposure import check_page
+from tawebeval.errors import Forbidden, NotReady
+from tawebeval.exposure import is_ours
 from tawebeval.web.exchange import received, send, send_json
 
 if TYPE_CHECKING:
@@ -103,10 +103,8 @@ def _check_no_page(request: ApiRequest) -> None:
     headers = request.requestHeaders
     host = (headers.getRawHeaders(b"Host", [b""])[0]).decode("latin-1")
     origin = headers.getRawHeaders(b"Origin", [f"http://{host}".lower().encode("latin-1")])[0]
-    try:
-        check_page(b"CONNECT", origin.decode("latin-1"), host, ())
-    except ForeignPage:
+    if not is_ours(origin.decode("latin-1"), host, ()):
         raise Forbidden(
             "these figures are for programs that ask for a loopback address or localhost, and for"
             " no page of another origin"
-        ) from None
+        )
