@@ -82,7 +82,8 @@ class EvaluateTests(CommandTestCase):
 
     def test_good(self) -> None:
         """What was printed is on stdout, and nothing else; all else is on stderr."""
-        self.line.service.world.repositories.fill = lambda tree: (tree / "a").mkdir()
+        tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
+        (tree / "a").mkdir(parents=True)
         result = self.evaluate("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
         self.assertEqual(result.exit_code, 0, result.output)
         self.assertEqual(result.stdout, "hello\n")
