@@ -149,7 +149,7 @@ class CallbackTests(RegistryTestCase):
             self.expire(901)
         for identifier in (first, second, third):
             self.finish(self.world.spawn.children[len(self.callbacks.sent)])
-            self.assertEqual(self.callbacks.sent[-1][0], identifier)
+            self.assertEqual(self.callbacks.sent[-1][0], log_name(identifier))
             self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
         self.assertEqual(self.page(first)["data"], ["one", "\n"])
 
