@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -24,6 +24,7 @@ from tawebeval.life import State
 from tawebeval.registry import Registry
 from tawebeval.repositories import Repositories
 from tawebeval.tally import Histogram
+from tawebeval.vitals import Vitals
 from tawebeval.web.connections import Connections
 from tawebeval.web.traffic import Traffic
 
@@ -225,7 +226,7 @@ class Exposition:
     _registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
 
     def __attrs_post_init__(self) -> None:
-        ProcessCollector(registry=self._registry)
+        self._registry.register(Vitals())
 
     def add(self, figures: Figures) -> None:
         """Have the figures of a daemon among them."""

@@ -216,4 +216,4 @@ class LogTests(TrafficTestCase):
     def test_no_request(self) -> None:
         """What is no request has a line."""
         self.connect().send(b"nonsense\r\n\r\n")
-        self.assertEqual(self.lines(), ["127.0.0.1 '' other  400 0 0.000000"])
+        self.assertEqual(self.lines(), ["127.0.0.1 '' other - 400 0 0.000000"])

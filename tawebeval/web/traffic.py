@@ -61,7 +61,7 @@ class Traffic:
         """Count what is no request, or not one yet, and is refused."""
         self.answered(OTHER, OTHER, status, None)
         if self.logged:
-            self.write_line(client, "", OTHER, "", status, 0, 0.0)
+            self.write_line(client, "", OTHER, "-", status, 0, 0.0)
 
     def write_line(
         self, client: str, caller: str, method: str, path: str, status: int, size: int, took: float
