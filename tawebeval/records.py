@@ -149,16 +149,18 @@ class Records:
     def find(self, identifier: str, caller: str, *, reads: bool = True) -> Record | None:
         """Return a record, None for one that is forgotten. Raises UnknownEvaluation.
 
-        Who does not read counts as asking for it only while it gets on without a reader: one
-        that is held by what nobody reads would keep its place for ever.
+        Who does not read counts as asking for it only while it gets on without a reader: one that
+        is held, or has ended, would keep the memory for ever of what nobody reads.
         """
         record = self._records.get(identifier)
         if (record is None or record.caller != caller) and not self._identities.issued(
             identifier, caller
         ):
             raise UnknownEvaluation
-        if record is not None and (reads or not record.evaluation.share.full):
-            self.touch(record)
+        if record is not None:
+            waits = record.evaluation.state.ended or record.evaluation.share.full
+            if reads or not waits:
+                self.touch(record)
         return record
 
     def touch(self, record: Record) -> None:

@@ -232,7 +232,7 @@ class Registry:
 
         Raises UnknownEvaluation. One that has ended is left as it is.
         """
-        record = self._records.find(identifier, caller)
+        record = self._records.find(identifier, caller, reads=False)
         evaluation = self._alive.get(identifier) if record is None else record.evaluation
         if evaluation is not None:
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))

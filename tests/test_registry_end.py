@@ -58,7 +58,7 @@ class ExpireTests(RegistryTestCase):
         self.accept()
 
     def test_each_request_counts(self) -> None:
-        """Whoever asks for its events or its status keeps it."""
+        """Whoever asks for its events keeps it, or before its end for its status."""
         identifier, child = self.start(b"a\n")
         for ask in (
             lambda: self.page(identifier),
@@ -67,16 +67,19 @@ class ExpireTests(RegistryTestCase):
             self.expire(899)
             ask()
         self.finish(child)
-        for ask in (
-            lambda: self.page(identifier),
-            lambda: self.registry.status(identifier),
-            lambda: self.page(identifier, "2"),
-            lambda: self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier))),
-        ):
+        for _ in range(3):
             self.expire(599)
-            ask()
+            self.page(identifier)
+
+    def test_requests_that_do_not_read(self) -> None:
+        """After the end neither the status nor a DELETE does."""
+        identifier, child = self.start(b"a\n")
+        self.finish(child)
         self.expire(599)
-        self.page(identifier, "2")
+        self.registry.status(identifier)
+        self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier)))
+        self.expire(1)
+        self.assert_refused(EvaluationGone, identifier)
 
     def test_status_of_one_that_is_not_read(self) -> None:
         """Whoever asks for its status alone keeps none that is held because nobody reads it."""

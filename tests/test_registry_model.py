@@ -106,7 +106,6 @@ class Machine(Comparison):
         identifier, model = self.pick(number)
         asked = Deferred.fromCoroutine(self.registry.cancel(identifier))
         if not model.forgotten:
-            model.asked = self.now
             self.stop(identifier, "cancelled")
         self.settle()
         assert asked.called
@@ -146,7 +145,7 @@ class Machine(Comparison):
             assert model.forgotten
         else:
             assert not model.forgotten
-            if not held:
+            if not held and not model.closed:
                 model.asked = self.now
 
     @precondition(lambda self: self.models)
