@@ -1,4 +1,4 @@
-"""Whether one more evaluation is accepted: what may be unread and what may wait."""
+"""Whether one more evaluation is accepted, or begins: what may be unread and what may wait."""
 
 from __future__ import annotations
 
@@ -43,12 +43,24 @@ class Acceptance:
                 " some, or discard them by asking for their events with after=end",
                 _RETRY_LATER,
             )
+        if not self.admits(caller):
+            raise OverShare(
+                "the events of your evaluations take as much memory as they may: read some, or"
+                " discard those that have ended by asking for their events with after=end",
+                _RETRY_LATER,
+            )
         if self._too_much_kept():
             raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
         if self._queue.share_used(caller):
             raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
         if self._queue.full(caller):
             raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+
+    def admits(self, caller: str) -> bool:
+        """Whether what a caller has waiting may begin: not while it has its share of the memory."""
+        while self._budget.share_used(caller) and self._records.forget_sent(caller):
+            pass
+        return not self._budget.share_used(caller)
 
     def _too_much_kept(self) -> bool:
         return self._records.kept >= self._configuration.evaluations.kept or self._budget.spent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
 
@@ -12,13 +13,15 @@ class Queue:
 
     Callers take turns: a place that becomes free goes to the caller whose last turn is longest
     ago, and among what that caller has waiting to what came first. Of one caller at
-    most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own.
+    most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own. Nobody
+    is let in of a caller whom `admits` does not; `go_on` is to be called when it may again.
     `places` is how many are let in.
     """
 
     def __init__(
         self, running: int, queued: int, own_running: int = 0, own_queued: int = 0
     ) -> None:
+        self.admits: Callable[[str], bool] = lambda caller: True
         self.places = running
         self._queued = queued
         self._own_running = own_running or running
@@ -51,7 +54,11 @@ class Queue:
         return len(self._waiting.get(caller, ())) >= self._own_queued
 
     def _may_run(self, caller: str) -> bool:
-        return len(self._inside) < self.places and self._taken[caller] < self._own_running
+        return (
+            len(self._inside) < self.places
+            and self._taken[caller] < self._own_running
+            and self.admits(caller)
+        )
 
     def enter(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a place to run. Cancelling it gives up waiting."""
@@ -85,8 +92,14 @@ class Queue:
         self._taken[caller] -= 1
         if not self._taken[caller]:
             del self._taken[caller]
-        following = next((caller for caller in self._waiting if self._may_run(caller)), None)
-        if following is not None:
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Let in all who may be."""
+        while True:
+            following = next((caller for caller in self._waiting if self._may_run(caller)), None)
+            if following is None:
+                return
             name = next(iter(self._waiting[following]))
             place = self._take_out(name)
             if following in self._waiting:  # the others' turns come first

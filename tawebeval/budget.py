@@ -12,6 +12,9 @@ what was taken from a ring stays for a while also where others are not read. No 
 begin when only the reserve is left; but some may have been waiting for their turn by then. Where
 they are not read either, and fill the reserve, what is left of it is divided like the rest.
 
+A caller has a share of its own, too. It stops no ring, for what it begins with is not known then;
+but as long as its rings hold that much none of it is to begin.
+
 An empty ring is never full. Hence whoever reads all of its events always gets more of them,
 whatever the others hold, and the sum is over `total` by one read for each ring at most. (What
 ended processes leave in their pipes comes on top of that, and is counted like the rest.)
@@ -20,9 +23,12 @@ ended processes leave in their pipes comes on top of that, and is counted like t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable
 
 import attrs
+
+from tawebeval.callers import ANYBODY
 
 _READ = 64 * 1024  # bytes that one read of stdout brings, more or less
 
@@ -33,7 +39,9 @@ def _nothing() -> None:
 
 @attrs.define(eq=False)
 class Share:
-    """The part of one ring: `size` is what it holds, in bytes; no other has its `number`.
+    """The part of one ring of a caller's: `size` is what it holds, in bytes.
+
+    No other has its `number`.
 
     `full` tells that it is to take no more for now. `filled()` is called when that begins, and may
     make room; `room()` when there is some again.
@@ -41,6 +49,7 @@ class Share:
 
     _budget: Budget
     number: int
+    caller: str
     size: int = 0
     full: bool = False
     filled: Callable[[], object] = _nothing
@@ -58,7 +67,7 @@ class Share:
         if self._left:
             return
         was_full = self.full
-        self._budget.change(size - self.size)
+        self._budget.change(self.caller, size - self.size)
         if was_full:
             self._budget.wait_no_more(self)
         shrunk, self.size = size < self.size, size
@@ -94,18 +103,28 @@ class Budget:
     """At most about `total` bytes in all rings, and `each` in one of them.
 
     `running` is how many are filled at once. `later(call)` makes a call in another turn of the
-    reactor. `used` is what all hold.
+    reactor. `own` is the share of one caller, 0 for none. `used` is what all hold. `relieved()` is
+    called, later, when a caller holds less than its share again.
     """
 
     def __init__(
-        self, total: int, each: int, running: int, later: Callable[[Callable[[], None]], object]
+        self,
+        total: int,
+        each: int,
+        running: int,
+        later: Callable[[Callable[[], object]], object],
+        own: int = 0,
     ) -> None:
         self.used = 0
+        self.relieved: Callable[[], object] = _nothing
         self._total = total
         self._each = each
         reserve = total // 4
         self._common = total - reserve
         self._reserved = min(each, reserve // (running + 1))
+        # Where nobody may have more than there is, it is not a caller's own fault.
+        self._own = own if own < self._common else 0
+        self._held: Counter[str] = Counter()  # by caller
         self._later = later
         self._numbers = 0
         self._waiting: list[Share] = []  # who holds least is first
@@ -127,14 +146,24 @@ class Budget:
         """Whether nothing is free but the reserve."""
         return self.used >= self._common
 
-    def enter(self) -> Share:
-        """Return the share of one more ring."""
-        self._numbers += 1
-        return Share(self, self._numbers)
+    def share_used(self, caller: str) -> bool:
+        """Whether the rings of a caller hold as much as they should."""
+        return caller != ANYBODY and 0 < self._own <= self._held[caller]
 
-    def change(self, size: int) -> None:
-        """Note that so many bytes more are used."""
+    def enter(self, caller: str = ANYBODY) -> Share:
+        """Return the share of one more ring of a caller's."""
+        self._numbers += 1
+        return Share(self, self._numbers, caller)
+
+    def change(self, caller: str, size: int) -> None:
+        """Note that a caller uses so many bytes more."""
+        share_used = self.share_used(caller)
         self.used += size
+        self._held[caller] += size
+        if not self._held[caller]:
+            del self._held[caller]
+        if share_used and not self.share_used(caller):
+            self._later(self.relieved)
 
     def wait(self, share: Share) -> None:
         """Let a share that is full wait for room."""

@@ -33,6 +33,7 @@ AbsolutePath = Annotated[str, Meta(pattern=r"^(/(?!\.{1,2}(/|\Z))[^/\0]+)+\Z")]
 # these characters apart.
 SecretFile = Annotated[str, Meta(pattern=r"^(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?\Z")]
 Share = Annotated[int, Meta(ge=0, le=10**6)]
+ByteShare = Annotated[int, Meta(ge=0, le=2**50)]
 CallerName = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
 # As browsers write it: in lower case, and without a slash at the end.
 Origin = Annotated[
@@ -65,6 +66,7 @@ class Callers(Section, frozen=True):
     running: Share = 0
     queued: Share = 200
     kept: Share = 2000
+    buffers: ByteShare = 40 * MIB
     requests_per_minute: Share = 6000
 
 

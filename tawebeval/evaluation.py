@@ -99,7 +99,7 @@ class Evaluation:
     _life: Deferred[None] | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.share = self._surroundings.budget.enter()
+        self.share = self._surroundings.budget.enter(self.caller)
 
     @property
     def name(self) -> str:

@@ -64,6 +64,8 @@ class Registry:
         self._acceptance = Acceptance(
             self._configuration, queue, self._records, surroundings.budget
         )
+        queue.admits = self._acceptance.admits
+        surroundings.budget.relieved = queue.go_on
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Evaluation] = {}
         self.followers = Followers()
@@ -125,6 +127,7 @@ class Registry:
             self._records.end(record)
             del self._alive[record.evaluation.identifier]
             self.spool.give_back(record.upload.size)
+            self._queue.go_on()
             self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:
@@ -203,6 +206,7 @@ class Registry:
     def _left(self, record: Record) -> None:
         """Take that a stream has left."""
         self._records.leave(record)
+        self._queue.go_on()  # where what it has sent was in somebody's way
         self._closing.progress()
 
     def _drained(self, identifier: str) -> None:
@@ -247,6 +251,7 @@ class Registry:
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
         for record in self._records.unread(settings.retain):
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
+        self._queue.go_on()  # where pages were read until now
 
     def hurry(self) -> None:
         """Let nothing run any longer, now that everything is to end."""

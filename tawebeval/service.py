@@ -235,6 +235,7 @@ def make_service(
             configuration.buffers.evaluation,
             running,
             lambda call: reactor.callLater(0, call),
+            callers.buffers,
         ),
     )
     callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)

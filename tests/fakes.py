@@ -83,6 +83,19 @@ class IdleThreads:
         return [] if call is exceeded else None
 
 
+class UntidyThreads(IdleThreads):
+    """Those that do not tidy up after evaluations while `tidied` is shut."""
+
+    def __init__(self) -> None:
+        self.tidied = Gate()
+
+    async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Do as told, maybe later."""
+        if call.__name__ == "remove_all":
+            await self.tidied.wait()
+        return await super().run(call, *args, **kwargs)
+
+
 class SlowThreads:
     """Makes calls when the test says so; as real threads do, it cannot be stopped."""
 
@@ -225,6 +238,7 @@ class World:
             buffers.evaluation,
             self.running,
             lambda call: self.clock.callLater(0, call),
+            self.configuration.callers.buffers,
         )
 
     def surroundings(self) -> Surroundings:

@@ -79,6 +79,24 @@ class QueueTests(SynchronousTestCase):
         self.successResultOf(third)
         self.successResultOf(fourth)
 
+    def test_not_admitted(self) -> None:
+        """Who is not admitted waits though there is a place, and is passed over, until it is."""
+        admitted = {"bob"}
+        self.queue.admits = admitted.__contains__
+        alices = [self.queue.enter(f"a{number}", "alice") for number in range(2)]
+        self.assertNoResult(alices[0])
+        self.successResultOf(self.queue.enter("b0", "bob"))
+        self.successResultOf(self.queue.enter("b1", "bob"))
+        self.queue.leave("b0")
+        self.assertNoResult(alices[0])
+        self.queue.leave("b1")
+        self.queue.go_on()
+        self.assertNoResult(alices[0])
+        admitted.add("alice")
+        self.queue.go_on()
+        for place in alices:
+            self.successResultOf(place)
+
     @given(
         st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
     )

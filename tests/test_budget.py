@@ -158,6 +158,70 @@ class LimitTests(BudgetTestCase):
         self.assertEqual(self.told, [other])
 
 
+class OwnTests(BudgetTestCase):
+    """What the rings of one caller hold."""
+
+    own = 500
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.relieved = 0
+        self.start(self.own)
+
+    def start(self, own: int) -> None:
+        """Begin with a budget of such shares."""
+        self.budget = Budget(TOTAL, EACH, self.running, self.turns.later, own)
+        self.budget.relieved = self.count
+
+    def count(self) -> None:
+        """Count how often somebody was relieved."""
+        self.relieved += 1
+
+    def test_share(self) -> None:
+        """All rings of a caller count together, and nobody else's; not one byte before."""
+        first, second = self.budget.enter("alice"), self.budget.enter("alice")
+        other = self.budget.enter("bob")
+        first.resize(200)
+        second.resize(299)
+        other.resize(499)
+        self.assertFalse(self.budget.share_used("alice"))
+        second.resize(300)
+        self.assertTrue(self.budget.share_used("alice"))
+        self.assertFalse(self.budget.share_used("bob"))
+        self.assertFalse(self.budget.share_used("carol"))
+        first.leave()
+        self.assertFalse(self.budget.share_used("alice"))
+
+    def test_relieved(self) -> None:
+        """That a caller has less than its share again is told in another turn, once."""
+        share = self.budget.enter("alice")
+        for size in (499, 400, 500, 600, 500):
+            share.resize(size)
+        self.turns.settle()
+        self.assertEqual(self.relieved, 0)
+        share.resize(499)
+        self.assertEqual(self.relieved, 0)
+        share.resize(498)
+        self.turns.settle()
+        self.assertEqual(self.relieved, 1)
+
+    def test_nobody_in_particular(self) -> None:
+        """Without callers there are no shares, nor with 0, or as much as there is for all."""
+        self.budget.enter().resize(COMMON)
+        self.assertFalse(self.budget.share_used(""))
+        for own, used in ((0, False), (COMMON, False), (COMMON - 1, True)):
+            self.start(own)
+            self.budget.enter("alice").resize(COMMON)
+            self.assertIs(self.budget.share_used("alice"), used)
+
+    def test_nothing_left(self) -> None:
+        """Of callers who hold nothing nothing is left."""
+        share = self.budget.enter("alice")
+        share.resize(7)
+        share.leave()
+        self.assertFalse(self.budget._held)
+
+
 class ReserveTests(BudgetTestCase):
     """What each may have however much the others hold."""
 

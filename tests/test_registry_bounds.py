@@ -12,8 +12,7 @@ from twisted.internet.defer import Deferred
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import Busy, EvaluationGone
 from tawebeval.registry import Upload
-from tests.fakes import IdleThreads, make_request
-from tests.gates import Gate
+from tests.fakes import UntidyThreads, make_request
 from tests.test_registry import END, RegistryTestCase
 
 
@@ -84,22 +83,14 @@ class KeptTests(RegistryTestCase):
 
     def test_sent_before_it_is_over(self) -> None:
         """A stream may end before its evaluation has been tidied up."""
-        tidied = Gate()
-        tidied.shut = True
-
-        class Threads(IdleThreads):
-            async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
-                if call.__name__ == "remove_all":
-                    await tidied.wait()
-                return await super().run(call, *args, **kwargs)
-
-        self.world.threads = Threads()
+        self.world.threads = threads = UntidyThreads()
         self.registry = self.make()
+        threads.tidied.shut = True
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.stream(identifier)
         self.assertEqual(self.registry._records.kept, 0)
-        tidied.open()
+        threads.tidied.open()
         other, _ = self.fill()
         self.assert_refused(EvaluationGone, identifier)
         self.page(other)

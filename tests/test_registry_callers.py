@@ -8,10 +8,10 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.admission import Queue
 from tawebeval.callers import ANYBODY
-from tawebeval.config import Callers, Configuration, Evaluations
+from tawebeval.config import Buffers, Callers, Configuration, Evaluations, Limits
 from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
 from tawebeval.web.polls import Poll
-from tests.fakes import answer
+from tests.fakes import UntidyThreads, answer
 from tests.test_registry import END, RegistryTestCase
 
 
@@ -232,3 +232,135 @@ class NoKeptShareTests(KeptShareTestCase):
             self.leave("alice", 5)
             refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "alice")
             self.assertIs(type(refusal), Busy)
+
+
+class BytesShareTests(RegistryTestCase):
+    """Of 12 KiB for all two are each caller's share; one evaluation may have one."""
+
+    configuration = Configuration(
+        callers=Callers(buffers=2048),
+        evaluations=Evaluations(retain=600),
+        buffers=Buffers(total=16384, evaluation=1024, page=4096),
+        limits=Limits(wall_clock=10**6),
+    )
+    running, queued = 2, 20
+
+    def leave(self, caller: str, size: int = 1024) -> str:
+        """Let an evaluation of a caller end that nobody reads."""
+        identifier = self.registry.accept(self.upload(), caller)
+        self.world.turn()
+        self.world.child.print(b"x" * size + b"\n")
+        self.finish(self.world.child)
+        return identifier
+
+    def states(self, identifiers: list[str]) -> list[str]:
+        """Return the states of some of alice's evaluations."""
+        return [self.registry.status(identifier, "alice")["state"] for identifier in identifiers]
+
+    def check_over(self, caller: str) -> None:
+        """Hold that nothing is accepted of this caller, who is told what to do."""
+        error = self.assertRaises(OverShare, self.registry.check_admission, caller)
+        self.assertEqual(error.retry_after, 30)
+        self.assertIn("after=end", error.detail)
+
+    def test_others(self) -> None:
+        """Who leaves its share of bytes unread gets nothing more, and others do."""
+        first = self.leave("alice")
+        self.registry.check_admission("alice")
+        self.leave("alice")
+        self.check_over("alice")
+        self.leave("bob")
+        self.registry.page(first, END, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+
+    def test_expired(self) -> None:
+        """Asking for the status does not keep them."""
+        identifiers = [self.leave("alice") for _ in range(2)]
+        self.world.clock.advance(599)
+        self.states(identifiers)
+        self.check_over("alice")
+        self.world.clock.advance(1)
+        self.registry.expire()
+        self.registry.check_admission("alice")
+
+    def fill_queue(self) -> list[str]:
+        """Let many of alice's wait at once, and two end that nobody reads."""
+        identifiers = [self.registry.accept(self.upload(), "alice") for _ in range(5)]
+        for _ in range(2):
+            self.end_next()
+        return identifiers
+
+    def end_next(self) -> None:
+        """Let the first end that runs."""
+        child = next(child for child in self.world.spawn.children if child.running)
+        child.print(b"x" * 1024 + b"\n")
+        self.finish(child)
+
+    def read(self, identifier: str) -> None:
+        """Let a stream of alice's send all that there is."""
+        following = self.registry.follow(identifier, None, "alice")
+        assert following is not None
+        with following:
+            following.read(10**6)
+
+    def test_sent(self) -> None:
+        """What a stream has sent to the end goes before anything is refused."""
+        first, second = self.leave("alice"), self.leave("alice")
+        self.read(second)
+        self.registry.check_admission("alice")
+        self.assertNotIn(second, self.registry._records)
+        self.assertIn(first, self.registry._records)
+
+    def test_queue(self) -> None:
+        """What had been accepted by then waits, while others run, until some is read."""
+        first, _, *others = self.fill_queue()
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        bob = self.registry.accept(self.upload(), "bob")
+        self.assertEqual(self.registry.status(bob, "bob")["state"], "running")
+        self.finish(self.world.child)
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        self.registry.page(first, END, "alice")
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+
+    def test_queue_expired(self) -> None:
+        """Or until it expires."""
+        others = self.fill_queue()[2:]
+        self.world.clock.advance(600)
+        self.registry.expire()
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+
+    def test_queue_sent(self) -> None:
+        """Or until a stream has sent it to the end."""
+        first, _, *others = self.fill_queue()
+        self.read(first)
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+        self.assertNotIn(first, self.registry._records)
+
+    def test_queue_sent_and_paged(self) -> None:
+        """And nobody reads pages of it any more."""
+        first, _, *others = self.fill_queue()
+        self.registry.page(first, None, "alice")
+        self.read(first)
+        self.world.clock.advance(29)
+        self.registry.expire()
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        self.world.clock.advance(1)
+        self.registry.expire()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+
+    def test_queue_sent_before_it_is_over(self) -> None:
+        """And nothing is left of it but its events."""
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        first, _, *others = self.fill_queue()
+        self.read(first)
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        threads.tidied.open()
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])

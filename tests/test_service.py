@@ -293,12 +293,26 @@ class ServiceTests(SynchronousTestCase):
             assert isinstance(evaluations, EvaluationService)
             queue = evaluations._registry._queue
             budget = evaluations._registry._surroundings.budget
-            budget.change(192 * 1024)  # all but the reserve
+            budget.enter().resize(192 * 1024)  # all but the reserve
             self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
             for number in range(places):
                 self.assertFalse(queue.full())
                 queue.enter(str(number))
             self.assertTrue(queue.full())
+
+    def test_callers_share_of_the_buffers(self) -> None:
+        """A caller's share of the memory is as configured, and what it has waiting heeds it."""
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        daemon = self.make(callers=Callers(tokens=str(tokens), buffers=2048))
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        queue = evaluations._registry._queue
+        share = evaluations._registry._surroundings.budget.enter("alice")
+        share.resize(2047)
+        self.assertTrue(queue.admits("alice"))
+        share.resize(2048)
+        self.assertFalse(queue.admits("alice"))
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""
