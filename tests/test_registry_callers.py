@@ -126,15 +126,26 @@ class ShareTests(RegistryTestCase):
 
 
 class KeptShareTestCase(RegistryTestCase):
-    """Callers who do not read."""
+    """Callers who do not read, or by streams only."""
+
+    def read(self, identifier: str, caller: str = "alice") -> None:
+        """Let a stream send all that there is."""
+        following = self.registry.follow(identifier, None, caller)
+        assert following is not None
+        with following:
+            following.read(10**6)
 
     def leave(self, caller: str, count: int = 1) -> list[str]:
         """Let some evaluations end that nobody reads."""
         identifiers = []
         for _ in range(count):
             identifiers.append(self.registry.accept(self.upload(), caller))
+            self.print()
             self.finish(self.world.child)
         return identifiers
+
+    def print(self) -> None:
+        """Let the newest evaluation print nothing."""
 
 
 class KeptShareTests(KeptShareTestCase):
@@ -173,6 +184,18 @@ class KeptShareTests(KeptShareTestCase):
         self.registry.page(identifier, END, "alice")
         self.leave("alice")
         self.check_over("alice")
+
+    def test_sent(self) -> None:
+        """One of the caller's own that a stream has sent to the end makes room, no other's."""
+        (bobs,) = self.leave("bob")
+        self.read(bobs, "bob")
+        first, second = self.leave("alice", 2)
+        self.check_over("alice")
+        self.read(second)
+        self.leave("alice")
+        self.check_over("alice")
+        for identifier, known in ((bobs, True), (first, True), (second, False)):
+            self.assertEqual(identifier in self.registry._records, known)
 
     def test_discarded(self) -> None:
         """One can be discarded unread, by asking after its end; a DELETE leaves it to be read."""
@@ -234,7 +257,7 @@ class NoKeptShareTests(KeptShareTestCase):
             self.assertIs(type(refusal), Busy)
 
 
-class BytesShareTests(RegistryTestCase):
+class BytesShareTests(KeptShareTestCase):
     """Of 12 KiB for all two are each caller's share; one evaluation may have one."""
 
     configuration = Configuration(
@@ -245,13 +268,9 @@ class BytesShareTests(RegistryTestCase):
     )
     running, queued = 2, 20
 
-    def leave(self, caller: str, size: int = 1024) -> str:
-        """Let an evaluation of a caller end that nobody reads."""
-        identifier = self.registry.accept(self.upload(), caller)
-        self.world.turn()
-        self.world.child.print(b"x" * size + b"\n")
-        self.finish(self.world.child)
-        return identifier
+    def print(self) -> None:
+        """Let the newest evaluation print half of a share."""
+        self.world.child.print(b"x" * 1024 + b"\n")
 
     def states(self, identifiers: list[str]) -> list[str]:
         """Return the states of some of alice's evaluations."""
@@ -265,7 +284,7 @@ class BytesShareTests(RegistryTestCase):
 
     def test_others(self) -> None:
         """Who leaves its share of bytes unread gets nothing more, and others do."""
-        first = self.leave("alice")
+        (first,) = self.leave("alice")
         self.registry.check_admission("alice")
         self.leave("alice")
         self.check_over("alice")
@@ -276,7 +295,7 @@ class BytesShareTests(RegistryTestCase):
 
     def test_expired(self) -> None:
         """Asking for the status does not keep them."""
-        identifiers = [self.leave("alice") for _ in range(2)]
+        identifiers = self.leave("alice", 2)
         self.world.clock.advance(599)
         self.states(identifiers)
         self.check_over("alice")
@@ -297,16 +316,9 @@ class BytesShareTests(RegistryTestCase):
         child.print(b"x" * 1024 + b"\n")
         self.finish(child)
 
-    def read(self, identifier: str) -> None:
-        """Let a stream of alice's send all that there is."""
-        following = self.registry.follow(identifier, None, "alice")
-        assert following is not None
-        with following:
-            following.read(10**6)
-
     def test_sent(self) -> None:
         """What a stream has sent to the end goes before anything is refused."""
-        first, second = self.leave("alice"), self.leave("alice")
+        first, second = self.leave("alice", 2)
         self.read(second)
         self.registry.check_admission("alice")
         self.assertNotIn(second, self.registry._records)
