@@ -113,17 +113,16 @@ class Ring:
         self.size -= len(batch.lines)
 
     def _find(self, cursor: int) -> tuple[int, int]:
-        """Return the index of the batch in which `cursor` lies, and the cursor it begins at.
+        """Return the index of the batch that has the event after `cursor`, and where it begins.
 
         Readers are mostly near one of the ends, so the search begins at the nearer one.
         """
         if cursor - self.oldest <= self.newest - cursor:
-            first = self.oldest
-            for index, batch in enumerate(self._batches):
-                if cursor < first + batch.count:
-                    return index, first
-                first += batch.count
-            return len(self._batches), first
+            index, first = 0, self.oldest
+            while cursor >= first + self._batches[index].count:
+                first += self._batches[index].count
+                index += 1
+            return index, first
         index, first = len(self._batches), self.newest
         while cursor < first:
             index -= 1
