@@ -124,10 +124,8 @@ class Registry:
         )
         record = self._records.add(evaluation, upload, caller)
         self._alive[identifier] = evaluation
-        evaluation.over.wait().addCallback(lambda _: self._over(record))
-        evaluation.begin(
-            lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
-        )
+        evaluation.over.tell(lambda _: self._over(record))
+        evaluation.begin(self._queue)
         return identifier
 
     def _over(self, record: Record) -> None:

@@ -33,7 +33,7 @@ log = Logger()
 
 
 class Run(ProcessProtocol):
-    """Watches over an evaluator's process; `ended` is set when all of it is over.
+    """Watches over an evaluator's process; `ended` is set, to itself, when all of it is over.
 
     `failure` is why the run was stopped or failed, None after a good end; `usage` is what it
     has used, known at its end. `grace` is the number of seconds between TERM and KILL.
@@ -47,7 +47,7 @@ class Run(ProcessProtocol):
         cell: Cell,
         threads: Threads,
     ) -> None:
-        self.ended: Latch[None] = Latch()
+        self.ended: Latch[Run] = Latch()
         self.failure: EvaluationError | None = None
         self.exit = Exit(None)
         self.usage = Usage(None, None)
@@ -167,7 +167,7 @@ class Run(ProcessProtocol):
         self._add_what_was_waited_for()
         if self.failure is None and self.exit != Exit(0):
             self.failure = await self._asked(self._cell.exceeded, True) or self._why()
-        self.ended.set(None)
+        self.ended.set(self)
 
     async def _asked(self, question: Callable[..., T], *arguments: Any) -> T | None:
         """Return what the cell answers; nothing where it cannot, for the run has to end."""
