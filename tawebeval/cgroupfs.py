@@ -92,7 +92,7 @@ class Directory:
     kernel: Kernel = attrs.field(repr=False, eq=False)
 
     def __truediv__(self, name: str) -> Directory:
-        return attrs.evolve(self, path=f"{self.path}/{name}")
+        return Directory(f"{self.path}/{name}", self.kernel)
 
     def read(self, name: str) -> str:
         """Return what a file of the group says.

@@ -63,13 +63,42 @@ class Usage:
 
 @attrs.define
 class Group:
-    """The processes of one evaluation; made by `Cgroups.make`."""
+    """The processes of one evaluation; made by `Cgroups.make`.
 
-    _parts: Parts
+    `homes` are the places where all groups are, `name` is the group's own in each of them.
+    """
+
+    _homes: Parts
+    _name: str
     _time: Callable[[], float] = time.monotonic
     _exceeded: frozenset[What] = frozenset()
     _removed: bool = False
     _cpu_due: float = 0.0  # not before this can the processor time be over its limit
+
+    @property
+    def _parts(self) -> Sequence[tuple[What, Control, Directory]]:
+        """Each control with the directory where it is at work for this group."""
+        return [(what, control, home / self._name) for what, (control, home) in self._homes.items()]
+
+    @property
+    def _directories(self) -> Sequence[Directory]:
+        return [home / self._name for home in _directories(self._homes)]
+
+    def make(self, limits: Limits) -> None:
+        """Make it, with these limits. Blocks.
+
+        Raises OSError when it cannot be made, and then leaves nothing behind.
+        """
+        made: list[Directory] = []
+        try:
+            for directory in self._directories:
+                directory.make()
+                made.append(directory)
+            for _, control, directory in self._parts:
+                control.limit(directory, limits)
+        except OSError:
+            sweep(made)
+            raise
 
     def entry(self) -> Sequence[str]:
         """Return the files into which a process has to write "0" to get in, up to three.
@@ -77,17 +106,15 @@ class Group:
         It must have a single thread. What it starts later is in, too. It cannot get out by itself
         as long as it does not see the file system of the cgroups.
         """
-        return [group.entrance() for group in _directories(self._parts)]
+        return [group.entrance() for group in self._directories]
 
     def usage(self) -> Usage:
         """Return what the group has used until now; a few small reads."""
-        parts = self._parts.values()
-        return Usage(
-            self._cpu_seconds(), _known(control.peak_memory(group) for control, group in parts)
-        )
+        peaks = (control.peak_memory(group) for _, control, group in self._parts)
+        return Usage(self._cpu_seconds(), _known(peaks))
 
     def _cpu_seconds(self) -> float | None:
-        return _known(control.cpu_seconds(group) for control, group in self._parts.values())
+        return _known(control.cpu_seconds(group) for _, control, group in self._parts)
 
     def over_cpu(self, limit: float) -> bool:
         """Tell whether it has used more than so many seconds of all processors; False if unknown.
@@ -109,15 +136,14 @@ class Group:
         After `remove`, whose killing looks like it, this does not change any more.
         """
         if not self._removed:
-            parts = self._parts.items()
-            self._exceeded |= {what for what, (each, group) in parts if each.exceeded(group)}
+            self._exceeded |= {what for what, each, group in self._parts if each.exceeded(group)}
         return self._exceeded
 
     def remove(self) -> None:
         """Kill everybody in the group and remove it; waits up to a second until they have gone."""
         self.exceeded()
         self._removed = True
-        for group, error in sweep(_directories(self._parts)):
+        for group, error in sweep(self._directories):
             log.error("{path} stays: {error}", path=group.path, error=error)
 
 
@@ -149,19 +175,9 @@ class Cgroups:
 
         Raises OSError when it cannot be made, and then leaves nothing behind.
         """
-        name = f"evaluation-{identifier}"
-        parts = {what: (control, home / name) for what, (control, home) in self._parts.items()}
-        made: list[Directory] = []
-        try:
-            for group in _directories(parts):
-                group.make()
-                made.append(group)
-            for control, group in parts.values():
-                control.limit(group, limits)
-        except OSError:
-            sweep(made)
-            raise
-        return Group(parts)
+        group = Group(self._parts, f"evaluation-{identifier}")
+        group.make(limits)
+        return group
 
     def close(self) -> None:
         """Kill all groups that there still are and remove them, and what else can be removed."""

@@ -76,7 +76,8 @@ class Evaluation:
     """One run of an evaluator on one submission.
 
     `seed` is the one given or drawn, `caller` who began it. Times are in seconds since the epoch.
-    `over` is set, to itself, when nothing is left of it but its events.
+    `upload` is where its files are until the workspace has them. `over` is set, to itself, when
+    nothing is left of it but its events.
 
     Most of their lives evaluations just run, a thousand at once. So a coroutine brings one to
     that, and another one from there to its end; meanwhile none waits.
@@ -85,7 +86,7 @@ class Evaluation:
     identifier: str
     request: EvaluationRequest
     seed: int
-    upload: Path
+    upload: Path | None
     workspace: Workspace
     _surroundings: Surroundings
     caller: str = ANYBODY
@@ -176,7 +177,9 @@ class Evaluation:
 
         All that blocks is done here, in one thread: each change of threads costs time.
         """
+        assert self.upload is not None, "nobody else takes it"
         self.workspace.create(self.upload)
+        self.upload = None
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
         cell.open()
         return directory
@@ -288,7 +291,8 @@ class Evaluation:
             if self._cell is not None:
                 self._cell.close()
             self.workspace.remove()
-            remove(self.upload)
+            if self.upload is not None:
+                remove(self.upload)
 
         try:
             await self._surroundings.threads.run(remove_all)

@@ -39,6 +39,10 @@ class Run(ProcessProtocol):
     has used, known at its end. `grace` is the number of seconds between TERM and KILL.
     """
 
+    failure: EvaluationError | None = None
+    exit = Exit(None)
+    usage = Usage(None, None)
+
     def __init__(
         self,
         clock: IReactorTime,
@@ -48,9 +52,6 @@ class Run(ProcessProtocol):
         threads: Threads,
     ) -> None:
         self.ended: Latch[Run] = Latch()
-        self.failure: EvaluationError | None = None
-        self.exit = Exit(None)
-        self.usage = Usage(None, None)
         self._clock = clock
         self._intake = intake
         self._grace = grace
