@@ -14,8 +14,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from tawebeval.cgroups import Usage
 from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.groups import Usage
 from tawebeval.intake import Intake
 from tawebeval.process import ChildProcess
 from tawebeval.sandbox import Cell, Exit

@@ -18,17 +18,21 @@ from typing import Protocol
 
 import attrs
 
-from tawebeval.cgroups import Cgroups, Group, Usage
+from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.disk import DiskWatch
 from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.groups import Group, Usage
 from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
 from tawebeval.workspace import NOT_THE_EVALUATORS, View, Workspace
 from tawebeval.writable import Copies, Trees, WritableTree
 
 _SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
+# Seconds for which it may go unnoticed that a run has met a limit which the kernel enforces: there
+# is nothing more to be had meanwhile.
+_UNNOTICED = 1.0
 _BLOCK = 4096  # bytes that a small file takes at most beyond its own
 
 # Enters the groups that are named before `--`, and becomes the command after it.
@@ -140,7 +144,7 @@ class Cell(ABC):
         """
         limits = self.limits
         if self._group is not None:
-            over = self._group.exceeded()
+            over = self._group.exceeded(0 if final else _UNNOTICED)
             if "memory" in over:
                 return over_limit("memory", "memory", "bytes of memory", limits.memory)
             if "processes" in over:

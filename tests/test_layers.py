@@ -47,7 +47,7 @@ LAYERS = {
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay mounter"
         " callbacks posting secretfiles pinned signing telling"
-        " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
+        " kernel privileges ownership cgroupfs cgrouphomes cgroups groups controls",
         below="core",
         never="klein werkzeug multipart",
     ),

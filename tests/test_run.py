@@ -11,11 +11,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.budget import Budget
-from tawebeval.cgroups import Usage
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
 from tawebeval.events import Batch
 from tawebeval.fileblock import WantedFile
+from tawebeval.groups import Usage
 from tawebeval.intake import Intake
 from tawebeval.ring import Ring
 from tawebeval.run import STDERR_TAIL, Run
