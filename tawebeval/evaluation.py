@@ -192,18 +192,10 @@ class Evaluation:
         parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
         intake = self._intake = Intake(clock, parser, self.ring, self.share, self)
         run = Run(clock, intake, settings.grace, cell, surroundings.threads)
-        launch = cell.launch(
-            self.request.evaluator_cmd,
-            variables(
-                self.request,
-                self.seed,
-                self.workspace,
-                cell.view,
-                markers,
-                settings.environment,
-            ),
-            directory,
+        environment = variables(
+            self.request, self.seed, self.workspace, cell.view, markers, settings.environment
         )
+        launch = cell.launch(self.request.evaluator_cmd, environment, directory)
         surroundings.spawn(
             run,
             launch.argv,

@@ -38,7 +38,7 @@ class Upload:
 class Record:
     """What is noted about an evaluation.
 
-    `key`, `digest` and `size` are of its upload. `number` tells in which order they were accepted,
+    `key`, `digest`, which tells forms with one key apart, and `size` are of its upload. `number` tells in which order they were accepted,
     `asked` when a client last asked, in seconds of the clock. `fate` is DRAINED or EXPIRED when it
     is forgotten.
     """
@@ -114,7 +114,7 @@ class Records:
         record = self._records[identifier] = self._living[identifier] = Record(
             evaluation,
             upload.key,
-            upload.digest,
+            upload.digest if upload.key is not None else b"",
             upload.size,
             caller,
             self._accepted,
