@@ -48,6 +48,7 @@ from tawebeval.workspace import View, Workspace
 _INIT = "/init"
 _WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
 
+_ROOM = Path("/evaluation")  # where an evaluator finds its workspace
 _ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 # Of /etc: how programs find their libraries and one another ...
@@ -199,10 +200,12 @@ class BubblewrapCell(Cell):
         sandbox: Bubblewrap,
     ) -> None:
         super().__init__(workspace, checkout, limits, cgroups, orphans, sandbox.trees)
-        self.view = workspace.elsewhere(Path("/evaluation"))
         self._sandbox = sandbox
         self._opened = contextlib.ExitStack()
         self._descriptors: Descriptors | None = None
+
+    def _seen(self) -> View:
+        return self.workspace.elsewhere(_ROOM)
 
     def open(self) -> None:
         """Make the groups and the descriptors. Blocks. Raises OSError."""
@@ -227,7 +230,8 @@ class BubblewrapCell(Cell):
             words += ["--setenv", name, value]
         os.pwrite(self._descriptors.environment, os.fsencode("\0".join(words)), 0)
         inside = self._limited(["/bin/sh", "-c", command], apart=True)
-        argv = self._sandbox.argv(self.view, self.view.of(directory), inside, self._descriptors)
+        view = self.view
+        argv = self._sandbox.argv(view, view.of(directory), inside, self._descriptors)
         return Launch(
             self._grouped([*self._tree.prefix, *argv]),
             {},

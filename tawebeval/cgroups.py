@@ -6,23 +6,18 @@ tells what works, and why the rest does not. All of this blocks, though mostly n
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
 
 import attrs
-from twisted.logger import Logger
 
 from tawebeval import controls
 from tawebeval.cgroupfs import Directory, Kernel, sweep
 from tawebeval.cgrouphomes import Home, Owner, settle_legacy, settle_unified
 from tawebeval.config import Limits
 from tawebeval.controls import Control
+from tawebeval.groups import Group, Parts, What, directories
 from tawebeval.hierarchies import parse_hierarchies
-
-What = Literal["memory", "processes", "cpu"]
 
 # What serves for each: under version 2, and under version 1.
 _CONTROLS: Mapping[What, tuple[Control, Control]] = {
@@ -43,82 +38,7 @@ REMEDY = (
     "start the daemon as root and name a user in service.user"
 )
 
-# Each with the directory where it is at work.
-Parts = Mapping[What, tuple[Control, Directory]]
-
 Settle = Callable[[Directory, str, Owner], Home]
-
-T = TypeVar("T")
-
-log = Logger()
-
-
-@attrs.frozen
-class Usage:
-    """What a group has used: seconds of all processors, bytes at once; None where unknown."""
-
-    cpu_seconds: float | None
-    peak_memory: int | None
-
-
-@attrs.define
-class Group:
-    """The processes of one evaluation; made by `Cgroups.make`."""
-
-    _parts: Parts
-    _time: Callable[[], float] = time.monotonic
-    _exceeded: frozenset[What] = frozenset()
-    _removed: bool = False
-    _cpu_due: float = 0.0  # not before this can the processor time be over its limit
-
-    def entry(self) -> Sequence[str]:
-        """Return the files into which a process has to write "0" to get in, up to three.
-
-        It must have a single thread. What it starts later is in, too. It cannot get out by itself
-        as long as it does not see the file system of the cgroups.
-        """
-        return [group.entrance() for group in _directories(self._parts)]
-
-    def usage(self) -> Usage:
-        """Return what the group has used until now; a few small reads."""
-        parts = self._parts.values()
-        return Usage(
-            self._cpu_seconds(), _known(control.peak_memory(group) for control, group in parts)
-        )
-
-    def _cpu_seconds(self) -> float | None:
-        return _known(control.cpu_seconds(group) for control, group in self._parts.values())
-
-    def over_cpu(self, limit: float) -> bool:
-        """Tell whether it has used more than so many seconds of all processors; False if unknown.
-
-        A small read, and only when it can be so by now: faster than all processors run nobody is.
-        """
-        now = self._time()
-        if now < self._cpu_due:
-            return False
-        used = self._cpu_seconds()
-        if used is None:
-            return False
-        self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
-        return used > limit
-
-    def exceeded(self) -> frozenset[What]:
-        """Return which limits have stopped somebody in the group; a few small reads.
-
-        After `remove`, whose killing looks like it, this does not change any more.
-        """
-        if not self._removed:
-            parts = self._parts.items()
-            self._exceeded |= {what for what, (each, group) in parts if each.exceeded(group)}
-        return self._exceeded
-
-    def remove(self) -> None:
-        """Kill everybody in the group and remove it; waits up to a second until they have gone."""
-        self.exceeded()
-        self._removed = True
-        for group, error in sweep(_directories(self._parts)):
-            log.error("{path} stays: {error}", path=group.path, error=error)
 
 
 @attrs.frozen
@@ -149,19 +69,9 @@ class Cgroups:
 
         Raises OSError when it cannot be made, and then leaves nothing behind.
         """
-        name = f"evaluation-{identifier}"
-        parts = {what: (control, home / name) for what, (control, home) in self._parts.items()}
-        made: list[Directory] = []
-        try:
-            for group in _directories(parts):
-                group.make()
-                made.append(group)
-            for control, group in parts.values():
-                control.limit(group, limits)
-        except OSError:
-            sweep(made)
-            raise
-        return Group(parts)
+        group = Group(self._parts, f"evaluation-{identifier}")
+        group.make(limits)
+        return group
 
     def close(self) -> None:
         """Kill all groups that there still are and remove them, and what else can be removed."""
@@ -226,7 +136,7 @@ class _Opening:
                     reasons.append(_reason(error))
             if what not in parts:
                 missing[what] = "; ".join(reasons) or "there is no cgroup controller for it"
-        return Cgroups(self._used(_directories(parts)), parts, missing)
+        return Cgroups(self._used(directories(parts)), parts, missing)
 
     def _settled(self, settle: Settle, path: str) -> Home:
         """Settle in a group, once, though several controls may be there; raises OSError."""
@@ -264,12 +174,3 @@ def _probe(control: Control, home: Directory) -> None:
 
 def _reason(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
-
-
-def _known(values: Iterable[T | None]) -> T | None:
-    return next((value for value in values if value is not None), None)
-
-
-def _directories(parts: Parts) -> Sequence[Directory]:
-    """Return the directories of all parts, each once though it may serve for several."""
-    return list(dict.fromkeys(directory for _, directory in parts.values()))

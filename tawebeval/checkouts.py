@@ -51,13 +51,16 @@ class _Kept:
     path: Path
     size: int
     users: int = 0
+    _checkout: Checkout | None = None  # of the commit that was asked for last
 
     def use(self, commit: Commit) -> Checkout:
-        """Return it for one who uses it from now on."""
+        """Return it for one who uses it from now on; all who use one commit have the same."""
         self.users += 1
         with suppress(OSError):
             os.utime(self.path)  # for whoever takes the cache over
-        return Checkout(commit, self.path, self._release)
+        if self._checkout is None or self._checkout.commit != commit:
+            self._checkout = Checkout(commit, self.path, self._release)
+        return self._checkout
 
     def _release(self) -> None:
         self.users -= 1

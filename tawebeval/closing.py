@@ -13,7 +13,7 @@ from tawebeval.errors import EvaluationError
 from tawebeval.evaluation import Evaluation
 from tawebeval.following import Followers
 from tawebeval.life import State
-from tawebeval.records import Records
+from tawebeval.records import Record, Records
 from tawebeval.signals import Signal, until
 
 _FAREWELL = 5.0  # seconds in which readers can still take what they have not, at the end
@@ -29,7 +29,7 @@ class Closing:
     has left.
     """
 
-    _alive: Mapping[str, Evaluation]
+    _alive: Mapping[str, Record]
     _records: Records
     _followers: Followers
     _clock: IReactorTime
@@ -59,7 +59,7 @@ class Closing:
         """
         self.begun = True
         active = bool(self._alive)
-        self._stop([one for one in self._alive.values() if one.state is State.QUEUED])
+        self._stop([one for one in self._evaluations() if one.state is State.QUEUED])
         if drain and self._alive and not self._hurried:
             log.info(
                 "{count} evaluations have {drain:g} seconds to end by themselves; another signal"
@@ -68,14 +68,17 @@ class Closing:
                 drain=drain,
             )
             await self._wait(lambda: self._hurried or not self._alive, drain)
-        over = [one.over.wait() for one in self._alive.values()]
-        self._stop(list(self._alive.values()))
+        over = [one.over.wait() for one in self._evaluations()]
+        self._stop(self._evaluations())
         await gatherResults(over)
         for identifier in self._records.read_by_pages():
             self.note_reader(identifier)
         active = active or bool(self._followers or self._readers)
         await self._wait(self._all_told, _FAREWELL)
         return active
+
+    def _evaluations(self) -> list[Evaluation]:
+        return [record.evaluation for record in self._alive.values()]
 
     def _stop(self, evaluations: list[Evaluation]) -> None:
         for evaluation in evaluations:

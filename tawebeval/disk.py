@@ -177,7 +177,7 @@ class DiskWatch:
     _pids: Callable[[], Iterable[int]]
     _apart: Collection[str] = frozenset()
     _since: float = 0.0
-    devices: set[int] = attrs.field(factory=set)
+    devices: Collection[int] = frozenset()
     _time: Callable[[], float] = time.monotonic
     _use: DiskUse = attrs.field(factory=DiskUse)
     _free: tuple[int, int] | None = None

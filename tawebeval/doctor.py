@@ -20,12 +20,13 @@ from twisted.internet.endpoints import serverFromString
 from tawebeval.access import find_tokens
 from tawebeval.belongings import check_readable
 from tawebeval.bubblewrap import write_accounts
-from tawebeval.cgroups import REMEDY, Cgroups, What, open_cgroups
+from tawebeval.cgroups import REMEDY, Cgroups, open_cgroups
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.exposure import check_endpoints
 from tawebeval.findings import Finding, Health, broken, judged
 from tawebeval.gitversion import check_git
+from tawebeval.groups import What
 from tawebeval.kernel import Process
 from tawebeval.orphans import Orphans
 from tawebeval.ownership import name_of

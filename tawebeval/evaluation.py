@@ -2,81 +2,56 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.logger import Logger
 
-from tawebeval.budget import Budget, Share
+from tawebeval.budget import Share
 from tawebeval.callback import Callback
 from tawebeval.callers import ANYBODY
 from tawebeval.checkouts import Checkout
 from tawebeval.chronicle import tell_beginning, tell_stderr, tell_step
 from tawebeval.commits import Commit
-from tawebeval.config import Configuration
 from tawebeval.errors import EvaluationError
 from tawebeval.events import encode_error
 from tawebeval.fileblock import WantedFile
-from tawebeval.form import EvaluationRequest, Repository
+from tawebeval.form import EvaluationRequest
 from tawebeval.intake import Intake
 from tawebeval.life import State, step
 from tawebeval.markers import Markers
-from tawebeval.process import Spawner
 from tawebeval.removal import remove
 from tawebeval.ring import Ring
 from tawebeval.run import Run
-from tawebeval.sandbox import Cell, Sandbox
+from tawebeval.sandbox import Cell
 from tawebeval.segi import Parser
-from tawebeval.signals import Latch, Signal, Threads, completed
-from tawebeval.tally import EvaluationTally
-from tawebeval.watch import Watch
-from tawebeval.workspace import View, Workspace, log_name
+from tawebeval.signals import Latch, Signal
+from tawebeval.surroundings import Places, Surroundings
+from tawebeval.variables import variables
+from tawebeval.workspace import Workspace, log_name
 
 log = Logger()
-
-
-class Source(Protocol):
-    """Where commits come from."""
-
-    async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
-        """Return the commit and its tree, for the caller to release. Raises EvaluationError."""
-
-
-@attrs.frozen
-class Surroundings:
-    """What evaluations need from the world, handed in."""
-
-    configuration: Configuration
-    clock: Any
-    random: Callable[[int], bytes]
-    threads: Threads
-    spawn: Spawner
-    repositories: Source
-    sandbox: Sandbox
-    watch: Watch
-    budget: Budget
-    time: Callable[[], float] = time.time
-    tally: EvaluationTally = attrs.field(factory=EvaluationTally)
 
 
 @attrs.define(eq=False)
 class Evaluation:
     """One run of an evaluator on one submission.
 
-    `slot` is awaited before anything is done, and `release` called when the slot is free
-    again. `seed` is the one given or drawn, `caller` who began it. Times are in seconds since
-    the epoch.
+    `seed` is the one given or drawn, `caller` who began it. Times are in seconds since the epoch.
+    `upload` is where its files are until the workspace has them. `over` is set, to itself, when
+    nothing is left of it but its events.
+
+    Most of their lives evaluations just run, a thousand at once. So a coroutine brings one to
+    that, and another one from there to its end; meanwhile none waits.
     """
 
     identifier: str
     request: EvaluationRequest
     seed: int
-    upload: Path
+    upload: Path | None
     workspace: Workspace
     _surroundings: Surroundings
     caller: str = ANYBODY
@@ -91,12 +66,13 @@ class Evaluation:
     times: dict[str, float] = attrs.field(factory=dict)
     _since: float = 0.0  # of its state
     changed: Signal[None] = attrs.field(factory=Signal)
-    over: Latch[None] = attrs.field(factory=Latch)
+    over: Latch[Evaluation] = attrs.field(factory=Latch)
     _intake: Intake | None = None
     _checkout: Checkout | None = None
     _cell: Cell | None = None
     _stopped: EvaluationError | None = None
-    _life: Deferred[None] | None = None
+    _places: Places | None = None
+    _coming: Deferred[None] | None = None
 
     def __attrs_post_init__(self) -> None:
         self.share = self._surroundings.budget.enter(self.caller)
@@ -106,12 +82,15 @@ class Evaluation:
         """What the log calls it."""
         return log_name(self.identifier)
 
-    def begin(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
-        """Come to life. `over` is set when nothing is left of it but its events."""
+    def begin(self, places: Places) -> None:
+        """Come to life, and run as soon as there is a place."""
         self._since = self.times["created"] = self._surroundings.time()
         self._surroundings.tally.begin()
         tell_beginning(self)
-        self._life = Deferred.fromCoroutine(self._live(slot, release)).addErrback(
+        self._coming = self._in_background(self._come_to_run(places))
+
+    def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
+        return Deferred.fromCoroutine(coroutine).addErrback(
             lambda failure: log.failure("{evaluation}: a defect", failure, evaluation=self.name)
         )
 
@@ -119,8 +98,10 @@ class Evaluation:
         """End it for that reason, which becomes its final event. One that has ended stays so."""
         if self._stopped is None and not self.state.ended:
             self._stopped = reason
-            assert self._life is not None
-            self._life.cancel()
+            if self.run is not None:
+                self.run.stop(reason)
+            elif self._coming is not None:
+                self._coming.cancel()
 
     def acknowledged(self) -> None:
         """Events were discarded from the ring: more may be read from stdout."""
@@ -135,22 +116,14 @@ class Evaluation:
         self.ring.acknowledge(self.ring.newest)
         self.share.leave()
 
-    async def _live(self, slot: Callable[[], Awaitable[None]], release: Callable[[], None]) -> None:
+    async def _come_to_run(self, places: Places) -> None:
+        """Wait for a place, fetch and start; or come to a bad end."""
         try:
-            await slot()
+            await places.enter(self.identifier, self.caller)
         except CancelledError:
-            self._end(self._stopped)
-        else:
-            try:
-                self._end(await self._evaluate())
-            finally:
-                release()
-        finally:
-            await self._clean_up()
-            self.over.set(None)
-
-    async def _evaluate(self) -> EvaluationError | None:
-        """Fetch and run; return why that came to no good end."""
+            await self._conclude(self._stopped)
+            return
+        self._places = places
         try:
             self._enter(State.FETCHING)
             checkout = self._checkout = await self._surroundings.repositories.check_out(
@@ -159,69 +132,43 @@ class Evaluation:
             self.commit = checkout.commit
             cell = self._cell = self._surroundings.sandbox.cell(self.workspace, checkout)
             directory = await self._surroundings.threads.run(self._open, cell, checkout)
-            return await self._run(directory, cell)
+            self._start(directory, cell)
         except EvaluationError as error:
-            return error
+            await self._conclude(error)
         except CancelledError:
-            return self._stopped
+            await self._conclude(self._stopped)
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure("{evaluation}: could not be evaluated", evaluation=self.name)
             # Of the machine's own, such as a path, the log tells.
             why = error.strerror if isinstance(error, OSError) else type(error).__name__
-            return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
+            await self._conclude(
+                EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
+            )
 
     def _open(self, cell: Cell, checkout: Checkout) -> Path:
         """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError.
 
         All that blocks is done here, in one thread: each change of threads costs time.
         """
+        assert self.upload is not None, "nobody else takes it"
         self.workspace.create(self.upload)
+        self.upload = None
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
         cell.open()
         return directory
 
-    async def _run(self, directory: Path, cell: Cell) -> EvaluationError | None:
-        run = self.run = self._start(directory, cell)
-        self._enter(State.RUNNING)
-        with self._surroundings.watch.over(cell, run.stop), suppress(CancelledError):
-            # Not raised: `run.failure` tells of it.
-            await completed(run.ended, lambda: run.stop(self._reason()))
-        if run.stderr:
-            tell_stderr(self, run.stderr)
-        return run.failure
-
-    def _start(self, directory: Path, cell: Cell) -> Run:
+    def _start(self, directory: Path, cell: Cell) -> None:
         """Start the evaluator. Raises OSError."""
-        configuration, surroundings = self._surroundings.configuration, self._surroundings
-        limits = configuration.limits
+        surroundings, clock = self._surroundings, self._surroundings.clock
+        settings, limits = surroundings.configuration.evaluations, surroundings.configuration.limits
         markers = self.markers = Markers.fresh(surroundings.random)
-
-        async def read_file(wanted: WantedFile) -> bytes:
-            return await surroundings.threads.run(
-                self.workspace.read_file, wanted.path, directory, limits.file, cell.view
-            )
-
-        self._intake = Intake(
-            surroundings.clock,
-            Parser(markers, max_value=limits.data_value, max_file=limits.file),
-            self.ring,
-            self.share,
-            changed=lambda: self.changed.fire(None),
-            held=lambda held: run.hold(held),
-            read_file=read_file,
+        parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
+        intake = self._intake = Intake(clock, parser, self.ring, self.share, self)
+        run = Run(clock, intake, settings.grace, cell, surroundings.threads)
+        environment = variables(
+            self.request, self.seed, self.workspace, cell.view, markers, settings.environment
         )
-        run = Run(
-            surroundings.clock,
-            self._intake,
-            configuration.evaluations.grace,
-            cell,
-            surroundings.threads,
-        )
-        launch = cell.launch(
-            self.request.evaluator_cmd,
-            self._environment(markers, configuration.evaluations.environment, cell.view),
-            directory,
-        )
+        launch = cell.launch(self.request.evaluator_cmd, environment, directory)
         surroundings.spawn(
             run,
             launch.argv,
@@ -230,33 +177,43 @@ class Evaluation:
             descriptors=launch.descriptors,
             stdin=launch.stdin,
         )
-        return run
+        self.run = run
+        self._coming = None
+        self._enter(State.RUNNING)
+        surroundings.watch.begin(cell, run.stop)
+        run.ended.tell(self._ran)
 
-    def _reason(self) -> EvaluationError:
-        assert self._stopped is not None, "only `stop` cancels"
-        return self._stopped
+    def _ran(self, run: Run) -> None:
+        assert self._cell is not None, "it has run there"
+        self._surroundings.watch.end(self._cell)
+        if run.stderr:
+            tell_stderr(self, run.stderr)
+        self._in_background(self._conclude(run.failure))
 
-    def _environment(
-        self, markers: Markers, configured: Mapping[str, str], view: View
-    ) -> dict[str, str]:
-        """Return the evaluator's environment (contract, section 4), nothing of the daemon's own."""
-        workspace = self.workspace
-        return {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            "PYTHONUNBUFFERED": "1",
-            **configured,
-            "HOME": str(view.of(workspace.home)),
-            "TEMPORARY_DIRECTORY": str(view.of(workspace.temporary)),
-            "TURINGARENA_SEED": str(self.seed),
-            **{
-                f"SUBMISSION_FILE_{file.field.upper()}": str(
-                    view.of(workspace.submission_path(file))
-                )
-                for file in self.request.submission
-            },
-            **markers.environment(),
-        }
+    # What the intake tells and asks
+
+    def printed(self) -> None:
+        """Wake those who wait for events."""
+        self.changed.fire(None)
+
+    def hold(self, held: bool) -> None:
+        """Stop the clock while nobody takes what is printed."""
+        assert self.run is not None, "it is the run that prints"
+        self.run.hold(held)
+
+    async def read_file(self, wanted: WantedFile) -> bytes:
+        """Return the content of a file that the evaluator names. Raises FileRefused."""
+        return await self._surroundings.threads.run(self._read_file, wanted.path)
+
+    def _read_file(self, path: str) -> bytes:
+        assert self._cell is not None, "it runs there"
+        assert self._checkout is not None, "with that as its tree"
+        return self.workspace.read_file(
+            path,
+            self.workspace.working_directory(self.request.directory, self._checkout.path),
+            self._surroundings.configuration.limits.file,
+            self._cell.view,
+        )
 
     def _enter(self, state: State) -> None:
         before, self.state = self.state, step(self.state, state)
@@ -285,12 +242,23 @@ class Evaluation:
         self.share.resize(self.ring.size)
         self.changed.fire(None)
 
+    async def _conclude(self, failure: EvaluationError | None) -> None:
+        """Come to the end, and leave nothing."""
+        try:
+            self._end(failure)
+        finally:
+            if self._places is not None:
+                self._places.leave(self.identifier)
+            await self._clean_up()
+            self.over.set(self)
+
     async def _clean_up(self) -> None:
         def remove_all() -> None:
             if self._cell is not None:
                 self._cell.close()
             self.workspace.remove()
-            remove(self.upload)
+            if self.upload is not None:
+                remove(self.upload)
 
         try:
             await self._surroundings.threads.run(remove_all)

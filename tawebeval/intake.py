@@ -6,7 +6,7 @@ back-pressure: when the ring is full, or a file must be read first, the producer
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
@@ -37,13 +37,24 @@ class Producer(Protocol):
         """Read stdout again."""
 
 
-class Intake:
-    """Feeds one ring from one stdout.
+class Owner(Protocol):
+    """Whose stdout it is."""
 
-    While the ring's `share` of the buffers is full the producer is paused. `changed()` is
-    called when there are new events, `held(bool)` when the ring becomes full, and when there is
-    room again. `read_file` gives a wanted file's content or raises
-    FileRefused. `done` is set when all has been put into the ring.
+    def printed(self) -> None:
+        """Take that there are new events."""
+
+    def hold(self, held: bool) -> None:
+        """Take that the ring has become full, or that there is room again."""
+
+    def read_file(self, wanted: WantedFile) -> Awaitable[bytes]:
+        """Return the content of a file. Raises FileRefused."""
+
+
+class Intake:
+    """Feeds one ring from one stdout, which is `owner`'s.
+
+    While the ring's `share` of the buffers is full the producer is paused. `done` is set when
+    all has been put into the ring.
     """
 
     def __init__(
@@ -52,19 +63,14 @@ class Intake:
         parser: Parser,
         ring: Ring,
         share: Share,
-        *,
-        changed: Callable[[], object],
-        held: Callable[[bool], object],
-        read_file: Callable[[WantedFile], Awaitable[bytes]],
+        owner: Owner,
     ) -> None:
         self.done: Latch[None] = Latch()
         self._clock = clock
         self._parser = parser
         self._ring = ring
         self._share = share
-        self._changed = changed
-        self._held = held
-        self._read_file = read_file
+        self._owner = owner
         self._producer: Producer | None = None
         self._full = False
         self._paused = False
@@ -105,7 +111,7 @@ class Intake:
             self._flush = self._clock.callLater(PARTIAL_LINE, self._deliver_partial)
         self._balance()
         if batch.count:
-            self._changed()
+            self._owner.printed()
 
     def _deliver_partial(self) -> None:
         self._flush = None
@@ -113,7 +119,7 @@ class Intake:
 
     async def _supply(self, wanted: WantedFile) -> None:
         try:
-            content = await self._read_file(wanted)
+            content = await self._owner.read_file(wanted)
         except FileRefused as error:
             batch = self._parser.refuse(str(error))
         except Exception:  # noqa: BLE001  (the run goes on)
@@ -140,7 +146,7 @@ class Intake:
         full = self._share.full
         if full is not self._full:
             self._full = full
-            self._held(full)
+            self._owner.hold(full)
         paused = full or self._reading
         if paused is not self._paused and self._producer is not None:
             self._paused = paused

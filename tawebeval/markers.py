@@ -28,6 +28,11 @@ class Markers:
 
         return cls(*map(marker, (b"data-begin", b"data-end", b"file-begin", b"file-end")))
 
+    @property
+    def begins(self) -> tuple[bytes, bytes]:
+        """Those with which blocks begin, of data and of a file."""
+        return self.data_begin, self.file_begin
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that tell the markers to the evaluator."""
         return {

@@ -18,11 +18,11 @@ from tawebeval import __version__
 from tawebeval.admission import Queue
 from tawebeval.callback import Stage
 from tawebeval.callbacks import Callbacks
-from tawebeval.evaluation import Surroundings
 from tawebeval.lag import Lag
 from tawebeval.life import State
 from tawebeval.registry import Registry
 from tawebeval.repositories import Repositories
+from tawebeval.surroundings import Surroundings
 from tawebeval.tally import Histogram
 from tawebeval.vitals import Vitals
 from tawebeval.web.connections import Connections

@@ -9,12 +9,12 @@ from tawebeval.admission import Queue
 from tawebeval.callbacks import Callbacks
 from tawebeval.directories import Directories
 from tawebeval.doors import open_readers
-from tawebeval.evaluation import Surroundings
 from tawebeval.lag import Lag
 from tawebeval.metrics import Exposition, Figures
 from tawebeval.readiness import Readiness
 from tawebeval.registry import Registry
 from tawebeval.repositories import Repositories
+from tawebeval.surroundings import Surroundings
 from tawebeval.web.connections import Connections
 from tawebeval.web.operations import Operations
 from tawebeval.web.traffic import Traffic

@@ -7,8 +7,7 @@ import fcntl
 import os
 import sys
 import termios
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
@@ -19,6 +18,16 @@ _READ = 64 * 1024
 _PIPE = 256 * 1024  # what a pipe is to hold whose writer is faster than we are
 
 
+class Owner(Protocol):
+    """Who has what the child prints; `name` is the child's number for the pipe."""
+
+    def received(self, name: int, chunk: bytes) -> None:
+        """Take what was read."""
+
+    def lost(self, name: int) -> None:
+        """Take the end, which comes once."""
+
+
 @implementer(IReadDescriptor)
 class PipeReader:
     """Reads one pipe of a child in large pieces, and can be paused.
@@ -26,29 +35,34 @@ class PipeReader:
     A pipe that is found full is made larger: its writer would wait for us. All pipes of a user
     other than root have a bound together (pipe(7)), so those that are never full stay small.
 
-    `received(chunk)` gets what is read, `lost()` is called once at the end.
+    `closed` tells whether the end has come; `owner` is told of it then.
     """
 
-    def __init__(
-        self,
-        reactor: Any,
-        descriptor: int,
-        received: Callable[[bytes], object],
-        lost: Callable[[], object],
-    ) -> None:
+    __slots__ = (
+        "_descriptor",
+        "_holds",
+        "_left",
+        "_owner",
+        "_paused",
+        "_reactor",
+        "closed",
+        "name",
+    )
+
+    def __init__(self, reactor: Any, descriptor: int, name: int, owner: Owner) -> None:
+        self.name = name
+        self.closed = False
         self._reactor = reactor
         self._descriptor = descriptor
-        self._received = received
-        self._lost = lost
+        self._owner = owner
         self._paused = False
         self._left: int | None = None  # bytes that are still to be read, if that is decided
-        self._closed = False
         self._holds = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
         reactor.addReader(self)
 
     def fileno(self) -> int:
         """Return the descriptor that is read, -1 when it is closed."""
-        return -1 if self._closed else self._descriptor
+        return -1 if self.closed else self._descriptor
 
     def logPrefix(self) -> str:
         """Return how log lines call this."""
@@ -66,7 +80,7 @@ class PipeReader:
             return CONNECTION_DONE
         if len(chunk) >= self._holds:
             self._enlarge()
-        self._received(chunk)
+        self._owner.received(self.name, chunk)
         return None
 
     def _enlarge(self) -> None:
@@ -76,22 +90,22 @@ class PipeReader:
 
     def connectionLost(self, reason: Failure) -> None:
         """Close the pipe: its end was reached, or nobody wants more of it."""
-        if self._closed:
+        if self.closed:
             return
         self._reactor.removeReader(self)
-        self._closed = True
+        self.closed = True
         os.close(self._descriptor)
-        self._lost()
+        self._owner.lost(self.name)
 
     def pauseProducing(self) -> None:
         """Stop reading, so that the child comes to block when the pipe is full."""
-        if not self._paused and not self._closed:
+        if not self._paused and not self.closed:
             self._paused = True
             self._reactor.removeReader(self)
 
     def resumeProducing(self) -> None:
         """Read on."""
-        if self._paused and not self._closed:
+        if self._paused and not self.closed:
             self._paused = False
             if self._left is None:
                 self._reactor.addReader(self)
@@ -100,20 +114,20 @@ class PipeReader:
 
     def read_the_rest(self) -> None:
         """Read what the pipe holds now, no more, and close it: somebody may still write to it."""
-        if not self._closed:
+        if not self.closed:
             self._reactor.removeReader(self)
             self._left = _held(self._descriptor)
             self._reactor.callLater(0, self._drain)
 
     def _drain(self) -> None:
-        if self._paused or self._closed:
+        if self._paused or self.closed:
             return
         assert self._left is not None
         chunk = os.read(self._descriptor, min(_READ, self._left)) if self._left else b""
         if chunk:
             self._left -= len(chunk)
             self._reactor.callLater(0, self._drain)
-            self._received(chunk)
+            self._owner.received(self.name, chunk)
         else:
             self.connectionLost(Failure(CONNECTION_DONE))
 

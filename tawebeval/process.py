@@ -34,10 +34,12 @@ STDOUT, STDERR = 1, 2
 class _PidReader:
     """Waits for a child's end by its pidfd."""
 
-    def __init__(self, reactor: Any, descriptor: int, exited: Callable[[], object]) -> None:
+    __slots__ = ("_child", "_descriptor", "_reactor")
+
+    def __init__(self, reactor: Any, descriptor: int, child: ChildProcess) -> None:
         self._reactor = reactor
         self._descriptor = descriptor
-        self._exited = exited
+        self._child = child
         reactor.addReader(self)
 
     def fileno(self) -> int:
@@ -50,7 +52,7 @@ class _PidReader:
         self._reactor.removeReader(self)
         os.close(self._descriptor)
         self._descriptor = -1
-        self._exited()
+        self._child.exited()
 
     def connectionLost(self, reason: Failure) -> None:
         """Do nothing: the reactor stops, and the child with it."""
@@ -58,9 +60,12 @@ class _PidReader:
 
 @implementer(IProcessTransport)
 class ChildProcess:
-    """A running child; `usage` is what it and those it waited for have used, once it has ended."""
+    """A running child; `usage` is what it and those it waited for have used, once it has ended.
 
-    usage: struct_rusage | None = None
+    There may be thousands, so each keeps only what its end needs.
+    """
+
+    __slots__ = ("_ended", "_protocol", "_reaped", "_reason", "_stderr", "_stdout", "pid", "usage")
 
     def __init__(
         self,
@@ -72,72 +77,66 @@ class ChildProcess:
         *,
         descriptors: Sequence[int] = (),
         stdin: int = subprocess.DEVNULL,
-        reader: Callable[..., PipeReader] = PipeReader,
         reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
         """Start `argv` in `directory` with just that environment and, as a rule, nothing on stdin.
 
         Raises OSError where that is impossible. The child gets `descriptors` under the same
-        numbers; they stay open here, too. `reader` makes what reads stdout;
-        `reaped(pid)` is called when the child has ended and `pid` may be another's.
+        numbers; they stay open here, too. `reaped(pid)` is called when the child has ended and
+        `pid` may be another's.
         """
+        self.usage: struct_rusage | None = None
         self._reaped = reaped
         self._protocol = protocol
+        self._reason: Failure | None = None  # of its end
         self._ended = False
         with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
-            ends = {name: open_pipe(reading, writing) for name in (STDOUT, STDERR)}
-            self._popen = subprocess.Popen(
+            stdout, stderr = (open_pipe(reading, writing) for _ in (STDOUT, STDERR))
+            started = subprocess.Popen(
                 argv,
                 env=dict(environment),
                 cwd=directory,
                 stdin=stdin,
-                stdout=ends[STDOUT][1],
-                stderr=ends[STDERR][1],
+                stdout=stdout[1],
+                stderr=stderr[1],
                 start_new_session=True,
                 pass_fds=descriptors,
                 umask=0o022,
             )
-            self.pid = self._popen.pid
-            self._popen.args = ()  # which would be kept until the end, and are long
             try:
-                _PidReader(reactor, os.pidfd_open(self.pid), self._exited)
+                _PidReader(reactor, os.pidfd_open(started.pid), self)
             except OSError:
-                self._popen.kill()
-                self._popen.wait()
+                started.kill()
+                started.wait()
                 raise
+            self.pid = started.pid
+            started.returncode = 0  # it is not to wait for the child: that is done here
             reading.pop_all()
-        self._readers = {
-            name: self._read(reactor, name, end, reader if name == STDOUT else PipeReader)
-            for name, (end, _) in ends.items()
-        }
+        self._stdout = PipeReader(reactor, stdout[0], STDOUT, self)
+        self._stderr = PipeReader(reactor, stderr[0], STDERR, self)
         protocol.makeConnection(self)
-
-    def _read(
-        self, reactor: Any, name: int, end: int, reader: Callable[..., PipeReader]
-    ) -> PipeReader:
-        return reader(
-            reactor,
-            end,
-            lambda chunk: self._protocol.childDataReceived(name, chunk),
-            lambda: self._lost(name),
-        )
 
     @property
     def running(self) -> bool:
         """Whether the child itself, whatever it has started, has not ended."""
-        return self._popen.returncode is None
+        return self._reason is None
 
     # What happens to the child
 
-    def _lost(self, name: int) -> None:
-        del self._readers[name]
+    def received(self, name: int, chunk: bytes) -> None:
+        """Pass on what the child has printed to stdout or stderr."""
+        self._protocol.childDataReceived(name, chunk)
+
+    def lost(self, name: int) -> None:
+        """Take the end of stdout or stderr."""
         self._protocol.childConnectionLost(name)
         self._check_end()
 
-    def _exited(self) -> None:
+    def exited(self) -> None:
+        """Take the child's own end."""
         _, status, self.usage = os.wait4(self.pid, 0)
         self._reaped(self.pid)
-        code = self._popen.returncode = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(status)
         self._reason = Failure(
             ProcessDone(status)
             if code == 0
@@ -147,7 +146,12 @@ class ChildProcess:
         self._check_end()
 
     def _check_end(self) -> None:
-        if not self.running and not self._readers and not self._ended:
+        if (
+            self._reason is not None
+            and self._stdout.closed
+            and self._stderr.closed
+            and not self._ended
+        ):
             self._ended = True
             self._protocol.processEnded(self._reason)
 
@@ -170,23 +174,22 @@ class ChildProcess:
 
     def read_the_rest(self) -> None:
         """Do not wait for those who still hold the child's stdout and stderr."""
-        for reader in list(self._readers.values()):
-            reader.read_the_rest()
+        self._stdout.read_the_rest()
+        self._stderr.read_the_rest()
 
     def pauseProducing(self) -> None:
         """Stop reading the child's stdout."""
-        if STDOUT in self._readers:
-            self._readers[STDOUT].pauseProducing()
+        self._stdout.pauseProducing()
 
     def resumeProducing(self) -> None:
         """Read the child's stdout again."""
-        if STDOUT in self._readers:
-            self._readers[STDOUT].resumeProducing()
+        self._stdout.resumeProducing()
 
     def closeChildFD(self, descriptor: int) -> None:
         """Read no more of the child's stdout or stderr."""
-        if descriptor in self._readers:
-            self._readers[descriptor].connectionLost(Failure(CONNECTION_DONE))
+        for reader in (self._stdout, self._stderr):
+            if reader.name == descriptor:
+                reader.connectionLost(Failure(CONNECTION_DONE))
 
     def closeStdout(self) -> None:
         """Read no more of the child's stdout."""
@@ -233,6 +236,7 @@ class Spawner:
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._children: set[int] = set()
+        self._reaped = self._children.discard
 
     def __call__(
         self,
@@ -253,7 +257,7 @@ class Spawner:
             directory,
             descriptors=descriptors,
             stdin=stdin,
-            reaped=self._children.discard,
+            reaped=self._reaped,
         )
         self._children.add(child.pid)
         return child

@@ -38,12 +38,15 @@ class Upload:
 class Record:
     """What is noted about an evaluation.
 
-    `number` tells in which order they were accepted, `asked` when a client last asked, in
-    seconds of the clock. `fate` is DRAINED or EXPIRED when it is forgotten.
+    `key`, `digest`, which tells forms with one key apart, and `size` are of its upload. `number`
+    tells in which order they were accepted, `asked` when a client last asked, in seconds of the
+    clock. `fate` is DRAINED or EXPIRED when it is forgotten.
     """
 
     evaluation: Evaluation
-    upload: Upload
+    key: str | None
+    digest: bytes
+    size: int
     caller: str
     number: int
     asked: float
@@ -109,7 +112,14 @@ class Records:
         identifier = evaluation.identifier
         readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
         record = self._records[identifier] = self._living[identifier] = Record(
-            evaluation, upload, caller, self._accepted, self._clock.seconds(), readers
+            evaluation,
+            upload.key,
+            upload.digest if upload.key is not None else b"",
+            upload.size,
+            caller,
+            self._accepted,
+            self._clock.seconds(),
+            readers,
         )
         evaluation.share.filled = partial(self._filled, record)
         if upload.key is not None:
@@ -181,8 +191,8 @@ class Records:
             self._kept_of[record.caller] -= 1
             if not self._kept_of[record.caller]:
                 del self._kept_of[record.caller]
-        if record.upload.key is not None:
-            del self._keys[record.caller, record.upload.key]
+        if record.key is not None:
+            del self._keys[record.caller, record.key]
         record.fate = fate
         record.settle()
 

@@ -20,7 +20,7 @@ from tawebeval.errors import (
     KeyReused,
     Stopping,
 )
-from tawebeval.evaluation import Evaluation, Surroundings
+from tawebeval.evaluation import Evaluation
 from tawebeval.following import Followers, Following
 from tawebeval.form import draw_seed
 from tawebeval.identity import Identities
@@ -31,6 +31,7 @@ from tawebeval.records import Record, Records, Upload
 from tawebeval.removal import remove
 from tawebeval.spool import Spool
 from tawebeval.status import status
+from tawebeval.surroundings import Surroundings
 from tawebeval.telling import Telling
 from tawebeval.workspace import Workspace, directory_of
 
@@ -67,7 +68,7 @@ class Registry:
         queue.admits = self._acceptance.admits
         surroundings.budget.relieved = queue.go_on
         # Those of which a process or a directory may be left, also when they are forgotten.
-        self._alive: dict[str, Evaluation] = {}
+        self._alive: dict[str, Record] = {}
         self.followers = Followers()
         self._closing = Closing(self._alive, self._records, self.followers, self._clock)
         self.spool = Spool(self._configuration.limits.uploads)
@@ -91,7 +92,7 @@ class Registry:
         """
         known = self._records.keyed(upload.key, caller)
         if known is not None:
-            if known.upload.digest != upload.digest:
+            if known.digest != upload.digest:
                 raise KeyReused("this Idempotency-Key was used before, with another form")
             self.discard(upload.directory, upload.size)
             return known.evaluation.identifier
@@ -111,22 +112,20 @@ class Registry:
             caller=caller,
             callback=callback,
         )
-        record = self._records.add(evaluation, upload, caller)
-        self._alive[identifier] = evaluation
-        evaluation.over.wait().addCallback(lambda _: self._over(record))
-        evaluation.begin(
-            lambda: self._queue.enter(identifier, caller), lambda: self._queue.leave(identifier)
-        )
+        self._alive[identifier] = self._records.add(evaluation, upload, caller)
+        evaluation.over.tell(self._over)
+        evaluation.begin(self._queue)
         return identifier
 
-    def _over(self, record: Record) -> None:
+    def _over(self, evaluation: Evaluation) -> None:
+        record = self._alive[evaluation.identifier]
         try:
             # Before it is forgotten, if it is already, for that changes its state.
-            self._telling.tell(record.evaluation)
+            self._telling.tell(evaluation)
         finally:
             self._records.end(record)
-            del self._alive[record.evaluation.identifier]
-            self.spool.give_back(record.upload.size)
+            del self._alive[evaluation.identifier]
+            self.spool.give_back(record.size)
             self._queue.go_on()
             self._closing.progress()
 
@@ -237,10 +236,10 @@ class Registry:
         Raises UnknownEvaluation. One that has ended is left as it is.
         """
         record = self._records.find(identifier, caller, reads=False)
-        evaluation = self._alive.get(identifier) if record is None else record.evaluation
-        if evaluation is not None:
-            evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
-            await evaluation.over.wait()
+        record = record or self._alive.get(identifier)
+        if record is not None:
+            record.evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
+            await record.evaluation.over.wait()
 
     def expire(self) -> None:
         """Kill those for which nobody has asked for too long; forget them, and what is unread."""

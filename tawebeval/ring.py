@@ -13,8 +13,6 @@ leave one for each event. To look for a place near the end of a batch is cheap.
 
 from __future__ import annotations
 
-from collections import deque
-
 import attrs
 
 from tawebeval.events import NOTHING, Batch
@@ -31,7 +29,8 @@ class Ring:
     newest: int = 0
     size: int = 0
     closed: bool = False
-    _batches: deque[Batch] = attrs.field(factory=deque)
+    # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
+    _batches: list[Batch] = attrs.field(factory=list)
 
     def append(self, batch: Batch) -> None:
         """Take the next events. The ring must not be closed."""
@@ -108,7 +107,7 @@ class Ring:
         return size
 
     def _discard(self) -> None:
-        batch = self._batches.popleft()
+        batch = self._batches.pop(0)
         self.oldest += batch.count
         self.size -= len(batch.lines)
 

@@ -14,8 +14,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from tawebeval.cgroups import Usage
 from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.groups import Usage
 from tawebeval.intake import Intake
 from tawebeval.process import ChildProcess
 from tawebeval.sandbox import Cell, Exit
@@ -33,11 +33,15 @@ log = Logger()
 
 
 class Run(ProcessProtocol):
-    """Watches over an evaluator's process; `ended` is set when all of it is over.
+    """Watches over an evaluator's process; `ended` is set, to itself, when all of it is over.
 
     `failure` is why the run was stopped or failed, None after a good end; `usage` is what it
     has used, known at its end. `grace` is the number of seconds between TERM and KILL.
     """
+
+    failure: EvaluationError | None = None
+    exit = Exit(None)
+    usage = Usage(None, None)
 
     def __init__(
         self,
@@ -47,10 +51,7 @@ class Run(ProcessProtocol):
         cell: Cell,
         threads: Threads,
     ) -> None:
-        self.ended: Latch[None] = Latch()
-        self.failure: EvaluationError | None = None
-        self.exit = Exit(None)
-        self.usage = Usage(None, None)
+        self.ended: Latch[Run] = Latch()
         self._clock = clock
         self._intake = intake
         self._grace = grace
@@ -167,7 +168,7 @@ class Run(ProcessProtocol):
         self._add_what_was_waited_for()
         if self.failure is None and self.exit != Exit(0):
             self.failure = await self._asked(self._cell.exceeded, True) or self._why()
-        self.ended.set(None)
+        self.ended.set(self)
 
     async def _asked(self, question: Callable[..., T], *arguments: Any) -> T | None:
         """Return what the cell answers; nothing where it cannot, for the run has to end."""

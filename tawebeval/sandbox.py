@@ -18,17 +18,21 @@ from typing import Protocol
 
 import attrs
 
-from tawebeval.cgroups import Cgroups, Group, Usage
+from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.disk import DiskWatch
 from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.groups import Group, Usage
 from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
-from tawebeval.workspace import View, Workspace
+from tawebeval.workspace import NOT_THE_EVALUATORS, View, Workspace
 from tawebeval.writable import Copies, Trees, WritableTree
 
 _SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
+# Seconds for which it may go unnoticed that a run has met a limit which the kernel enforces: there
+# is nothing more to be had meanwhile.
+_UNNOTICED = 1.0
 _BLOCK = 4096  # bytes that a small file takes at most beyond its own
 
 # Enters the groups that are named before `--`, and becomes the command after it.
@@ -55,9 +59,7 @@ class Exit:
 
 
 class Cell(ABC):
-    """What one evaluator runs in. `view` is how the evaluator sees its workspace."""
-
-    view: View
+    """What one evaluator runs in."""
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Cell(ABC):
     ) -> None:
         self.limits = limits
         self.workspace = workspace
-        self._checkout = checkout.path
+        self._checkout = checkout
         self._cgroups = cgroups
         self._orphans = orphans
         self._trees = trees
@@ -86,17 +88,28 @@ class Cell(ABC):
             self._most_disk,
             self._most_files,
             self._pids,
-            apart=workspace.not_the_evaluators,
+            apart=NOT_THE_EVALUATORS,
             since=time.time(),
         )
         self._first: ChildProcess | None = None
 
+    @property
+    def view(self) -> View:
+        """How the evaluator sees its workspace."""
+        view = self._seen()
+        if self._tree.directory is None:
+            return view
+        return attrs.evolve(view, opened={self.workspace.tree: self._tree.directory})
+
+    @abstractmethod
+    def _seen(self) -> View:
+        """Return what `view` is where nothing is mounted for the evaluator alone."""
+
     def open(self) -> None:
         """Make what has to be there before the start. Blocks. Raises OSError."""
-        self._tree = self._trees.make(self._checkout, self.workspace)
+        self._tree = self._trees.make(self._checkout.path, self.workspace)
         if self._tree.directory is not None:
-            self.view = attrs.evolve(self.view, opened={self.workspace.tree: self._tree.directory})
-            self._disk.devices.add(os.fstat(self._tree.directory).st_dev)
+            self._disk.devices = frozenset({os.fstat(self._tree.directory).st_dev})
         # Other users can read the names of groups: not by the identifier.
         self._group = self._cgroups.make(self.workspace.root.name, self.limits)
 
@@ -131,7 +144,7 @@ class Cell(ABC):
         """
         limits = self.limits
         if self._group is not None:
-            over = self._group.exceeded()
+            over = self._group.exceeded(0 if final else _UNNOTICED)
             if "memory" in over:
                 return over_limit("memory", "memory", "bytes of memory", limits.memory)
             if "processes" in over:
@@ -211,8 +224,10 @@ class NoCell(Cell):
         trees: Trees,
     ) -> None:
         super().__init__(workspace, checkout, limits, cgroups, orphans, trees)
-        self.view = workspace.as_it_is()
         self._mark = b""
+
+    def _seen(self) -> View:
+        return self.workspace.as_it_is()
 
     def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
         """Return what runs the command by the shell."""

@@ -58,13 +58,14 @@ class Parser:
     may be set after `finish` too.
     """
 
-    wanted: WantedFile | None = None
+    __slots__ = (
+        *("_count", "_file", "_imagined", "_input", "_lines", "_markers", "_max_file"),
+        *("_max_value", "_overlong", "_sound", "_state", "_value", "wanted"),
+    )
 
     def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
+        self.wanted: WantedFile | None = None
         self._markers = markers
-        self._begins = (markers.data_begin, markers.file_begin)
-        self._values_begin = TERMINATOR + markers.data_begin + TERMINATOR
-        self._file_begin = TERMINATOR + markers.file_begin + TERMINATOR
         self._max_value = max_value
         self._max_file = max_file
         self._state = _State.TEXT
@@ -74,11 +75,6 @@ class Parser:
         self._overlong = False  # ... which is over its limit, and not kept
         self._sound = True  # VALUES: no line of the block was wrong so far
         self._file: FileBlock
-        self._steps = {
-            _State.TEXT: self._parse_text,
-            _State.VALUES: self._parse_values,
-            _State.FILE: self._parse_file,
-        }
         self._count = 0
         self._lines: list[bytes] = []
 
@@ -102,7 +98,7 @@ class Parser:
     def finish(self) -> Batch:
         """Take the end of stdout, which also ends its last line. No file may be wanted."""
         assert self.wanted is None, "the wanted file comes before the end"
-        if self._state is _State.TEXT and self._input[1:] not in self._begins:
+        if self._state is _State.TEXT and self._input[1:] not in self._markers.begins:
             self._text(self._input)
         else:
             if self._state is not _State.VALUES or self._value or self._overlong:
@@ -133,7 +129,7 @@ class Parser:
 
     def _parse(self) -> None:
         """Parse the input as far as it goes; each step says whether another one can."""
-        while self._steps[self._state]():
+        while _STEPS[self._state](self):
             pass
 
     # What becomes of it
@@ -156,14 +152,15 @@ class Parser:
     def _parse_text(self) -> bool:
         data = self._input
         if MARKER_START in data:
-            values = data.find(self._values_begin)
-            file = data.find(self._file_begin)
+            values_begin, file_begin = map(_as_line, self._markers.begins)
+            values = data.find(values_begin)
+            file = data.find(file_begin)
             if values >= 0 and not 0 <= file < values:
                 self._text(data[:values])
-                return self._begin_values(data[values + len(self._values_begin) :])
+                return self._begin_values(data[values + len(values_begin) :])
             if file >= 0:
                 self._text(data[:file])
-                return self._begin_file(data[file + len(self._file_begin) :])
+                return self._begin_file(data[file + len(file_begin) :])
         cut = max(data.rfind(TERMINATOR), 0)
         if len(data) - cut > _PIECE:
             # The last line is too long for a marker, and for one event.
@@ -185,7 +182,7 @@ class Parser:
             return 0
         if self._input.startswith(TERMINATOR):
             line = self._input[1:]
-            if any(begin.startswith(line) for begin in self._begins):
+            if any(begin.startswith(line) for begin in self._markers.begins):
                 return 0
         return utf8.complete(self._input)
 
@@ -210,6 +207,7 @@ class Parser:
 
     def _parse_values(self) -> bool:
         data, at = self._input, 0
+        begins = self._markers.begins
         while (end := data.find(TERMINATOR, at)) >= 0:
             self._keep(data[at:end])
             line, overlong, at = bytes(self._value), self._overlong, end + 1
@@ -220,7 +218,7 @@ class Parser:
             elif line == self._markers.data_end:
                 self._end_block(data[at:])
                 return True
-            elif line in self._begins:
+            elif line in begins:
                 # No JSON looks like a marker: the evaluator broke off and began anew.
                 self._protocol("a block began inside a data block, before its end marker")
                 self._end_block(line + data[end:])
@@ -272,3 +270,15 @@ class Parser:
             return True
         self.wanted = file
         return False
+
+
+_STEPS = {
+    _State.TEXT: Parser._parse_text,
+    _State.VALUES: Parser._parse_values,
+    _State.FILE: Parser._parse_file,
+}
+
+
+def _as_line(marker: bytes) -> bytes:
+    """Return what is a marker where it is found, which is a whole line."""
+    return TERMINATOR + marker + TERMINATOR

@@ -22,7 +22,6 @@ from tawebeval.config import Configuration
 from tawebeval.directories import Directories
 from tawebeval.doors import check_exposure, open_access
 from tawebeval.errors import ConfigurationError
-from tawebeval.evaluation import Surroundings
 from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
@@ -42,6 +41,7 @@ from tawebeval.remotes import Remotes
 from tawebeval.repositories import Repositories
 from tawebeval.sandboxes import open_box, open_sandbox
 from tawebeval.signals import Threads
+from tawebeval.surroundings import Surroundings
 from tawebeval.telling import Telling
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch

@@ -50,11 +50,11 @@ _NOT_YET: Any = object()
 class Latch(Generic[T]):
     """Something that happens once; whoever waits later is answered at once.
 
-    There are several for each evaluation, so this is no more than a list of those who wait.
+    There are several for each evaluation, so this is no more than those who wait.
     """
 
     _value: T = _NOT_YET
-    _waiting: list[Deferred[T]] = attrs.field(factory=list, repr=False)
+    _waiting: tuple[Callable[[T], object], ...] = attrs.field(default=(), repr=False)
 
     @property
     def is_set(self) -> bool:
@@ -66,21 +66,27 @@ class Latch(Generic[T]):
         if self.is_set:
             return succeed(self._value)
         waiter: Deferred[T] = Deferred(self._forget)
-        self._waiting.append(waiter)
+        self.tell(waiter.callback)
         return waiter
+
+    def tell(self, call: Callable[[T], object]) -> None:
+        """Call `call` with its value: a wait that takes next to no memory."""
+        if self.is_set:
+            call(self._value)
+        else:
+            self._waiting += (call,)
 
     def set(self, value: T) -> None:
         """Let it have happened. The first value stays."""
         if not self.is_set:
             self._value = value
-            waiting, self._waiting = self._waiting, []
-            for waiter in waiting:
-                if not waiter.called:  # cancelled by one who was woken before
-                    waiter.callback(value)
+            while self._waiting:  # one who is woken may cancel others
+                first, *others = self._waiting
+                self._waiting = tuple(others)
+                first(value)
 
     def _forget(self, waiter: Deferred[T]) -> None:
-        if not self.is_set:
-            self._waiting.remove(waiter)
+        self._waiting = tuple(call for call in self._waiting if call != waiter.callback)
 
 
 def outcome(deferred: Deferred[T]) -> Latch[Callable[[], T]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
@@ -22,25 +21,7 @@ _BLIND = 8  # looks running that may fail: one that is just being removed fails 
 log = Logger()
 
 
-@attrs.define
-class _Watched:
-    """A cell's `stop`, and how many looks at it have failed since the last that did not."""
-
-    stop: Callable[[EvaluationError], object]
-    failures: int = 0
-
-    def take(self, found: Exception | None) -> None:
-        """Do what follows from a look."""
-        if found is None:
-            self.failures = 0
-        elif isinstance(found, EvaluationError):
-            self.failures = 0
-            self.stop(found)
-        else:
-            self.failures += 1
-            if self.failures == _BLIND:
-                log.failure("a run is stopped, for its limits cannot be looked at", Failure(found))
-                self.stop(EvaluationError("lost", "the limits could not be looked at any more"))
+Stop = Callable[[EvaluationError], object]
 
 
 class Watch:
@@ -49,31 +30,33 @@ class Watch:
     def __init__(self, clock: Any, threads: Threads) -> None:
         self._clock = clock
         self._threads = threads
-        self._watched: dict[Cell, _Watched] = {}
+        self._watched: dict[Cell, Stop] = {}
+        # How many looks have failed since the last that did not, where any have.
+        self._failures: Counter[Cell] = Counter()
         self._next: IDelayedCall | None = None
         self._looking = False
 
-    @contextmanager
-    def over(self, cell: Cell, stop: Callable[[EvaluationError], object]) -> Iterator[None]:
-        """Look at `cell` meanwhile, and call `stop` with the limit that it has gone over.
+    def begin(self, cell: Cell, stop: Stop) -> None:
+        """Look at `cell` from now on, and call `stop` with the limit that it has gone over.
 
         So it is called, with `lost`, where the cell cannot be looked at several times running.
         """
-        self._watched[cell] = _Watched(stop)
+        self._watched[cell] = stop
         self._plan()
-        try:
-            yield
-        finally:
-            del self._watched[cell]
-            if not self._watched and self._next is not None:
-                self._next.cancel()
-                self._next = None
+
+    def end(self, cell: Cell) -> None:
+        """Look at `cell` no more."""
+        del self._watched[cell]
+        self._failures.pop(cell, None)
+        if not self._watched and self._next is not None:
+            self._next.cancel()
+            self._next = None
 
     def _plan(self) -> None:
         if self._watched and self._next is None and not self._looking:
-            self._next = self._clock.callLater(_PAUSE, self._begin)
+            self._next = self._clock.callLater(_PAUSE, self._start)
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._next = None
         self._looking = True
         Deferred.fromCoroutine(self._look())
@@ -82,10 +65,24 @@ class Watch:
         try:
             for cell, found in await self._threads.run(exceeded, list(self._watched)):
                 if cell in self._watched:  # it may have ended meanwhile
-                    self._watched[cell].take(found)
+                    self._take(cell, found)
         finally:
             self._looking = False
             self._plan()
+
+    def _take(self, cell: Cell, found: Exception | None) -> None:
+        """Do what follows from a look."""
+        if found is None or isinstance(found, EvaluationError):
+            self._failures.pop(cell, None)
+            if found is not None:
+                self._watched[cell](found)
+            return
+        self._failures[cell] += 1
+        if self._failures[cell] == _BLIND:
+            log.failure("a run is stopped, for its limits cannot be looked at", Failure(found))
+            self._watched[cell](
+                EvaluationError("lost", "the limits could not be looked at any more")
+            )
 
 
 def exceeded(cells: Sequence[Cell]) -> Sequence[tuple[Cell, Exception | None]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -23,6 +23,10 @@ import attrs
 from tawebeval.errors import EvaluationError
 from tawebeval.form import SubmissionFile
 from tawebeval.removal import remove
+
+_SUBMISSION = "submission"
+NOT_THE_EVALUATORS = frozenset({_SUBMISSION})
+"""What in a workspace an evaluator cannot write to, by name."""
 
 
 class FileRefused(Exception):
@@ -81,12 +85,7 @@ class Workspace:
     @property
     def submission(self) -> Path:
         """Where the submitted files lie."""
-        return self.root / "submission"
-
-    @property
-    def not_the_evaluators(self) -> Collection[str]:
-        """What in `root` an evaluator cannot write to, by name."""
-        return frozenset({self.submission.name})
+        return self.root / _SUBMISSION
 
     @property
     def scratch(self) -> Path:

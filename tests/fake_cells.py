@@ -9,10 +9,11 @@ from typing import Any
 
 import attrs
 
-from tawebeval.cgroups import Cgroups, Usage
+from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
+from tawebeval.groups import Usage
 from tawebeval.privileges import User
 from tawebeval.sandbox import Exit, Launch
 from tawebeval.workspace import View, Workspace

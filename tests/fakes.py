@@ -20,13 +20,13 @@ from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
-from tawebeval.evaluation import Surroundings
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.pages import Page
 from tawebeval.registry import Registry
 from tawebeval.signals import Latch, completed
+from tawebeval.surroundings import Surroundings
 from tawebeval.tally import CacheTally
 from tawebeval.watch import Watch, exceeded
 from tawebeval.web.polls import Poll

@@ -11,8 +11,9 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cgroups import Cgroups, Group, Usage, open_cgroups
+from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.config import MIB, Limits
+from tawebeval.groups import Group, Usage
 from tests.fake_cgroups import FakeMachine
 
 LIMITS = Limits(memory=64 * MIB, processes=32)
@@ -381,6 +382,29 @@ class GroupTests(CgroupsTestCase):
         self.assertEqual(group.exceeded(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.exceeded(), {"memory", "processes"})
+
+    def test_patience(self) -> None:
+        """Who has patience is told what was so a while ago, and who has none what is so."""
+        self.machine.mount_legacy("pids")
+        clock = Clock()
+        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=clock.seconds)
+        self.assertEqual(group.exceeded(1), set())
+        self.put(group, "pids.events", "max 1\n")
+        clock.advance(0.75)
+        self.assertEqual(group.exceeded(1), set(), "it is not looked at")
+        clock.advance(0.25)
+        self.assertEqual(group.exceeded(1), {"processes"})
+        self.put(group, "pids.events", "max 0\n")
+        self.assertEqual(group.exceeded(), {"processes"}, "what was so once stays so")
+
+    def test_no_patience(self) -> None:
+        """Without patience it is looked at each time."""
+        self.machine.mount_legacy("pids")
+        group = attrs.evolve(self.machine.open().make("abc", LIMITS), time=Clock().seconds)
+        self.assertEqual(group.exceeded(), set())
+        self.put(group, "pids.events", "max 1\n")
+        self.assertEqual(group.exceeded(1), set())
+        self.assertEqual(group.exceeded(), {"processes"})
 
     def test_over_cpu(self) -> None:
         """Processor time is looked at when its limit can have been met, and not before."""

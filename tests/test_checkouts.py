@@ -78,6 +78,27 @@ class ProvideTests(CheckoutsTestCase):
         }
         self.assertEqual(len(paths), 4)
 
+    def test_commits_of_one_tree(self) -> None:
+        """Each has its own commit; those of one commit are the same, and released one by one."""
+        one, two = (
+            self.successResultOf(
+                Deferred.fromCoroutine(
+                    self.checkouts.provide("a" * 40, Commit(oid, ONE, FILES, SIZE), self.fill)
+                )
+            )
+            for oid in (OID, "d" * 40)
+        )
+        self.assertEqual((one.commit.oid, two.commit.oid), (OID, "d" * 40))
+        self.assertEqual((one.path, len(self.filled)), (two.path, 1))
+        again = self.get()
+        self.assertEqual(again, one)
+        self.assertIs(again, self.get())
+        for checkout in (one, two, again):
+            checkout.release()
+        self.assertEqual(list(self.checkouts.take_excess(0)), [])
+        again.release()
+        self.assertEqual(len(list(self.checkouts.take_excess(0))), 1)
+
     def test_together(self) -> None:
         """Who wants what is just being made waits for that; each uses it."""
         self.gate.shut = True

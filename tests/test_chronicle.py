@@ -7,9 +7,9 @@ from typing import Any
 
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
-from tawebeval.cgroups import Usage
 from tawebeval.chronicle import tell_step
 from tawebeval.errors import EvaluationError
+from tawebeval.groups import Usage
 from tawebeval.life import State
 from tawebeval.logs import json_line
 from tawebeval.status import status

@@ -12,6 +12,7 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.admission import Queue
 from tawebeval.cli import workingtree
 from tawebeval.cli.local import pages, upload
 from tawebeval.cli.workingtree import NO_COMMIT, WorkingTree
@@ -148,9 +149,6 @@ class PagesTests(SynchronousTestCase):
             world.surroundings(),
         )
 
-        async def at_once() -> None:
-            pass
-
         found: list[Event] = []
 
         async def read() -> None:
@@ -158,7 +156,7 @@ class PagesTests(SynchronousTestCase):
                 found.extend(page.events)
 
         reading = Deferred.fromCoroutine(read())
-        evaluation.begin(at_once, lambda: None)
+        evaluation.begin(Queue(running=1, queued=0))
         lines = [b"line %d\n" % number for number in range(2000)]
         for index in range(0, len(lines), 100):
             world.child.print(b"".join(lines[index : index + 100]))

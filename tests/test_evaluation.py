@@ -64,13 +64,17 @@ class EvaluationTestCase(SynchronousTestCase):
             surroundings=self.world.surroundings(),
         )
 
-    def release(self) -> None:
+    async def enter(self, name: str, caller: str) -> None:
+        """Give a place to run."""
+        await self.slot.wait()
+
+    def leave(self, name: str) -> None:
         """Take the place to run back."""
         self.released += 1
 
     def begin(self) -> None:
         """Bring it to life."""
-        self.evaluation.begin(self.slot.wait, self.release)
+        self.evaluation.begin(self)
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""

@@ -51,15 +51,17 @@ class IntakeTestCase(SynchronousTestCase):
             Parser(MARKERS, max_file=1000),
             self.ring,
             self.share,
-            changed=self.change,
-            held=self.held.append,
-            read_file=self.read_file,
+            self,
         )
         self.intake.start(self.producer)
 
-    def change(self) -> None:
+    def printed(self) -> None:
         """Count that there are new events."""
         self.changes += 1
+
+    def hold(self, held: bool) -> None:
+        """Note that the ring is full, or is not any more."""
+        self.held.append(held)
 
     def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
         """Let the test supply the file."""

@@ -63,7 +63,7 @@ class FileTests(IntakeTestCase):
 
     def test_at_once(self) -> None:
         """A file that is there at once keeps the order, too."""
-        self.intake._read_file = lambda wanted: _succeed(wanted.path.encode())
+        self.read_file = lambda wanted: _succeed(wanted.path.encode())
         self.intake.received(b"1\n" + self.block(b"2") + self.block(b"3") + b"4")
         self.end()
         contents = [e.content if isinstance(e, File) else e for e in self.events()]

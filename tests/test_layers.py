@@ -41,13 +41,13 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
-        " records listing following closing chronicle readiness"
+        " records listing following closing chronicle readiness variables surroundings"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay mounter"
         " callbacks posting secretfiles pinned signing telling"
-        " kernel privileges ownership cgroupfs cgrouphomes cgroups controls",
+        " kernel privileges ownership cgroupfs cgrouphomes cgroups groups controls",
         below="core",
         never="klein werkzeug multipart",
     ),

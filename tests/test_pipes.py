@@ -16,6 +16,8 @@ from zope.interface.verify import verifyObject
 
 from tawebeval.pipes import PipeReader, open_pipe
 
+NAME = 1  # the child's own number for the pipe
+
 
 class FakeReactor(Clock):
     """A Clock that knows its readers, and reads when it is told to."""
@@ -56,16 +58,23 @@ class PipeTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.reactor = FakeReactor()
-        self.received: list[bytes] = []
-        self.lost = 0
+        self.chunks: list[bytes] = []
+        self.ends = 0
         stack = contextlib.ExitStack()
         self.reading, self.writing = open_pipe(stack, stack)
         self.addCleanup(self.close)
-        self.reader = PipeReader(self.reactor, self.reading, self.received.append, self.lose)
+        self.reader = PipeReader(self.reactor, self.reading, NAME, self)
 
-    def lose(self) -> None:
+    def received(self, name: int, chunk: bytes) -> None:
+        """Take what was read."""
+        self.assertEqual(name, NAME)
+        self.chunks.append(chunk)
+
+    def lost(self, name: int) -> None:
         """Count the ends."""
-        self.lost += 1
+        self.assertEqual(name, NAME)
+        self.assertTrue(self.reader.closed)
+        self.ends += 1
 
     def close(self) -> None:
         """Close the writing end."""
@@ -94,7 +103,7 @@ class PipeTests(SynchronousTestCase):
 
     def assert_lost(self, received: bytes) -> None:
         """Hold that just this was read, that the end was told once, and that nothing is left."""
-        self.assertEqual((b"".join(self.received), self.lost), (received, 1))
+        self.assertEqual((b"".join(self.chunks), self.ends), (received, 1))
         self.assertEqual((self.reactor.readers, self.reactor.getDelayedCalls()), ([], []))
         self.assertEqual(self.reader.fileno(), -1)
         with self.assertRaises(OSError):
@@ -106,16 +115,16 @@ class PipeTests(SynchronousTestCase):
         self.assertEqual(self.reader.fileno(), self.reading)
         written = self.write(200_000)
         self.reactor.read()
-        self.assertEqual(list(map(len, self.received)), [2**16])
-        while sum(map(len, self.received)) < written:
+        self.assertEqual(list(map(len, self.chunks)), [2**16])
+        while sum(map(len, self.chunks)) < written:
             self.reactor.read()
         self.reactor.read()  # in vain
-        self.assertEqual(self.lost, 0)
+        self.assertEqual(self.ends, 0)
         self.close()
         self.reactor.read()
         self.assert_lost(b"x" * written)
         self.reader.connectionLost(Failure(CONNECTION_DONE))
-        self.assertEqual(self.lost, 1)
+        self.assertEqual(self.ends, 1)
 
     def test_larger(self) -> None:
         """A pipe that is found full holds 256 KiB from then on, one that is not stays as it is."""
@@ -142,11 +151,11 @@ class PipeTests(SynchronousTestCase):
         self.patch(fcntl, "fcntl", refuse)
         written = self.fill()
         self.reactor.read()
-        self.assertEqual((sum(map(len, self.received)), refused), (written, [2**18]))
+        self.assertEqual((sum(map(len, self.chunks)), refused), (written, [2**18]))
         written += self.fill()
         self.patch(fcntl, "fcntl", real)
         self.reactor.read()
-        self.assertEqual((sum(map(len, self.received)), self.capacity()), (written, 2**18))
+        self.assertEqual((sum(map(len, self.chunks)), self.capacity()), (written, 2**18))
 
     def test_pause(self) -> None:
         """Paused it is no reader, resumed it is one again, and never twice."""
@@ -161,7 +170,7 @@ class PipeTests(SynchronousTestCase):
         """Of what it holds all is read, of what comes later nothing, and nobody is waited for."""
         written = self.write(150_000)
         self.reader.read_the_rest()
-        self.assertEqual((self.reactor.readers, self.received), ([], []))
+        self.assertEqual((self.reactor.readers, self.chunks), ([], []))
         self.reactor.turn()
         with contextlib.suppress(BlockingIOError):
             os.write(self.writing, b"later" * 10_000)
@@ -188,13 +197,13 @@ class PipeTests(SynchronousTestCase):
         self.reader.pauseProducing()
         self.reader.read_the_rest()
         self.reactor.turn(5)
-        self.assertEqual((self.received, self.lost), ([], 0))
+        self.assertEqual((self.chunks, self.ends), ([], 0))
         self.reader.resumeProducing()
         self.reactor.turn()
         self.reader.pauseProducing()
-        got = sum(map(len, self.received))
+        got = sum(map(len, self.chunks))
         self.reactor.turn(5)
-        self.assertEqual((sum(map(len, self.received)), self.lost), (got, 0))
+        self.assertEqual((sum(map(len, self.chunks)), self.ends), (got, 0))
         self.reader.resumeProducing()
         self.reactor.turn(10)
         self.assert_lost(b"x" * written)

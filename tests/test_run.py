@@ -11,10 +11,11 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.budget import Budget
-from tawebeval.cgroups import Usage
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
 from tawebeval.events import Batch
+from tawebeval.fileblock import WantedFile
+from tawebeval.groups import Usage
 from tawebeval.intake import Intake
 from tawebeval.ring import Ring
 from tawebeval.run import STDERR_TAIL, Run
@@ -48,14 +49,19 @@ class RunTestCase(SynchronousTestCase):
             Parser(MARKERS),
             self.ring,
             Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)).enter(),
-            changed=lambda: None,
-            held=self.hold,
-            read_file=lambda wanted: self.file,
+            self,
         )
         self.cell = FakeCell(self.limits, Workspace(Path("/some")).as_it_is(), self.orphans)
         self.run = Run(self.clock, self.intake, GRACE, self.cell, InlineThreads())
         self.child = FakeChild(self.clock, self.run)
         self.run.makeConnection(self.child)
+
+    def printed(self) -> None:
+        """Tell nobody."""
+
+    def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
+        """Let the test supply the file."""
+        return self.file
 
     def hold(self, held: bool) -> None:
         """Pass on that the ring is full, or is not any more, as an evaluation does."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from tawebeval.cgroups import Usage
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.groups import Usage
 from tests.fake_cells import FakeCell
 from tests.test_run import CANCELLED, GRACE, RunTestCase
 

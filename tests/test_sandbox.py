@@ -16,12 +16,12 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import sandbox as module
-from tawebeval.cgroups import Usage
 from tawebeval.checkouts import Checkout
 from tawebeval.commits import Commit
 from tawebeval.config import GIB, MIB, Limits
 from tawebeval.disk import DiskUse
 from tawebeval.errors import EvaluationError
+from tawebeval.groups import Usage
 from tawebeval.sandbox import Exit, NoCell, NoSandbox
 from tawebeval.workspace import Workspace
 from tests.fake_cells import FakeTrees
@@ -48,11 +48,13 @@ class FakeGroup:
     over: frozenset[str] = frozenset()
     used: Usage = attrs.field(factory=lambda: Usage(None, None))
     removed: int = 0
+    patience: list[float] = attrs.field(factory=list)
 
     def entry(self) -> Sequence[str]:
         return self.entries
 
-    def exceeded(self) -> frozenset[str]:
+    def exceeded(self, patience: float) -> frozenset[str]:
+        self.patience.append(patience)
         return self.over
 
     def usage(self) -> Usage:
@@ -279,6 +281,12 @@ class ExceededTests(CellTestCase):
         self.check("processes", "processes", "processes")
         group.over = frozenset({"processes", "memory"})
         self.check("memory", "memory", "bytes of memory")
+
+    def test_patience(self) -> None:
+        """What the kernel stops by itself is looked for once a second, and at the end."""
+        self.check_none()
+        self.check_none(final=True)
+        self.assertEqual(self.cgroups.group.patience, [1, 0])
 
     def test_cpu(self) -> None:
         """The processor time of the whole group counts, and the last second is allowed."""

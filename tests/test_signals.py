@@ -115,6 +115,46 @@ class LatchTests(SynchronousTestCase):
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (2, 1))
 
 
+class TellTests(SynchronousTestCase):
+    """Being told without a Deferred."""
+
+    def test_told_once(self) -> None:
+        """Who is to be told is told when it happens, once, with its value."""
+        latch: Latch[str] = Latch()
+        told: list[str] = []
+        latch.tell(told.append)
+        self.assertEqual(told, [])
+        latch.set("x")
+        latch.set("y")
+        self.assertEqual(told, ["x"])
+
+    def test_told_late(self) -> None:
+        """Who asks when it has happened is told at once."""
+        latch: Latch[str] = Latch()
+        latch.set("x")
+        told: list[str] = []
+        latch.tell(told.append)
+        self.assertEqual(told, ["x"])
+
+    def test_order(self) -> None:
+        """In the order in which they asked, those with a Deferred among them."""
+        latch: Latch[str] = Latch()
+        told: list[str] = []
+        latch.tell(lambda value: told.append(f"first {value}"))
+        latch.wait().addCallback(lambda value: told.append(f"second {value}"))
+        latch.tell(lambda value: told.append(f"third {value}"))
+        latch.set("x")
+        self.assertEqual(told, ["first x", "second x", "third x"])
+
+    def test_cancels_another(self) -> None:
+        """Who is told may cancel who waits after it."""
+        latch: Latch[str] = Latch()
+        latch.tell(lambda value: waiting.cancel())
+        waiting = latch.wait()
+        latch.set("x")
+        self.failureResultOf(waiting, CancelledError)
+
+
 class CompletedTests(SynchronousTestCase):
     """Waiting come what may."""
 

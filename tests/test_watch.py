@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,16 @@ OVER = EvaluationError("disk", "too much")
 def make_cell(over: EvaluationError | None = None) -> Any:
     """Return a cell."""
     return FakeCell(Limits(), Workspace(Path("/some")).as_it_is(), over=over)
+
+
+@contextlib.contextmanager
+def over(watch: Watch, cell: Any, stop: Callable[[EvaluationError], object]) -> Iterator[None]:
+    """Have a cell looked at meanwhile."""
+    watch.begin(cell, stop)
+    try:
+        yield
+    finally:
+        watch.end(cell)
 
 
 class BrokenCell(FakeCell):
@@ -53,7 +64,7 @@ class WatchTestCase(SynchronousTestCase):
 
     def over(self, cell: Any) -> contextlib.AbstractContextManager[None]:
         """Have a cell looked at; what stops it is noted."""
-        return self.watch.over(cell, lambda error: self.stopped.append((cell, error)))
+        return over(self.watch, cell, lambda error: self.stopped.append((cell, error)))
 
     def looks(self, *cells: Any) -> list[int]:
         """Return how often cells were looked at."""
@@ -121,7 +132,7 @@ class LookTests(WatchTestCase):
     def test_stop_ends_another(self) -> None:
         """A cell that ends because another one is stopped is not stopped itself."""
         one, two = make_cell(OVER), make_cell(OVER)
-        self.open.enter_context(self.watch.over(one, lambda error: entered.close()))
+        self.open.enter_context(over(self.watch, one, lambda error: entered.close()))
         with contextlib.ExitStack() as entered:
             entered.enter_context(self.over(two))
             self.clock.advance(PAUSE)
@@ -131,7 +142,7 @@ class LookTests(WatchTestCase):
     def test_stop_fails(self) -> None:
         """Whatever comes of a stop, there is a next look."""
         cell = make_cell(OVER)
-        with self.watch.over(cell, lambda error: 1 / 0):
+        with over(self.watch, cell, lambda error: 1 / 0):
             self.clock.advance(PAUSE)
             self.clock.advance(PAUSE)
             self.assertEqual(self.looks(cell), [2])

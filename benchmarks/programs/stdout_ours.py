@@ -46,30 +46,38 @@ class MeasuredRun(Run):
         super().outReceived(data)
 
 
+class Store:
+    """Stores events, and has them acknowledged whenever half of what there may be is stored."""
+
+    run: Run
+
+    def __init__(self) -> None:
+        self._ring = Ring()
+        budget = Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
+        parser = Parser(Markers.fresh(os.urandom))
+        self.intake = Intake(reactor, parser, self._ring, budget.enter(), self)
+
+    def printed(self) -> None:
+        """Acknowledge, if that is due."""
+        if self._ring.size >= _CAPACITY / 2:
+            self._ring.acknowledge(self._ring.newest)
+            self.intake.acknowledged()
+
+    def hold(self, held: bool) -> None:
+        """Stop the clock, or let it go on."""
+        self.run.hold(held)
+
+    async def read_file(self, wanted: WantedFile) -> bytes:
+        """Refuse: there are no file blocks."""
+        raise AssertionError("the writer prints no file blocks")
+
+
 def main() -> None:
     """Run the writer, store its events, and report."""
     keep_freed_memory()  # as the daemon does at its start
     argv, total = arguments()
     stopwatch = Stopwatch()
-    ring = Ring()
-
-    def acknowledge() -> None:
-        if ring.size >= _CAPACITY / 2:
-            ring.acknowledge(ring.newest)
-            intake.acknowledged()
-
-    async def no_file(wanted: WantedFile) -> bytes:
-        raise AssertionError("the writer prints no file blocks")
-
-    intake = Intake(
-        reactor,
-        Parser(Markers.fresh(os.urandom)),
-        ring,
-        Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call)).enter(),
-        changed=acknowledge,
-        held=lambda held: run.hold(held),
-        read_file=no_file,
-    )
+    store = Store()
     spawner = Spawner(reactor)
     cell = NoCell(
         Workspace(Path("/nonexistent")),
@@ -80,9 +88,9 @@ def main() -> None:
         Copies(),
     )
     threads = Threads(reactor, reactor.getThreadPool())
-    run = MeasuredRun(stopwatch, reactor, intake, 2, cell, threads)
+    run = store.run = MeasuredRun(stopwatch, reactor, store.intake, 2, cell, threads)
     spawner(run, argv, {}, "/")
-    run.ended.wait().addCallback(lambda _: reactor.stop())
+    run.ended.tell(lambda _: reactor.stop())
     reactor.run()
     assert run.failure is None
     stopwatch.report(total)

@@ -18,13 +18,14 @@ from tawebeval.cli.fields import Submission
 from tawebeval.cli.workingtree import NO_COMMIT, WorkingTree
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
-from tawebeval.evaluation import Evaluation, Surroundings
+from tawebeval.evaluation import Evaluation
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile, submission_file
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.pages import read_page
 from tawebeval.process import Spawner
 from tawebeval.sandboxes import close_sandbox, open_sandbox, rely_on
 from tawebeval.signals import Threads
+from tawebeval.surroundings import Surroundings
 from tawebeval.trees import TreeLimits
 from tawebeval.watch import Watch
 from tawebeval.workspace import Workspace

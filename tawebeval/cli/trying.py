@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import click
 
+from tawebeval.admission import Queue
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import open_cgroups
 from tawebeval.cli.asking import WRONG, interrupted, make_screen, run_reactor
@@ -131,9 +132,6 @@ class Trial:
     async def _attend(self, evaluation: Evaluation, reactor: Any) -> int:
         """Let it happen, and show it."""
 
-        async def at_once() -> None:
-            """Wait for no place to run."""
-
         def stop() -> None:
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
 
@@ -148,7 +146,7 @@ class Trial:
         if isinstance(spawn, OverhearingSpawner):
             spawn.markers, spawn.unread = lambda: evaluation.markers, nobody_reads
         with interrupted(stop, reactor):
-            evaluation.begin(at_once, lambda: None)
+            evaluation.begin(Queue(running=1, queued=0))
             try:
                 status = await show(pages(evaluation), self._screen, self._show, self._folder)
             finally:

@@ -1,0 +1,134 @@
+"""The processes of one evaluation in cgroups: what they use, what stops them, their end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
+from typing import Literal, TypeVar
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval.cgroupfs import Directory, sweep
+from tawebeval.config import Limits
+from tawebeval.controls import Control
+
+What = Literal["memory", "processes", "cpu"]
+
+Parts = Mapping[What, tuple[Control, Directory]]
+"""Each control with the directory where it is at work."""
+
+T = TypeVar("T")
+
+log = Logger()
+
+
+@attrs.frozen
+class Usage:
+    """What a group has used: seconds of all processors, bytes at once; None where unknown."""
+
+    cpu_seconds: float | None
+    peak_memory: int | None
+
+
+@attrs.define
+class Group:
+    """The processes of one evaluation; made by `Cgroups.make`.
+
+    `homes` are the places where all groups are, `name` is the group's own in each of them.
+    """
+
+    _homes: Parts
+    _name: str
+    _time: Callable[[], float] = time.monotonic
+    _exceeded: frozenset[What] = frozenset()
+    _removed: bool = False
+    _looked: float = -inf  # when it was last asked whom limits have stopped
+    _cpu_due: float = 0.0  # not before this can the processor time be over its limit
+
+    @property
+    def _parts(self) -> Sequence[tuple[What, Control, Directory]]:
+        """Each control with the directory where it is at work for this group."""
+        return [(what, control, home / self._name) for what, (control, home) in self._homes.items()]
+
+    @property
+    def _directories(self) -> Sequence[Directory]:
+        return [home / self._name for home in directories(self._homes)]
+
+    def make(self, limits: Limits) -> None:
+        """Make it, with these limits. Blocks.
+
+        Raises OSError when it cannot be made, and then leaves nothing behind.
+        """
+        made: list[Directory] = []
+        try:
+            for directory in self._directories:
+                directory.make()
+                made.append(directory)
+            for _, control, directory in self._parts:
+                control.limit(directory, limits)
+        except OSError:
+            sweep(made)
+            raise
+
+    def entry(self) -> Sequence[str]:
+        """Return the files into which a process has to write "0" to get in, up to three.
+
+        It must have a single thread. What it starts later is in, too. It cannot get out by itself
+        as long as it does not see the file system of the cgroups.
+        """
+        return [group.entrance() for group in self._directories]
+
+    def usage(self) -> Usage:
+        """Return what the group has used until now; a few small reads."""
+        peaks = (control.peak_memory(group) for _, control, group in self._parts)
+        return Usage(self._cpu_seconds(), _known(peaks))
+
+    def _cpu_seconds(self) -> float | None:
+        return _known(control.cpu_seconds(group) for _, control, group in self._parts)
+
+    def over_cpu(self, limit: float) -> bool:
+        """Tell whether it has used more than so many seconds of all processors; False if unknown.
+
+        A small read, and only when it can be so by now: faster than all processors run nobody is.
+        """
+        now = self._time()
+        if now < self._cpu_due:
+            return False
+        used = self._cpu_seconds()
+        if used is None:
+            return False
+        self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
+        return used > limit
+
+    def exceeded(self, patience: float = 0.0) -> frozenset[What]:
+        """Return which limits have stopped somebody in the group; a few small reads.
+
+        What was so in the last `patience` seconds need not be in it yet. After `remove`,
+        whose killing looks like it, this does not change any more.
+        """
+        now = self._time()
+        if not self._removed and now - self._looked >= patience:
+            self._looked = now
+            found = {what for what, each, group in self._parts if each.exceeded(group)}
+            if found:  # mostly there is nothing, and then there is nothing to be kept
+                self._exceeded |= found
+        return self._exceeded
+
+    def remove(self) -> None:
+        """Kill everybody in the group and remove it; waits up to a second until they have gone."""
+        self.exceeded()
+        self._removed = True
+        for group, error in sweep(self._directories):
+            log.error("{path} stays: {error}", path=group.path, error=error)
+
+
+def _known(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def directories(parts: Parts) -> Sequence[Directory]:
+    """Return the directories of all parts, each once though it may serve for several."""
+    return list(dict.fromkeys(directory for _, directory in parts.values()))
