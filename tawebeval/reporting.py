@@ -70,6 +70,7 @@ class Reporting(Service):
     def _announce_the_stop(self) -> None:
         self._stopping = True
         self._supervisor.stopping(self._stop_within)
+        self._report()
 
     def _report(self) -> None:
         """Show that the reactor turns, and tell what has changed."""

@@ -90,9 +90,15 @@ class ReportingTests(SynchronousTestCase):
         self.take(told)
         for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
             call(*args, **kwargs)
-        self.assertEqual(self.take(told), ["STOPPING=1 EXTEND_TIMEOUT_USEC=44000000"])
+        self.assertEqual(
+            self.take(told),
+            [
+                "STOPPING=1 EXTEND_TIMEOUT_USEC=44000000",
+                "WATCHDOG=1 STATUS=stopping: 3 running, 0 queued",
+            ],
+        )
         self.reactor.advance(1)
-        self.assertEqual(self.take(told), ["WATCHDOG=1 STATUS=stopping: 3 running, 0 queued"])
+        self.assertEqual(self.take(told), ["WATCHDOG=1"])
         self.service.stopService()
         self.reactor.advance(5)
         self.assertEqual(told, [])

@@ -16,7 +16,7 @@ from tawebeval.reporting import longest_stop
 from tawebeval.tap import Options
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
-TWISTD = "/opt/tawebeval/bin/twistd"
+TWISTD = "/usr/local/lib/tawebeval/bin/twistd"
 
 
 def read_unit(name: str) -> configparser.ConfigParser:
