@@ -4,9 +4,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/manpages examples/run-by-hand
+SCRIPTS := scripts/bootstrap scripts/install scripts/manpages examples/run-by-hand
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
+# Under what the service is tested: a systemd that boots, and what looks into it.
+MACHINE := systemd-analyze,nsenter,ip,pgrep
 # What looks at the page; axe-core looks at its accessibility.
 BROWSER := chromium,chromedriver
 
@@ -20,7 +22,7 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,systemd-analyze,$(BROWSER) \
+	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,$(MACHINE),$(BROWSER) \
 		--npm axe-core
 	$(BIN)/python tests/run.py $(TESTS)
 
