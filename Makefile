@@ -20,7 +20,7 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help demo test check bench soak man install uninstall clean
+.PHONY: help demo test check bench soak man install uninstall deb clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ install: man ## install it with its units; PREFIX=/usr/local, SYSCONFDIR=/etc, D
 
 uninstall: ## remove what was installed, but for configuration and state
 	$(INSTALL) --remove
+
+deb: ## build a Debian package into build/deb
+	$(SETUP) --needs dh,git,$(SANDBOX)
+	debian/rules clean binary
+	debian/rules clean
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache
