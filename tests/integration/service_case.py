@@ -82,6 +82,7 @@ class ServiceTestCase(SynchronousTestCase):
         shutil.copytree(problem.folder, self.machine.path("/srv/problem"))
         self.configure(CONFIGURATION)
         self.write(TOKENS, f"{LINE}\n")
+        self.machine.run("chmod", "600", TOKENS)
         self.control("daemon-reload")
         self.control("start", SOCKET)
 

@@ -104,10 +104,12 @@ class LifeTests(ServiceTestCase):
         self.override("WatchdogSec=1", "LoadCredential=")
         before = self.start()
         self.machine.run("sh", "-c", f"rm {TOKENS} && mkfifo -m 644 {TOKENS}")
-        self.control("reload", SERVICE)  # it opens the file, and waits for somebody to write
+        # It opens the file, and waits for somebody to write.
+        reload = self.machine.begin("systemctl", "reload", SERVICE)
+        self.addCleanup(reload.wait)
         self.until("ActiveState", "reloading")
-        waiting = self.ask("GET", "/health")
         wait_until(lambda: "Watchdog timeout" in self.journal(), "it is noticed")
+        waiting = self.ask("GET", "/health")
         self.machine.run("rm", TOKENS)
         self.write(TOKENS, LINE)
         self.machine.run("chmod", "644", TOKENS)
@@ -237,7 +239,8 @@ class HardeningTests(ServiceTestCase):
         self.write("/usr/local/bin/probe", script)
         self.override("ExecStartPre=/bin/sh /usr/local/bin/probe")
         self.start()
-        found = {line for line in self.journal().splitlines() if line.startswith(("read", "write"))}
+        lines = self.journal().splitlines()
+        found = {line for line in lines if line.startswith(("read /", "write /"))}
         allowed = {"read /etc/tawebeval/tawebeval.toml", *(f"write {path}" for path in own)}
         self.assertEqual(found, allowed)
         self.assertIn("probed", self.journal())
