@@ -4,23 +4,33 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/manpages examples/run-by-hand
+SCRIPTS := scripts/bootstrap scripts/install scripts/manpages examples/run-by-hand
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
+# Under what the service is tested: a systemd that boots, and what looks into it.
+MACHINE := systemd-analyze,nsenter,ip,pgrep
 # What looks at the page; axe-core looks at its accessibility.
 BROWSER := chromium,chromedriver
 
-.PHONY: help demo test check bench soak man clean
+# Where to install, and a Python that every user can read.
+PREFIX ?= /usr/local
+SYSCONFDIR ?= /etc
+DESTDIR ?=
+INSTALL_PYTHON ?= /usr/bin/python3
+INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
+	--sysconfdir "$(SYSCONFDIR)"
+
+.PHONY: help demo test check bench soak man install uninstall deb clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## start the daemon, send it submissions, and show the events as they arrive
 	$(SETUP) --extras test --needs git --wants g++,$(SANDBOX)
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,systemd-analyze,$(BROWSER) \
+	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,$(MACHINE),$(BROWSER) \
 		--npm axe-core
 	$(BIN)/python tests/run.py $(TESTS)
 
@@ -42,6 +52,18 @@ soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes
 man: ## write a manual page for each command into build/man
 	$(SETUP) --extras man
 	$(BIN)/python scripts/manpages build/man
+
+install: man ## install it with its units; PREFIX=/usr/local, SYSCONFDIR=/etc, DESTDIR=
+	$(SETUP) --needs git,$(INSTALL_PYTHON),$(SANDBOX)
+	$(INSTALL) --pip $(BIN)/python --man build/man
+
+uninstall: ## remove what was installed, but for configuration and state
+	$(INSTALL) --remove
+
+deb: ## build a Debian package into build/deb
+	$(SETUP) --needs dh,git,$(SANDBOX)
+	debian/rules clean binary
+	debian/rules clean
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache

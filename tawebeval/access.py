@@ -97,7 +97,8 @@ def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None
     """Return where the file of tokens is, None if there is none.
 
     It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`). Raises
-    ConfigurationError where there is one, and anybody may call all the same.
+    ConfigurationError where there is one, and anybody may call all the same, and where that
+    cannot be told.
     """
     found = find_file(callers.tokens, _CREDENTIAL, environment)
     if found is not None and callers.open:

@@ -12,6 +12,7 @@ from twisted.logger import Logger
 from tawebeval.access import Access
 from tawebeval.callbacks import Callbacks
 from tawebeval.keyring import Keyring
+from tawebeval.supervisor import Supervisor
 
 log = Logger()
 
@@ -24,6 +25,7 @@ class Reloading(Service):
         access: Access,
         keyring: Keyring,
         callbacks: Callbacks | None,
+        supervisor: Supervisor,
         reactor: Any,
         readers: Access | None = None,
     ) -> None:
@@ -31,6 +33,7 @@ class Reloading(Service):
         self._readers = readers
         self._keyring = keyring
         self._callbacks = callbacks
+        self._supervisor = supervisor
         self._reactor = reactor
         self._before: Any = None
 
@@ -58,9 +61,13 @@ class Reloading(Service):
                 )
 
         def reload() -> None:
-            for each in (self._access, self._readers, self._keyring, self._callbacks):
-                if each is not None:
-                    each.reload()
+            self._supervisor.reloading()
+            try:
+                for each in (self._access, self._readers, self._keyring, self._callbacks):
+                    if each is not None:
+                        each.reload()
+            finally:
+                self._supervisor.ready()
 
         self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
 

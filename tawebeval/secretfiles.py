@@ -36,13 +36,18 @@ def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
 def find_file(configured: str, credential: str, environment: Mapping[str, str]) -> Path | None:
     """Return where a file of secrets is: as configured, or what systemd hands over by that name.
 
-    None where there is neither.
+    None where there is neither. Raises ConfigurationError where that cannot be told.
     """
     if configured:
         return Path(configured).absolute()
     folder = environment.get("CREDENTIALS_DIRECTORY")
-    given = Path(folder, credential) if folder else None
-    return given if given is not None and given.exists() else None
+    if not folder:
+        return None
+    given = Path(folder, credential)
+    try:
+        return given if given.exists() else None
+    except OSError as error:  # to take it for none could be to let everybody in
+        raise ConfigurationError(f"{given}: cannot be read: {error.strerror}") from None
 
 
 def warn_of_strangers(path: Path, mode: int, setting: str) -> None:

@@ -38,9 +38,11 @@ from tawebeval.quota import FetchLimits
 from tawebeval.registry import Registry
 from tawebeval.reloading import Reloading
 from tawebeval.remotes import Remotes
+from tawebeval.reporting import Reporting, longest_stop
 from tawebeval.repositories import Repositories
 from tawebeval.sandboxes import open_box, open_sandbox
 from tawebeval.signals import Threads
+from tawebeval.supervisor import find_supervisor
 from tawebeval.surroundings import Surroundings
 from tawebeval.telling import Telling
 from tawebeval.trees import TreeLimits
@@ -239,11 +241,8 @@ def make_service(
         ),
     )
     callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)
-    queue = (
-        Queue(running, configuration.evaluations.queued)
-        if access.open
-        else Queue(running, configuration.evaluations.queued, callers.running, callers.queued)
-    )
+    shares = () if access.open else (callers.running, callers.queued)
+    queue = Queue(running, configuration.evaluations.queued, *shares)
     registry = Registry(
         surroundings,
         Identities(directories.key, os.urandom),
@@ -267,7 +266,10 @@ def make_service(
     ground = Ground(directories, cgroups, sandbox, (threads, watching))
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor)
-    Reloading(access, keyring, callbacks, reactor, observing.readers).setServiceParent(daemon)
+    supervisor = find_supervisor(os.environ)
+    Reloading(access, keyring, callbacks, supervisor, reactor, observing.readers).setServiceParent(
+        daemon
+    )
     observing.lag.setServiceParent(daemon)
 
     def keep_house() -> None:
@@ -289,4 +291,7 @@ def make_service(
         listening.setServiceParent(daemon)
     if access.open:
         check_exposure(configuration)
+    Reporting(
+        supervisor, lambda: (queue.running, queue.waiting), longest_stop(configuration), reactor
+    ).setServiceParent(daemon)
     return daemon

@@ -164,3 +164,10 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(find_metrics_tokens(by_tokens, credentials), given)
         self.assertEqual(find_metrics_tokens(Metrics("nobody"), credentials), None)
         self.assertEqual(find_metrics_tokens(Metrics("tokens", "/x"), credentials), Path("/x"))
+
+    def test_find_in_the_dark(self) -> None:
+        """Where systemd's cannot be looked for there may be some: that is not as if none were."""
+        self.path.touch()
+        with self.assertRaises(ConfigurationError) as caught:
+            find_tokens(Callers(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
+        self.assertIn("/tokens: cannot be read: File name too long", str(caught.exception))

@@ -43,6 +43,7 @@ from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
 from tests.fake_process import PORTS, FakeProcess
 from tests.fakes import straw
+from tests.test_reporting import FakeSupervisor
 from tests.test_signatures import OLD, written
 
 
@@ -420,6 +421,40 @@ class ServiceTests(SynchronousTestCase):
             signal.raise_signal(signal.SIGHUP)
             for call in calls:
                 call()
+
+    def supervise(self) -> list[str]:
+        """Have daemons started by systemd from now on; return what it is told."""
+        supervisor = FakeSupervisor("/notify")
+        self.patch(module, "find_supervisor", lambda _: supervisor)
+        return supervisor.told
+
+    def test_reload_is_told(self) -> None:
+        """A reload is told while files are read, and of its end, whatever they say."""
+        told = self.supervise()
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        daemon = self.start()
+
+        def fail() -> None:
+            self.assertEqual([one.split("=")[0] for one in told], ["RELOADING"])
+            raise ZeroDivisionError
+
+        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        self.patch(reloading, "_access", SimpleNamespace(reload=fail))
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        self.assertRaises(ZeroDivisionError, reload)
+        self.assertEqual(told[1:], ["READY=1"])
+
+    def test_ready_is_told(self) -> None:
+        """A start is told when all has started that there is, and then the queue."""
+        told = self.supervise()
+        self.patch(module, "Queue", lambda *_: SimpleNamespace(running=3, waiting=8))
+        daemon = self.start()
+        self.assertIs(list(daemon)[-1], daemon.getServiceNamed("reporting"))
+        for call, args, kwargs in self.reactor.whenRunningHooks:
+            call(*args, **kwargs)
+        self.assertEqual(told, ["READY=1", "STATUS=3 running, 8 queued"])
 
     def test_rights(self) -> None:
         """It listens as the user, with low ports still to be had, and then gives up all."""

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.config import CallbackSettings, Configuration
+from tawebeval.access import find_tokens
+from tawebeval.config import CallbackSettings, Callers, Configuration
+from tawebeval.reporting import longest_stop
 from tawebeval.tap import Options
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
-TWISTD = "/opt/tawebeval/bin/twistd"
+TWISTD = "/usr/local/lib/tawebeval/bin/twistd"
 
 
 def read_unit(name: str) -> configparser.ConfigParser:
@@ -30,19 +32,32 @@ def read_unit(name: str) -> configparser.ConfigParser:
 class UnitTests(SynchronousTestCase):
     """The units as they are shipped."""
 
-    def test_verified(self) -> None:
-        """Neither key nor value is one that systemd does not know."""
+    def analyze(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Return what `systemd-analyze` has said."""
         if shutil.which("systemd-analyze") is None:
             raise SkipTest("this machine has no systemd-analyze (Debian package systemd)")
+        command = ["systemd-analyze", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def test_verified(self) -> None:
+        """Neither key nor value is one that systemd does not know."""
         folder = Path(self.mktemp())
         folder.mkdir()
         for unit in UNITS.iterdir():
             # Where the daemon will be installed there need not be anything on this machine.
             (folder / unit.name).write_text(unit.read_text().replace(TWISTD, "/bin/sh"))
-        command = ["systemd-analyze", "verify", "--man=no", *map(str, folder.iterdir())]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        run = self.analyze("verify", "--man=no", *folder.iterdir())
         # It also returns 0 where it complains of a key that it does not know.
         self.assertEqual((run.stdout, run.stderr, run.returncode), ("", "", 0))
+
+    def test_exposure(self) -> None:
+        """The service is as hardened as evaluators allow: 2.6 of 10 by systemd's own measure."""
+        run = self.analyze(
+            *("security", "--no-pager", "--offline=true", "--threshold=26"),
+            UNITS / "tawebeval.service",
+        )
+        self.assertEqual(run.returncode, 0, run.stdout + run.stderr)
+        self.assertIn("Overall exposure level for tawebeval.service:", run.stdout)
 
     def test_command(self) -> None:
         """What the service starts is a command that tawebeval understands."""
@@ -57,22 +72,38 @@ class UnitTests(SynchronousTestCase):
     def test_directories(self) -> None:
         """The directories in the command are those that systemd makes."""
         service = read_unit("tawebeval.service")["Service"]
-        for key in ("StateDirectory", "CacheDirectory", "ConfigurationDirectory"):
-            self.assertEqual(service[key], "tawebeval")
+        for kind in ("State", "Cache", "Runtime", "Configuration"):
+            self.assertEqual(service[f"{kind}Directory"], "tawebeval")
+
+    def test_tokens(self) -> None:
+        """What systemd hands over is what the daemon takes for its tokens."""
+        name, _, path = read_unit("tawebeval.service")["Service"]["LoadCredential"].partition(":")
+        self.assertEqual(path, "/etc/tawebeval/tokens")
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / name).touch()
+        found = find_tokens(Callers(), {"CREDENTIALS_DIRECTORY": str(folder)})
+        self.assertEqual(found, folder / name)
+
+    def test_notices(self) -> None:
+        """The daemon itself says that it is ready and alive, and none of its evaluators."""
+        service = read_unit("tawebeval.service")["Service"]
+        self.assertEqual(service["Type"], "notify")
+        self.assertNotIn("NotifyAccess", service)  # main, the default
+        self.assertGreaterEqual(int(service["WatchdogSec"]), 10)
 
     def test_time_to_stop(self) -> None:
         """By default systemd waits until the daemon has ended in order, callbacks included."""
         service = read_unit("tawebeval.service")["Service"]
         settings = Configuration(callbacks=CallbackSettings(enabled=True))
-        needed = settings.service.drain + settings.evaluations.grace + settings.callbacks.timeout
-        self.assertGreater(int(service["TimeoutStopSec"]), needed + 11)
+        self.assertGreater(int(service["TimeoutStopSec"]), longest_stop(settings))
 
     def test_sandbox(self) -> None:
         """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""
         service = read_unit("tawebeval.service")["Service"]
         self.assertEqual(set(service["Delegate"].split()), {"memory", "pids", "cpu"})
         for key in (
-            *("ProtectControlGroups", "ProtectKernelTunables", "ProtectHostname", "PrivateUsers"),
+            *("ProtectControlGroups", "ProtectKernelTunables", "ProtectHostname"),
             *("ProcSubset", "PrivateNetwork", "MemoryDenyWriteExecute"),
         ):
             self.assertNotIn(key, service)

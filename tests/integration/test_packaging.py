@@ -162,7 +162,8 @@ class PackagingTests(SynchronousTestCase):
         """All that a checkout has is there, to run the tests and the examples."""
         with tarfile.open(self.built.sdist) as sdist:
             names = {name.partition("/")[2] for name in sdist.getnames()}
-        for folder in ("benchmarks", "docs", "etc", "examples", "scripts", "systemd", "tests"):
+        folders = ("benchmarks", "debian", "docs", "etc", "examples", "scripts", "systemd", "tests")
+        for folder in folders:
             for path in (self.checkout / folder).rglob("*"):
                 name = str(path.relative_to(self.checkout))
                 self.assertTrue(name in names or path.is_dir(), name)

@@ -1,0 +1,196 @@
+"""Test cases that share a machine on which tawebeval is installed as a system service."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from tawebeval.callers import new_token
+from tests.fakes import straw
+from tests.integration.machine import Connection, Machine, missing, wait_until
+from tests.integration.raw import BOUNDARY, body_of, part
+from tests.integration.repositories import GitRepository
+from tests.run import ROOT
+
+SERVICE = "tawebeval.service"
+SOCKET = "tawebeval.socket"
+TOKENS = "/etc/tawebeval/tokens"
+TOKEN, LINE = new_token("alice", straw())
+
+CONFIGURATION = """
+[repositories]
+protocols = ["file"]
+
+[evaluations]
+running = 1
+grace = 0.3
+
+[service]
+drain = 0
+"""
+
+_SYSTEM_PYTHON = "/usr/bin/python3"
+_DROP_IN = "/run/systemd/system/tawebeval.service.d/test.conf"
+
+
+@functools.cache
+def installed() -> Machine:
+    """Return a machine on which `scripts/install` has installed this checkout."""
+    with tempfile.TemporaryDirectory(prefix="tawebeval-layer-") as layer:
+        install = [_SYSTEM_PYTHON, ROOT / "scripts" / "install", "--pip", sys.executable]
+        done = subprocess.run(
+            [*install, "--destdir", layer], capture_output=True, text=True, timeout=300
+        )
+        if done.returncode:
+            raise AssertionError(done.stdout + done.stderr)
+        Path(layer).chmod(0o755)  # it becomes that of /
+        return Machine(Path(layer))
+
+
+@functools.cache
+def repository() -> tuple[GitRepository, str]:
+    """Return a repository that can be copied onto a machine, and its one commit."""
+    folder = Path(tempfile.mkdtemp(prefix="tawebeval-problem-"))
+    atexit.register(shutil.rmtree, folder)
+    made = GitRepository(folder / "problem")
+    made.write("README", "an evaluator\n")
+    return made, made.commit()
+
+
+class ServiceTestCase(SynchronousTestCase):
+    """Each test begins with the socket open, nothing running, and the unit as it was installed."""
+
+    timeout = 120
+
+    def setUp(self) -> None:
+        lacking = missing()
+        if lacking:
+            raise SkipTest(lacking)
+        self.machine = installed()
+        self.addCleanup(self.clear)
+        self.clear()
+        problem, self.commit = repository()
+        shutil.copytree(problem.folder, self.machine.path("/srv/problem"))
+        self.configure(CONFIGURATION)
+        self.write(TOKENS, f"{LINE}\n")
+        self.machine.run("chmod", "600", TOKENS)
+        self.control("daemon-reload")
+        self.control("start", SOCKET)
+
+    def clear(self) -> None:
+        """Have nothing left of the test before."""
+        self.control("stop", SOCKET, SERVICE)
+        self.machine.attempt("systemctl", "reset-failed", SOCKET, SERVICE)
+        for name in (_DROP_IN, TOKENS, "/srv/problem"):
+            self.machine.run("rm", "-rf", name)
+        self.machine.run("journalctl", "--rotate", "--vacuum-time=1us", "--quiet")
+
+    # The operator
+
+    def control(self, *words: str) -> str:
+        """Return what `systemctl` prints for a command that succeeds."""
+        return self.machine.run("systemctl", *words)
+
+    def show(self, what: str, unit: str = SERVICE) -> str:
+        """Return a property of a unit."""
+        return self.control("show", "--value", "--property", what, unit)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file on the machine."""
+        self.machine.run("sh", "-c", 'mkdir -p "${0%/*}" && cat >"$0"', path, text=text)
+
+    def configure(self, text: str) -> None:
+        """Have the next daemon configured by this."""
+        self.write("/etc/tawebeval/tawebeval.toml", text)
+
+    def override(self, *lines: str) -> None:
+        """Change the service as `systemctl edit` does."""
+        self.write(_DROP_IN, "\n".join(["[Service]", *lines, ""]))
+        self.control("daemon-reload")
+
+    def start(self) -> int:
+        """Start the service; return its process."""
+        self.control("start", SERVICE)
+        return int(self.show("MainPID"))
+
+    def journal(self) -> str:
+        """Return what the service has logged in this test, with what systemd says of it."""
+        return self.machine.journal("--unit", SERVICE)
+
+    def until(self, what: str, value: str) -> None:
+        """Wait until a property of the service is this."""
+        wait_until(lambda: self.show(what) == value, f"{what} is {value!r}")
+
+    # A caller
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Connection:
+        """Send a request as a caller with a token, and wait for nothing."""
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        return self.machine.connection().ask(method, path, body, **{**bearer, **headers})
+
+    def healthy(self) -> None:
+        """Hold that the daemon answers."""
+        status, document = self.ask("GET", "/health").answer()
+        self.assertEqual((status, document["status"]), (200, "ok"))
+
+    def begin(self, command: str) -> str:
+        """Begin an evaluation, and return its identifier."""
+        fields = {
+            "submission[solution]": "42\n",
+            "repository[url]": "file:///srv/problem",
+            "commit_oid": self.commit,
+            "evaluator_cmd": command,
+        }
+        body = body_of(part(name, value.encode()) for name, value in fields.items())
+        form = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+        status, document = self.ask("POST", "/evaluate", body, **form).answer()
+        self.assertEqual(status, 200, document)
+        identifier: str = document["evaluation_id"]
+        return identifier
+
+    def wait_for_events(self, identifier: str, after: str | None = None) -> Connection:
+        """Ask for the next page, which comes when there is something."""
+        cursor = f"&after={after}" if after else ""
+        return self.ask("GET", f"/evaluation/{identifier}/events?wait=25{cursor}")
+
+    def follow(self, identifier: str, after: str | None = None) -> list[dict[str, Any]]:
+        """Return all events after a cursor."""
+        events: list[dict[str, Any]] = []
+        while True:
+            status, page = self.wait_for_events(identifier, after).answer()
+            self.assertEqual(status, 200, page)
+            events += page["data"]
+            after = page["end"]
+            if after is None:
+                return events
+
+    def printed(self, identifier: str, word: str) -> str:
+        """Wait until an evaluation has printed a word; return the cursor after it."""
+        after, printed = None, ""
+        deadline = time.monotonic() + 30
+        while word not in printed:  # its line's end is known only with what follows
+            self.assertLess(time.monotonic(), deadline, printed)
+            _, page = self.wait_for_events(identifier, after).answer()
+            printed += text(page["data"])
+            after = page["end"]
+        assert after is not None
+        return after
+
+
+def text(events: list[dict[str, Any]]) -> str:
+    """Return what was printed."""
+    return "".join(event["payload"] for event in events if event["type"] == "text")
+
+
+def reasons(events: list[dict[str, Any]]) -> list[str]:
+    """Return why an evaluation has failed, if it has."""
+    return [event["payload"]["reason"] for event in events if event["type"] == "data"]

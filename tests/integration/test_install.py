@@ -1,0 +1,125 @@
+"""`make install` and `make uninstall`, on a machine of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.trial.unittest import SkipTest, SynchronousTestCase
+
+from tawebeval import __version__
+from tests.integration.machine import missing
+from tests.integration.service_case import TOKENS, ServiceTestCase
+from tests.run import ROOT
+
+INSTALL = str(ROOT / "scripts" / "install")
+
+
+class InstalledTests(ServiceTestCase):
+    """What stands on a machine on which it was installed."""
+
+    def test_command(self) -> None:
+        """The command is there for everybody, and knows itself."""
+        version = self.machine.run("setpriv", "--reuid=65534", "tawebeval", "--version")
+        self.assertEqual(version, f"tawebeval {__version__}")
+
+    def test_doctor(self) -> None:
+        """The doctor finds nothing broken where the unit is at home."""
+        self.start()
+        done = self.machine.attempt(
+            *("systemd-run", "--pipe", "--wait", "-pDynamicUser=yes", "-pStateDirectory=doctor"),
+            *("-pCacheDirectory=doctor", "-pLoadCredential=tokens:/etc/tawebeval/tokens"),
+            *("tawebeval", "doctor", "--config", "/etc/tawebeval/tawebeval.toml"),
+        )
+        self.assertNotIn("broken", done.stdout, done.stderr)
+        self.assertIn("works", done.stdout)
+
+    def test_nothing_is_written(self) -> None:
+        """A daemon leaves its virtualenv as it is: all that Python would cache is there."""
+        look = ("find", "/usr/local/lib/tawebeval", "-newer", "/etc/machine-id", "-type", "f")
+        before = self.machine.run(*look)
+        self.machine.run("tawebeval", "--version")
+        self.start()
+        self.assertEqual(self.machine.run(*look), before)
+        paths = "import tawebeval.tap; print(tawebeval.tap.makeService.__code__.co_filename)"
+        python = "/usr/local/lib/tawebeval/bin/python"
+        named = self.machine.run(python, "-c", paths)
+        self.assertTrue(named.startswith("/usr/local/lib/tawebeval/lib/python3"), named)
+
+    def test_first_token(self) -> None:
+        """An operator who installs anew has one caller, and again what stood there before."""
+        self.machine.run("rm", "-rf", "/etc/tawebeval")
+        self.machine.run("mkdir", "/etc/tawebeval")
+        program = (
+            "from importlib.machinery import SourceFileLoader; from pathlib import Path; "
+            f"install = SourceFileLoader('install', {INSTALL!r}).load_module(); "
+            "where = Path('/usr/local/bin/tawebeval'), Path('/etc/tawebeval'); "
+            "install.make_first_token(*where); install.make_first_token(*where)"
+        )
+        self.machine.run("/usr/bin/python3", "-c", program)
+        modes = self.machine.run("stat", "-c", "%a", "/etc/tawebeval/first-token", TOKENS)
+        self.assertEqual(modes.split(), ["600", "600"])
+        self.configure("")
+        self.start()
+        shown = self.machine.run("cat", "/etc/tawebeval/first-token").split()
+        (token,) = (word for word in shown if word.startswith("tawebeval_"))
+        self.assertEqual(
+            self.ask("GET", "/evaluations", Authorization=f"Bearer {token}").answer()[0], 200
+        )
+
+
+class RemovalTests(SynchronousTestCase):
+    """The way back, and what cannot be."""
+
+    def attempt(self, python: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Return how the script has ended."""
+        command = [python, INSTALL, *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    def test_removed(self) -> None:
+        """All goes that was installed; configuration, and what others have there, stays."""
+        folder = Path(self.mktemp()).absolute()
+        ours = (
+            "bin/tawebeval",
+            "lib/tawebeval/bin/twistd",
+            "lib/systemd/system/tawebeval.service",
+            "lib/systemd/system/tawebeval.socket",
+            "share/doc/tawebeval/README.md",
+            "share/man/man1/tawebeval-token-new.1",
+        )
+        others = ("bin/other", "lib/systemd/system/other.service", "share/man/man1/other.1")
+        settings = folder / "etc" / "tawebeval" / "tokens"
+        for path in (*(folder / "usr" / "local" / name for name in (*ours, *others)), settings):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        done = self.attempt(sys.executable, "--remove", "--destdir", str(folder))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        left = {
+            str(path.relative_to(folder / "usr/local"))
+            for path in (folder / "usr").rglob("*")
+            if path.is_file()
+        }
+        self.assertEqual(left, set(others))
+        self.assertTrue(settings.exists())
+
+    def test_private_python(self) -> None:
+        """A Python that daemons could not read is refused before anything is made."""
+        if missing():
+            raise SkipTest(missing())
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir(mode=0o700)
+        private = folder / "python3"
+        private.write_bytes(Path("/usr/bin/python3").resolve().read_bytes())
+        private.chmod(0o700)
+        done = self.attempt(str(private), "--destdir", str(folder / "root"))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("where the daemon cannot read it", done.stderr)
+        self.assertFalse((folder / "root").exists())
+
+    def test_relative(self) -> None:
+        """A prefix is absolute."""
+        done = self.attempt(sys.executable, "--prefix", "here")
+        self.assertEqual(
+            (done.returncode, done.stderr), (1, "[install] --prefix should be an absolute path.\n")
+        )
