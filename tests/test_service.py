@@ -449,7 +449,7 @@ class ServiceTests(SynchronousTestCase):
     def test_ready_is_told(self) -> None:
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
-        self.patch(module, "Queue", lambda *_: SimpleNamespace(running=3, waiting=8, go_on=None))
+        self.patch(module, "Queue", lambda *_: SimpleNamespace(running=3, waiting=8, go_on=list))
         daemon = self.start()
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("reporting"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
