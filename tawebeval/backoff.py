@@ -1,7 +1,8 @@
-"""What an answer to a callback means, and when to try again."""
+"""What the status of an answer means for who has asked, and when to ask again."""
 
 from __future__ import annotations
 
+import math
 from calendar import timegm
 from email.utils import parsedate_tz
 from enum import Enum
@@ -13,7 +14,7 @@ _DIGITS = 9  # of the longest number of seconds that is believed: more than anyb
 
 
 class Verdict(Enum):
-    """What a receiver has said by the status of its answer."""
+    """What the other side has said by the status of its answer."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -23,7 +24,7 @@ class Verdict(Enum):
 def verdict(status: int) -> Verdict:
     """Return what a status means.
 
-    Redirects are refusals: whoever moves the receiver has to say so in the form.
+    Redirects are refusals: nobody is sent on to where they did not mean to go.
     """
     if 200 <= status < 300:
         return Verdict.TAKEN
@@ -53,21 +54,23 @@ class Backoff:
 
     At most `attempts` are made. The delay after the first is drawn from 0 to `first_delay`
     seconds; this range doubles each time, up to `longest_delay`. Whatever has failed for many
-    at once so does not get all of them back at once.
+    at once so does not get all of them back at once. Who wants to be left alone for more than
+    `longest_asked` seconds is not asked again.
     """
 
     attempts: int
     first_delay: float
     longest_delay: float
+    longest_asked: float = math.inf
 
     def delay(self, made: int, chance: float, asked: float = 0) -> float | None:
         """Return the seconds to wait when `made` attempts have failed; None: there are no more.
 
-        `chance` is drawn from 0 to 1. The receiver has `asked` to be left alone for so many
-        seconds; that is heeded up to `longest_delay`, and what was drawn comes on top.
+        `chance` is drawn from 0 to 1. The other side has `asked` to be left alone for so many
+        seconds; what was drawn comes on top.
         """
-        if made >= self.attempts:
+        if made >= self.attempts or asked > self.longest_asked:
             return None
         doublings = min(made - 1, 64)  # more would not fit into a float
         drawn = chance * min(self.longest_delay, self.first_delay * 2.0**doublings)
-        return drawn + min(max(asked, 0), self.longest_delay)
+        return drawn + max(asked, 0)

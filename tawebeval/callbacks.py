@@ -203,7 +203,9 @@ class Callbacks:
             if receipt.verdict is Verdict.REFUSED:
                 return Stage.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
-            delay = self._backoff.delay(callback.attempts, chance, receipt.asked)
+            # A receiver cannot keep us waiting for longer than one that is silent.
+            asked = min(receipt.asked, self._backoff.longest_delay)
+            delay = self._backoff.delay(callback.attempts, chance, asked)
             if delay is None:
                 break
             if self._closing.is_set:

@@ -72,6 +72,7 @@ class BreakingAgent:
     _agent: IAgent
     fate: Callable[[], Fate] = lambda: Fate.WELL
     retry_after: bytes = b"3"
+    nonsense: bytes = HTML
     asked: list[tuple[str, str, dict[str, str]]] = attrs.field(factory=list)
     cancelled: int = 0
 
@@ -94,7 +95,7 @@ class BreakingAgent:
         if fate is Fate.GATEWAY:
             return succeed(MadeResponse(502, HTML))
         if fate is Fate.NONSENSE:
-            return succeed(MadeResponse(200, HTML))
+            return succeed(MadeResponse(200, self.nonsense))
         if fate is Fate.BUSY:
             return succeed(MadeResponse(503, b"", Headers({b"Retry-After": [self.retry_after]})))
         answer: Deferred[Any] = self._agent.request(method, uri, headers, body)

@@ -13,6 +13,7 @@ BACKOFFS = st.builds(
     attempts=st.integers(1, 5000),
     first_delay=st.floats(1e-6, 1e9),
     longest_delay=st.floats(1e-6, 1e9),
+    longest_asked=st.floats(0, 1e12),
 )
 CHANCES = st.floats(0, 1, exclude_max=True)
 
@@ -71,22 +72,22 @@ class BackoffTests(SynchronousTestCase):
         self.assertIsNone(Backoff(1, 5, 30).delay(1, 0.5))
 
     def test_asked(self) -> None:
-        """What the receiver asks for is kept up to the longest delay; a time gone by is none."""
-        backoff = Backoff(9, 4, 30)
+        """What the other side asks for is kept, or given up; a time gone by is none."""
+        backoff = Backoff(9, 4, 30, longest_asked=600)
         self.assertEqual(backoff.delay(1, 0.5, 10), 12)
-        self.assertEqual(backoff.delay(1, 0.5, 10**9), 32)
+        self.assertEqual(backoff.delay(1, 0.5, 600), 602)
+        self.assertIsNone(backoff.delay(1, 0.5, 601))
         self.assertEqual(backoff.delay(1, 0.5, -10), 2)
 
     @given(BACKOFFS, st.integers(1, 5000), CHANCES, st.floats(-1e12, 1e12))
     def test_bounds(self, backoff: Backoff, made: int, chance: float, asked: float) -> None:
-        """There is a delay as long as there are attempts, and it is within its bounds."""
+        """There is a delay as long as there are attempts and patience; it is never too short."""
         delay = backoff.delay(made, chance, asked)
-        if made >= backoff.attempts:
+        if made >= backoff.attempts or asked > backoff.longest_asked:
             assert delay is None
             return
         assert delay is not None
-        assert min(asked, backoff.longest_delay) <= delay <= 2 * backoff.longest_delay
-        assert delay >= 0
+        assert max(asked, 0) <= delay <= max(asked, 0) + backoff.longest_delay
 
     @given(BACKOFFS, st.integers(1, 98), CHANCES, CHANCES)
     def test_full_jitter(self, backoff: Backoff, made: int, one: float, other: float) -> None:

@@ -20,6 +20,7 @@ from twisted.web.http_headers import Headers
 from tawebeval.backoff import Backoff
 from tawebeval.callers import new_token
 from tawebeval.client import (
+    Client,
     Data,
     EvaluationError,
     EvaluationGone,
@@ -338,6 +339,69 @@ class RepeatTests(ClientTestCase):
             ((why, seconds),) = self.line.told
             self.assertIn("503", why)
             self.assertTrue(least <= seconds <= most, (value, seconds))
+
+    def test_patience(self) -> None:
+        """It is never asked sooner; a server that asks for too much is given up at once."""
+        identifier = self.line.begin()
+        fates = iter([Fate.BUSY])
+        self.line.agent.fate = lambda: next(fates, Fate.WELL)
+        self.line.agent.retry_after = b"100"
+        self.line.wait(self.line.client.status(identifier))
+        ((_, seconds),) = self.line.told
+        self.assertGreaterEqual(seconds, 100)
+        self.line.agent.fate = lambda: Fate.BUSY
+        self.line.agent.retry_after = b"86400"
+        self.line.agent.asked.clear()
+        with self.assertRaises(Unavailable) as caught:
+            self.line.wait(self.line.client.status(identifier))
+        self.assertIn("86400 seconds", str(caught.exception))
+        self.assertEqual(len(self.line.agent.asked), 1)
+
+    def test_answered(self) -> None:
+        """It is told when there is an answer again, and only then."""
+        answered: list[bool] = []
+        self.line.client._exchange = attrs.evolve(
+            self.line.client._exchange, answered=lambda: answered.append(True)
+        )
+        identifier = self.line.begin()
+        self.assertEqual(answered, [])
+        fates = iter([Fate.REFUSED, Fate.NONSENSE])
+        self.line.agent.fate = lambda: next(fates, Fate.WELL)
+        self.line.wait(self.line.client.status(identifier))
+        self.assertEqual(answered, [True])
+
+    def test_text(self) -> None:
+        """What cannot be UTF-8 is refused before anybody is asked, with the field's name."""
+        for fields, words in (
+            ({"submission": {"source": "\udcff"}}, "submission[source]: must be UTF-8"),
+            ({"evaluator_cmd": "echo \udcff"}, "evaluator_cmd: must be UTF-8"),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                self.line.begin(**fields)
+            self.assertEqual(str(caught.exception), words)
+        self.assertEqual(self.line.agent.asked, [])
+
+    def test_shape(self) -> None:
+        """An answer without what every one has is none."""
+        self.line.client._asking = Backoff(1, 1, 10)
+        listing = b'{"end":null,"data":[{"evaluation_id":"x","state":"running"}]}'
+        for question, body, words in (
+            (self.line.client.status("x"), b"{}", "it has no state"),
+            (gathered(self.line.client.evaluations()), listing, "it has no created"),
+        ):
+            self.line.agent.nonsense = body
+            self.line.agent.fate = lambda: Fate.NONSENSE
+            with self.assertRaises(Unavailable) as caught:
+                self.line.wait(question)
+            self.assertIn(words, str(caught.exception))
+
+    def test_host(self) -> None:
+        """A name that no host can have is not asked for again and again."""
+        client = Client("http://a..b", reactor=self.line.service.reactor, agent=self.line.agent)
+        with self.assertRaises(Unavailable) as caught:
+            self.line.wait(client.status("x"))
+        self.assertIn("http://a..b: ", str(caught.exception))
+        self.assertEqual(self.line.agent.asked, [])
 
     def test_in_the_end(self) -> None:
         """After so many attempts it is told what was wrong with the last."""

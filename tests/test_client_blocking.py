@@ -27,7 +27,8 @@ PAGES = {
     "/evaluation/x/events?after=end": b'{"begin":"end","end":null,"data":[]}',
     "/evaluation/x": b'{"state":"running"}',
     "/evaluate": b'{"evaluation_id":"x"}',
-    "/evaluations": b'{"begin":null,"end":null,"data":[{"evaluation_id":"x"}]}',
+    "/evaluations": b'{"begin":null,"end":null,'
+    b'"data":[{"evaluation_id":"x","state":"running","created":"now"}]}',
 }
 
 SCRIPT = """
@@ -103,7 +104,7 @@ class BlockingTests(TestCase):
         self.assertEqual(found[2], ["2", "end"])
         self.assertEqual(found[3], ["end"])
         self.assertEqual(found[4], {"state": "running"})
-        self.assertEqual(found[5], [{"evaluation_id": "x"}])
+        self.assertEqual([one["evaluation_id"] for one in found[5]], ["x"])
         self.assertEqual(agent.threads, {threading.current_thread().name})
 
     async def test_in_the_reactor(self) -> None:

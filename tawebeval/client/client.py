@@ -23,9 +23,9 @@ from tawebeval.client.events import Event, Page, parse_page, split_cursor
 from tawebeval.client.exchange import Answer, Exchange, Question
 from tawebeval.client.submission import Content, Form
 
-ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10)
-"""How often to ask before giving up: for about 10 seconds."""
-FOLLOWING = Backoff(attempts=40, first_delay=0.5, longest_delay=30)
+ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10, longest_asked=120)
+"""How often to ask before giving up: for about 10 seconds, unless the server asks for more."""
+FOLLOWING = Backoff(attempts=40, first_delay=0.5, longest_delay=30, longest_asked=600)
 """The same for events: for about 10 minutes, for an evaluation waits longer for its reader."""
 
 _WAIT = 25  # seconds for which the server may hold a question for events
@@ -40,8 +40,10 @@ class Client:
     """Asks the server at the URL `server`, with a token where it wants one.
 
     `asking` and `following` say how often a question is repeated that got no answer, none that is
-    whole, or one that says "later" (429, 5xx); `told(why, seconds)` is called before each pause.
-    What is refused raises `Refused` at once, what has failed too often `Unavailable`.
+    whole, or one that says "later" (429, 5xx); `told(why, seconds)` is called before each pause,
+    `answered()` when a question is answered after one. A server that says how much later is never
+    asked sooner. What is refused raises `Refused` at once; what has failed too often, or may not
+    be repeated before `longest_asked`, raises `Unavailable`.
 
     Connections are kept until `close`, which `async with` calls. `agent` is what to ask by
     instead of connections of its own. Raises ValueError for what is no URL.
@@ -55,6 +57,7 @@ class Client:
         asking: Backoff = ASKING,
         following: Backoff = FOLLOWING,
         told: Callable[[str, float], object] = lambda why, seconds: None,
+        answered: Callable[[], object] = lambda: None,
         reactor: Any = None,
         agent: IAgent | None = None,
         chance: Callable[[], float] = random.random,
@@ -78,6 +81,7 @@ class Client:
             chance,
             time.time,
             told,
+            answered,
         )
         self._asking = asking
         self._following = following
@@ -115,8 +119,8 @@ class Client:
         an `Idempotency-Key`. A program that may be restarted in the middle gives its own `key`,
         so that the next attempt finds the evaluation of the last.
 
-        Raises InvalidRequest, Forbidden, Unavailable; ValueError for an impossible name of a file,
-        OSError for one that cannot be read.
+        Raises InvalidRequest, Forbidden, Unavailable; ValueError for an impossible name of a file
+        and for text that cannot be UTF-8, OSError for a file that cannot be read.
         """
         given = {
             "repository[url]": repository,
@@ -184,8 +188,7 @@ class Client:
         page = parse_page(answer.body, after)
         if page.events or b"wait=" in answer.header(b"Preference-Applied"):
             return page, 0
-        asked = self._exchange.retry_after(answer)
-        return page, min(asked, self._following.longest_delay) or _POLL
+        return page, self._exchange.retry_after(answer) or _POLL
 
     async def status(self, identifier: str) -> Document:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
@@ -229,7 +232,15 @@ def _path_of(identifier: str) -> str:
 
 
 def _document(answer: Answer) -> Document:
-    return _decode(answer, Document)
+    return _sound(_decode(answer, Document), "state")
+
+
+def _sound(document: Document, *names: str) -> Document:
+    """Return a document that has these members. Raises ValueError."""
+    for name in names:
+        if not isinstance(document.get(name), str):
+            raise ValueError(f"what came is no answer of this API: it has no {name}")  # noqa: TRY004
+    return document
 
 
 class _Accepted(msgspec.Struct):
@@ -247,7 +258,8 @@ def _identifier(answer: Answer) -> str:
 
 def _listing(answer: Answer) -> tuple[list[Document], str | None]:
     listing = _decode(answer, _Listing)
-    return listing.data, listing.end
+    named = [_sound(one, "evaluation_id", "state", "created") for one in listing.data]
+    return named, listing.end
 
 
 def _decode(answer: Answer, kind: type[Kind]) -> Kind:

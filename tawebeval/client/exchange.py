@@ -65,7 +65,7 @@ class Exchange:
     """Asks the server at the URL `base`.
 
     `chance` draws from 0 to 1, `time` is in seconds since the epoch. `told(why, seconds)` is
-    called before each pause.
+    called before each pause, `answered()` when there is an answer after one.
     """
 
     _http: HTTPClient
@@ -76,6 +76,7 @@ class Exchange:
     _chance: Callable[[], float]
     _time: Callable[[], float]
     _told: Callable[[str, float], object]
+    _answered: Callable[[], object]
 
     async def ask(
         self, question: Question, backoff: Backoff, parse: Callable[[Answer], Meaning]
@@ -83,7 +84,8 @@ class Exchange:
         """Return what `parse` makes of the answer; its ValueError says that it is none.
 
         Raises Refused for a question that is not worth repeating, Unavailable where all attempts
-        have failed, OSError for a file of the form that cannot be read.
+        have failed or the server asks for more patience than there is, OSError for a file of the
+        form that cannot be read.
         """
         made = 0
         while True:
@@ -92,17 +94,21 @@ class Exchange:
                 answer = await self._attempt(question)
                 meaning = verdict(answer.status)
                 if meaning is Verdict.TAKEN:
-                    return parse(answer)
+                    parsed = _parsed(answer, parse)
+                    if made:
+                        self._answered()
+                    return parsed
                 if meaning is Verdict.REFUSED:
                     raise refusal(answer.status, answer.body)
                 why = str(refusal(answer.status, answer.body))
                 asked = self.retry_after(answer)
-            except (NoAnswer, ValueError) as error:
+            except NoAnswer as error:
                 why = str(error)
             made += 1
             pause = backoff.delay(made, self._chance(), asked)
             if pause is None:
-                raise Unavailable(f"{self._base}: {why}")
+                later = f" (it asks for {asked:.0f} seconds of patience)" if asked else ""
+                raise Unavailable(f"{self._base}: {why}{later}")
             self._told(why, pause)
             await deferLater(self._clock, pause)
 
@@ -127,7 +133,20 @@ class Exchange:
         if question.form is not None:
             headers["Content-Type"] = question.form.content_type
         try:
-            response = await self._http.request(
+            response = await self._begin(question, headers, body)
+            return Answer(response.code, response.headers, await _read(response))
+        except (ResponseFailed, RequestTransmissionFailed) as error:
+            if any(reason.check(CancelledError) for reason in error.reasons):
+                raise CancelledError from None
+            raise NoAnswer(f"the connection broke: {_why(error.reasons)}") from None
+        except (ConnectError, ConnectionClosed, DNSLookupError, PotentialDataLoss) as error:
+            raise NoAnswer(f"no connection: {error}") from None
+
+    def _begin(
+        self, question: Question, headers: Mapping[str, str], body: Any
+    ) -> Deferred[IResponse]:
+        try:
+            begun: Deferred[Any] = self._http.request(
                 question.method,
                 self._base + question.path,
                 data=body,
@@ -136,13 +155,17 @@ class Exchange:
                 unbuffered=True,
                 reactor=self._clock,
             )
-            return Answer(response.code, response.headers, await _read(response))
-        except (ResponseFailed, RequestTransmissionFailed) as error:
-            if any(reason.check(CancelledError) for reason in error.reasons):
-                raise CancelledError from None
-            raise NoAnswer(f"the connection broke: {_why(error.reasons)}") from None
-        except (ConnectError, ConnectionClosed, DNSLookupError, PotentialDataLoss) as error:
-            raise NoAnswer(f"no connection: {error}") from None
+        except ValueError as error:  # the host's name can be none
+            raise Unavailable(f"{self._base}: {error}") from None
+        return begun
+
+
+def _parsed(answer: Answer, parse: Callable[[Answer], Meaning]) -> Meaning:
+    """Return what `parse` makes of an answer. Raises NoAnswer."""
+    try:
+        return parse(answer)
+    except ValueError as error:
+        raise NoAnswer(str(error)) from None
 
 
 def _why(reasons: Iterable[Failure]) -> str:

@@ -66,9 +66,12 @@ class Form:
     _boundary: str = attrs.field(init=False, factory=lambda: uuid4().hex)
 
     def __attrs_post_init__(self) -> None:
-        """Raise ValueError for the name of a file that cannot be one."""
-        for content in self.submission.values():
+        """Raise ValueError for the name of a file that cannot be one, and for no UTF-8."""
+        for name, content in self.submission.items():
             _filename(content)
+            check_text(f"submission[{name}]", content if isinstance(content, str) else "")
+        for name, text in self.fields.items():
+            check_text(name, text)
 
     @property
     def content_type(self) -> str:
@@ -91,6 +94,14 @@ class Form:
             source = opened.enter_context(_open(content))
             producer = FileBodyProducer(source, cooperator)
             yield field, (filename, "application/octet-stream", producer)
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ValueError for a field that UTF-8 has no bytes for."""
+    try:
+        f"{name}{text}".encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: must be UTF-8") from None
 
 
 def _filename(content: Content) -> str | None:
