@@ -107,6 +107,10 @@ class Run(ProcessProtocol):
                 self._kill = self._clock.callLater(self._grace, self._signal, signal.SIGKILL)
                 self._signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End the process tree of one that was stopped without any more grace."""
+        self._signal(signal.SIGKILL)
+
     def _signal(self, number: int) -> None:
         if self._child.running:
             self._cell.signal(self._child, number)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ from tawebeval.cli import evaluate, questions
 from tawebeval.cli import main as command
 from tawebeval.cli.asking import Server, judged
 from tawebeval.cli.evaluate import attend
-from tawebeval.cli.following import follow
+from tawebeval.cli.following import Reading
 from tawebeval.cli.saving import Folder
-from tests.client_line import ClientTestCase
+from tawebeval.cli.streams import OutputLost
+from tawebeval.client import EvaluationGone, Page, Text
+from tawebeval.client.errors import refusal
+from tests.client_line import STEP, ClientTestCase
 from tests.fake_agents import Fate
 from tests.fakes import OID
 from tests.test_cli_screen import CLEAR, Shown
@@ -41,8 +45,8 @@ class CommandTestCase(ClientTestCase):
         self.file.write_bytes(b"print(1)\n")
         for module in (evaluate, questions):
             self.patch(module, "run", self.run_work)
-        before = signal.getsignal(signal.SIGINT)
-        self.addCleanup(signal.signal, signal.SIGINT, before)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
 
     def run_work(self, server: Server, screen: Any, work: Any) -> None:
         """Do what `run` does, with another client."""
@@ -70,6 +74,13 @@ class CommandTestCase(ClientTestCase):
                 children[-1].end(status)
 
         return meanwhile
+
+
+async def gone(status: int, body: bytes) -> AsyncIterator[Page]:
+    """Yield no page."""
+    for never in ():
+        yield never
+    raise refusal(status, body)
 
 
 class EvaluateTests(CommandTestCase):
@@ -129,7 +140,12 @@ class EvaluateTests(CommandTestCase):
             (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
             (["evaluate", *REPOSITORY, "--server", "localhost", "x=1"], "no URL of a server"),
             (["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"], "cannot be read"),
+            (["evaluate", *REPOSITORY, os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
+            (["evaluate", *REPOSITORY[:5], os.fsdecode(b"e\xff"), "x=1"], "--evaluator"),
+            (["evaluate", *REPOSITORY, "-d", os.fsdecode(b"\xff"), "x=1"], "must be UTF-8"),
             (["follow"], "ID"),
+            (["follow", os.fsdecode(b"\xff")], "must be UTF-8"),
+            (["follow", "--after", "1+x", "x"], "'1+x' is no cursor"),
             (["nonsense"], "nonsense"),
         ):
             result = self.run_command(*arguments)
@@ -171,6 +187,32 @@ class EvaluateTests(CommandTestCase):
             }
         )
         self.assertEqual(result.stdout, "file,s\n")
+
+
+class WaitingTests(CommandTestCase):
+    """A line that breaks, on a terminal."""
+
+    def test_told(self) -> None:
+        """That it is broken stands there, in a line of its own, and once that it is not."""
+        shown = Shown(terminal=True)
+        client = Server("http://localhost:8080").client(self.line.service.reactor, shown.screen)
+        shown.screen.show(Text("half"))
+        exchange = client._exchange
+        exchange._told("the connection broke", 3.0)
+        exchange._told("no connection", 6.0)
+        exchange._answered()
+        exchange._answered()
+        shown.screen.show(Text(" of it"))
+        self.assertEqual(
+            shown.out.getvalue(),
+            f"half\n{CLEAR}the connection broke; trying again in 3 s"
+            f"{CLEAR}no connection; trying again in 6 s{CLEAR}connected again\n of it",
+        )
+        piped = Shown()
+        exchange = Server("http://a").client(self.line.service.reactor, piped.screen)._exchange
+        exchange._told("no connection", 6.0)
+        exchange._answered()
+        self.assertEqual(piped.notes.getvalue(), "")
 
 
 class ServerTests(CommandTestCase):
@@ -253,6 +295,17 @@ class QuestionTests(CommandTestCase):
         self.assertEqual(result.exit_code, 2)
         self.assertIn("nothing is kept", result.stderr)
 
+    def test_terminal(self) -> None:
+        """What strangers have written into JSON does nothing to a terminal, and stays JSON."""
+        shown = Shown(terminal=True)
+        text = "\x9b2J\x7f\u202eü"
+        shown.screen.print(questions._dump({"a": text}))
+        self.assertEqual(json.loads(shown.out.getvalue()), {"a": text})
+        self.assertIn('"\\u009b2J\\u007f\\u202eü"', shown.out.getvalue())
+        plain = Shown()
+        plain.screen.print(questions._dump({"a": text}))
+        self.assertIn(text, plain.out.getvalue())
+
     def test_list(self) -> None:
         """A line for each, or JSON."""
         identifiers = [self.line.begin() for _ in range(2)]
@@ -267,6 +320,13 @@ class QuestionTests(CommandTestCase):
 class FollowTests(CommandTestCase):
     """Following on a screen."""
 
+    def follow(
+        self, identifier: str, shown: Shown, folder: Folder | None = None, after: str | None = None
+    ) -> Awaitable[int]:
+        """Follow an evaluation that somebody else has begun."""
+        reading = Reading(self.line.client, identifier, shown.screen, after)
+        return reading.follow(self.line.service.reactor, folder)
+
     def test_files(self) -> None:
         """Files are saved under their base names; one that cannot be is told of, and makes it 2."""
         identifier = self.line.begin()
@@ -274,18 +334,14 @@ class FollowTests(CommandTestCase):
         start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
         self.line.child.print(self.block(f'{start}"../a.txt"}}'))
         self.line.child.end()
-        following = follow(
-            self.line.client, identifier, shown.screen, self.line.service.reactor, Folder(root)
-        )
+        following = self.follow(identifier, shown, Folder(root))
         self.assertEqual(self.line.wait(following), 0)
         self.assertEqual((root / "a.txt").read_bytes(), b"hi")
         self.assertIn(f"saved as {root}/a.txt", shown.notes.getvalue())
         identifier = self.line.begin()
         self.line.child.print(self.block(f'{start}".."}}') + b"more\n")
         self.line.child.end()
-        following = follow(
-            self.line.client, identifier, shown.screen, self.line.service.reactor, Folder(root)
-        )
+        following = self.follow(identifier, shown, Folder(root))
         self.assertEqual(self.line.wait(following), 2)
         self.assertIn("not saved: ", shown.notes.getvalue())
         self.assertEqual(shown.out.getvalue(), "more\n")
@@ -307,7 +363,7 @@ class FollowTests(CommandTestCase):
             if step == 40:
                 self.line.child.end()
 
-        following = follow(self.line.client, identifier, shown.screen, self.line.service.reactor)
+        following = self.follow(identifier, shown)
         self.assertEqual(self.line.wait(following, meanwhile), 0)
         seen = shown.out.getvalue().split(CLEAR)
         self.assertEqual(seen[1], "queued, 0 before it …")
@@ -323,7 +379,7 @@ class FollowTests(CommandTestCase):
         )
         shown = Shown(terminal=True)
         self.meanwhile = self.end()
-        following = follow(self.line.client, identifier, shown.screen, self.line.service.reactor)
+        following = self.follow(identifier, shown)
         self.assertEqual(self.line.wait(following, self.meanwhile), 0)
         self.assertEqual(shown.out.getvalue(), "hello\nx: n: 1.5\n")
         self.assertEqual(self.line.agent.cancelled, 1)
@@ -369,6 +425,91 @@ class FollowTests(CommandTestCase):
         self.line.settle()
         self.assertEqual(self.successResultOf(work), 130)
         self.assertEqual(self.line.agent.cancelled, 1)
+
+    def test_terminated(self) -> None:
+        """SIGTERM does what Ctrl-C does, also the end is shown; the status tells of it."""
+        self.line.service.world.spawn.obeys = (15,)
+        identifier = self.line.begin()
+        self.line.child.print(b"a\n")
+        shown = Shown()
+        reactor = self.line.service.reactor
+        work = attend(self.line.client, identifier, shown.screen, reactor, None)
+        judging = Deferred.fromCoroutine(judged(shown.screen, work, reactor))
+        self.line.settle()
+        signal.raise_signal(signal.SIGTERM)
+
+        async def result() -> int:
+            return await judging
+
+        self.assertEqual(self.line.wait(result()), 143)
+        self.assertEqual(shown.out.getvalue(), "a\n")
+        self.assertIn("failed: the evaluation was cancelled", shown.notes.getvalue())
+
+    def test_leave_and_follow(self) -> None:
+        """Who leaves is told how to go on, and goes on there; from the beginning a part is lost."""
+        identifier = self.line.begin()
+        self.line.child.print(b"a\nb\n")
+        shown = Shown()
+        reactor = self.line.service.reactor
+        attending = Deferred.fromCoroutine(
+            attend(self.line.client, identifier, shown.screen, reactor, None)
+        )
+        attending.addErrback(lambda _: None)
+        for _ in range(4):
+            self.line.settle()
+            reactor.advance(STEP)
+        self.line.agent.fate = lambda: Fate.SILENT
+        signal.raise_signal(signal.SIGINT)
+        self.line.settle()
+        (cursor,) = re.findall(
+            f"`tawebeval follow --after (.+) {identifier}`", shown.notes.getvalue()
+        )
+        attending.cancel()
+        self.line.settle()
+        self.line.agent.fate = lambda: Fate.WELL
+        self.line.child.print(b"c\n")
+        self.line.settle()
+        again = Shown()
+        reading = Reading(self.line.client, identifier, again.screen)
+        following = Deferred.fromCoroutine(reading.follow(reactor))
+        following.addErrback(lambda _: None)
+        self.line.settle()
+        following.cancel()
+        self.line.settle()
+        self.assertEqual((shown.out.getvalue(), again.out.getvalue()), ("a\nb", "\nc"))
+        self.assertIn(f"before {cursor} was read already", again.notes.getvalue())
+        self.line.child.end()
+        result = self.run_command("follow", *reading.resumption.split()[2:])
+        self.assertEqual((result.exit_code, result.stdout, result.stderr), (0, "\n", ""))
+
+    def test_where_it_was(self) -> None:
+        """Ctrl-C while following says how to go on, also before there was anything."""
+        identifier = self.line.begin()
+        pressed = iter([lambda: signal.raise_signal(signal.SIGINT)])
+        self.meanwhile = lambda: next(pressed, lambda: None)()
+        result = self.run_command("follow", identifier)
+        self.assertEqual(result.exit_code, 130)
+        self.assertIn(f"`tawebeval follow {identifier}` goes on here", result.stderr)
+
+    def test_lost(self) -> None:
+        """An evaluation of ours that the server has lost has come to a bad end, and no more."""
+        for status in (404, 410):
+            identifier = self.line.begin()
+            self.patch(self.line.client, "pages", lambda *_, status=status: gone(status, b"{}"))
+            shown = Shown()
+            reactor = self.line.service.reactor
+            attending = attend(self.line.client, identifier, shown.screen, reactor, None)
+            self.assertEqual(self.line.wait(judged(shown.screen, attending, reactor)), 1)
+            self.assertIn("failed: the server answers", shown.notes.getvalue())
+            following = judged(shown.screen, self.follow(identifier, shown), reactor)
+            self.assertEqual(self.line.wait(following), 2)
+
+    def test_nowhere(self) -> None:
+        """A server that calls the cursor too old that it has named itself is not asked for ever."""
+        shown = Shown()
+        self.patch(self.line.client, "pages", lambda *_: gone(410, b'{"oldest": "3"}'))
+        with self.assertRaises(EvaluationGone):
+            self.line.wait(self.follow("x", shown, after="3"))
 
     def test_not_cancelled(self) -> None:
         """Where cancelling fails it is said, and following goes on."""
@@ -417,7 +558,7 @@ class FollowTests(CommandTestCase):
         attending = attend(
             self.line.client, identifier, shown.screen, self.line.service.reactor, None
         )
-        with self.assertRaises(BrokenPipeError):
+        with self.assertRaises(OutputLost):
             self.line.wait(attending)
         status = self.line.wait(self.line.client.status(identifier))
         self.assertEqual(status["state"], "cancelled")

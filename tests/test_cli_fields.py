@@ -48,6 +48,8 @@ class FieldTests(SynchronousTestCase):
             (["x=1", "x=2"], "the field x stands there twice"),
             (["x=1", "x:a.py"], "twice"),
             ([os.fsdecode(b"\xff")], "must be UTF-8"),
+            ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
+            (["x" * 5000], f"{'x' * 100}: File name too long"),
         ):
             with self.assertRaises(ValueError) as caught:
                 parse_fields(arguments)

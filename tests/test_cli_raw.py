@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.raw import Marked, Overheard
+from tawebeval.cli.streams import OutputLost
 from tawebeval.markers import Markers
 from tests.fakes import straw
 from tests.test_cli_screen import Shown
@@ -129,12 +130,13 @@ class OverheardTests(SynchronousTestCase):
 
     def test_unread(self) -> None:
         """Where nobody reads the screen that is told, and the protocol goes on."""
-        noted, shown, unread = Noted(), Shown(), []
+        noted, shown = Noted(), Shown()
+        unread: list[OutputLost] = []
 
         def broken(text: str) -> int:
             raise BrokenPipeError
 
         self.patch(shown.out, "write", broken)
-        heard = Overheard(noted, Marked(MARKERS), shown.screen, lambda: unread.append(True))
+        heard = Overheard(noted, Marked(MARKERS), shown.screen, unread.append)
         heard.childDataReceived(1, b"a")
-        self.assertEqual((noted.told, unread), ([(1, b"a")], [True]))
+        self.assertEqual((noted.told, [why.unread for why in unread]), ([(1, b"a")], [True]))

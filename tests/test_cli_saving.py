@@ -27,7 +27,7 @@ class SavingTests(SynchronousTestCase):
     def test_base_name(self) -> None:
         """Only the last component of a name counts, and nothing is written elsewhere."""
         for name in ("a.txt", "../../a.txt", "/etc/a.txt", "..\\a.txt"):
-            path = self.folder.save(file(name))
+            path = Folder(self.folder.path).save(file(name))
             self.assertEqual(path, self.folder.path / "a.txt")
             self.assertEqual(path.read_bytes(), b"new")
             self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
@@ -50,9 +50,23 @@ class SavingTests(SynchronousTestCase):
         self.assertEqual((self.root / "victim").read_bytes(), b"old")
 
     def test_replaced(self) -> None:
-        """A later file of the same name takes the place of the earlier one, whole."""
-        self.folder.save(file("a.txt", b"long and old"))
+        """A file of an earlier evaluation makes room for one of the same name, whole."""
+        Folder(self.folder.path).save(file("a.txt", b"long and old"))
         self.assertEqual(self.folder.save(file("a.txt", b"new")).read_bytes(), b"new")
+
+    def test_same_name(self) -> None:
+        """Of one evaluation no file is lost, whatever they are called; what failed has no name."""
+        (self.folder.path / "a.txt").mkdir(parents=True)
+        with self.assertRaises(OSError):
+            self.folder.save(file("a.txt"))
+        (self.folder.path / "a.txt").rmdir()
+        names = ["a.txt", "a-2.txt", "a.txt", "b/a.txt", "a-2.txt", "Makefile", "Makefile"]
+        saved = [self.folder.save(file(n, b"%d" % i)) for i, n in enumerate(names)]
+        self.assertEqual(
+            [path.name for path in saved],
+            ["a.txt", "a-2.txt", "a-3.txt", "a-4.txt", "a-2-2.txt", "Makefile", "Makefile-2"],
+        )
+        self.assertEqual([int(path.read_bytes()) for path in saved], list(range(7)))
 
     def test_mode(self) -> None:
         """It is a file as others are, and no program."""

@@ -150,7 +150,7 @@ class OtherTests(SynchronousTestCase):
             json.loads(line)
 
     def test_progress(self) -> None:
-        """It stands on a terminal until something else is said, and never in a line of output."""
+        """It stands on a terminal until something else is said, and in a line of its own."""
         shown = Shown(terminal=True)
         self.assertTrue(shown.screen.shows_progress)
         shown.screen.progress("queued")
@@ -159,7 +159,7 @@ class OtherTests(SynchronousTestCase):
         shown = Shown(terminal=True)
         shown.screen.show(Text("a"))
         shown.screen.progress("waiting")
-        self.assertEqual(shown.out.getvalue(), "a")
+        self.assertEqual(shown.show(Text("b")), f"a\n{CLEAR}waiting{CLEAR}b\n")
         shown = Shown()
         self.assertFalse(shown.screen.shows_progress)
         shown.screen.progress("queued")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -15,14 +13,17 @@ import click
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import react
 
+from tawebeval.cli.interrupting import interrupted
 from tawebeval.cli.screen import Screen, wants_colour
-from tawebeval.client import Client, Refused, Unavailable
+from tawebeval.cli.streams import OutputLost
+from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import base_url
 from tawebeval.errors import ConfigurationError
 from tawebeval.secretfiles import read_secrets
 
-GOOD, FAILED, WRONG, UNREACHABLE, INTERRUPTED, UNREAD = 0, 1, 2, 3, 130, 141
-"""The exit statuses; the last two as shells have them for SIGINT and SIGPIPE."""
+GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
+INTERRUPTED, UNREAD, TERMINATED = 130, 141, 143
+"""The exit statuses; these as shells have them for SIGINT, SIGPIPE and SIGTERM."""
 
 TOKEN = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
 
@@ -38,11 +39,20 @@ class Server:
 
     def client(self, reactor: Any, screen: Screen) -> Client:
         """Return a client of it, which tells on a terminal when it has to wait."""
+        waiting = False
 
         def told(why: str, seconds: float) -> None:
+            nonlocal waiting
+            waiting = True
             screen.progress(f"{why}; trying again in {seconds:.0f} s")
 
-        return Client(self.url, self.token, reactor=reactor, told=told)
+        def answered() -> None:
+            nonlocal waiting
+            if waiting and screen.shows_progress:
+                screen.note("connected again")
+            waiting = False
+
+        return Client(self.url, self.token, reactor=reactor, told=told, answered=answered)
 
 
 def asks_server(command: Command) -> Command:
@@ -100,27 +110,16 @@ def _token(path: Path | None) -> str | None:
 
 
 def make_screen(*, lines: bool = False) -> Screen:
-    """Return what shows events on stdout and stderr."""
+    """Return what shows events on stdout and stderr. Raises UsageError."""
+    if sys.stdout is None:
+        raise click.UsageError("stdout is closed; to see nothing of it: >/dev/null")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # for all that follows
     for stream in (sys.stdout, sys.stderr):
         # What was printed is UTF-8, and for programs it stays so.
         encoding = stream.encoding if stream.isatty() else "utf-8"
         stream.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
     return Screen(sys.stdout, sys.stderr, wants_colour(sys.stderr, os.environ), lines)
-
-
-@contextmanager
-def interrupted(call: Callable[[], object], reactor: Any) -> Iterator[None]:
-    """Within it the first Ctrl-C makes a call in the reactor, and the next ends the program."""
-
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        reactor.callFromThread(call)
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def run(server: Server, screen: Screen, work: Callable[[Client, Any], Awaitable[int]]) -> NoReturn:
@@ -133,43 +132,87 @@ def run(server: Server, screen: Screen, work: Callable[[Client, Any], Awaitable[
     run_reactor(screen, working)
 
 
-def run_reactor(screen: Screen, work: Callable[[Any], Awaitable[int]]) -> NoReturn:
-    """Run the reactor until `work(reactor)` has its exit status, and exit with it."""
+def run_reactor(
+    screen: Screen,
+    work: Callable[[Any], Awaitable[int]],
+    again: Callable[[], object] | None = None,
+) -> NoReturn:
+    """Run the reactor until `work(reactor)` has its exit status, and exit with it.
+
+    However that comes about, `work` has ended then. A second Ctrl-C calls `again`, or without that
+    ends the program.
+    """
+    status = TERMINATED
 
     async def main(reactor: Any) -> None:
-        raise SystemExit(await judged(screen, work(reactor), reactor))
+        nonlocal status
+        # Not before: the reactor has a way of its own with signals, and a start ends with that.
+        await begun(reactor)
+        status = await judged(screen, work(reactor), reactor, again)
 
-    react(lambda reactor: Deferred.fromCoroutine(main(reactor)))
+    def begin(reactor: Any) -> Deferred[None]:
+        working = Deferred.fromCoroutine(main(reactor))
+
+        def end() -> Deferred[None]:
+            working.cancel()
+            return working
+
+        reactor.addSystemEventTrigger("before", "shutdown", end)
+        return working
+
+    try:
+        react(begin)
+    except SystemExit as end:  # which knows only of what went wrong in there
+        raise SystemExit(end.code or status) from None
     raise AssertionError("react does not return")
 
 
-async def judged(screen: Screen, work: Awaitable[int], reactor: Any) -> int:
+def begun(reactor: Any) -> Deferred[None]:
+    """Return when the reactor runs."""
+    running: Deferred[None] = Deferred()
+    reactor.callWhenRunning(running.callback, None)
+    return running
+
+
+async def judged(
+    screen: Screen,
+    work: Awaitable[int],
+    reactor: Any,
+    again: Callable[[], object] | None = None,
+) -> int:
     """Return the exit status of `work`, and say why where it could not be done."""
 
     async def whole() -> int:
         return await work
 
     # It is begun within, for it may say itself what Ctrl-C is to do.
-    with interrupted(lambda: deferred.cancel(), reactor):
+    with interrupted(lambda: deferred.cancel(), reactor, again) as interruption:
         deferred = Deferred.fromCoroutine(whole())
         try:
-            return await deferred
-        except Unavailable as error:
-            screen.note(str(error), "red")
-            return UNREACHABLE
-        except Refused as error:
-            screen.note(_advice(error), "red")
-            return WRONG
-        except CancelledError:
-            screen.note("interrupted", "red")
-            return INTERRUPTED
-        except BrokenPipeError:
-            # Python would try once more, at its end, to write what nobody reads.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return UNREAD
-        except OSError as error:  # of a file of the submission
-            screen.note(f"{error.filename}: {error.strerror}", "red")
-            return WRONG
+            status = await deferred
+        except (ClientError, CancelledError, OutputLost, OSError) as error:
+            status = _status_of(error, screen)
+    return interruption.status(status)
+
+
+def _status_of(error: Exception, screen: Screen) -> int:
+    """Return the exit status of what ended a piece of work, and say what it was."""
+    match error:
+        case CancelledError():
+            words, status = "interrupted", INTERRUPTED
+        case Unavailable():
+            words, status = str(error), UNREACHABLE
+        case Refused():
+            words, status = _advice(error), WRONG
+        case OutputLost():
+            words, status = str(error), UNREAD if error.unread else WRONG
+        case OSError():  # of a file of the submission
+            words, status = f"{error.filename}: {error.strerror}", WRONG
+        case _:
+            raise error
+    if status != UNREAD:
+        screen.note(words, "red")
+    return status
 
 
 def _advice(error: Refused) -> str:

@@ -8,12 +8,15 @@ from typing import Any
 import click
 from twisted.internet.defer import Deferred
 
-from tawebeval.cli.asking import GOOD, Server, asks_server, interrupted, make_screen, run
-from tawebeval.cli.checkout import NoCheckout, look
+from tawebeval.cli.asking import GOOD, Server, asks_server, make_screen, run
+from tawebeval.cli.checkout import NoCheckout, look, without_user
 from tawebeval.cli.fields import Submission, parse_fields
-from tawebeval.cli.following import follow
+from tawebeval.cli.following import Reading
+from tawebeval.cli.interrupting import interrupted
 from tawebeval.cli.saving import Folder
 from tawebeval.cli.screen import Screen
+from tawebeval.cli.streams import OutputLost
+from tawebeval.cli.words import TEXT
 from tawebeval.client import Client, ClientError
 from tawebeval.form import MAX_DEPTH, MAX_SEED
 
@@ -50,10 +53,10 @@ LINES = click.option(
 
 
 EVALUATOR = click.option(
-    "--evaluator", metavar="CMD", required=True, help="The command that judges, for sh."
+    "--evaluator", metavar="CMD", required=True, type=TEXT, help="The command that judges, for sh."
 )
 DIRECTORY = click.option(
-    "--directory", "-d", metavar="DIR", help="Where in the repository CMD is run."
+    "--directory", "-d", metavar="DIR", type=TEXT, help="Where in the repository CMD is run."
 )
 SEED = click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Handed to the evaluator.")
 
@@ -61,13 +64,13 @@ SEED = click.option("--seed", type=click.IntRange(0, MAX_SEED), help="Handed to 
 @click.command()
 @FIELDS
 @EVALUATOR
-@click.option("--repository", metavar="URL", help="Where the evaluator is fetched from.")
-@click.option("--commit", metavar="OID", help="Its commit, 40 hexadecimal digits.")
-@click.option("--branch", help="What to fetch if the commit alone cannot be.")
+@click.option("--repository", metavar="URL", type=TEXT, help="Where the evaluator is fetched from.")
+@click.option("--commit", metavar="OID", type=TEXT, help="Its commit, 40 hexadecimal digits.")
+@click.option("--branch", type=TEXT, help="What to fetch if the commit alone cannot be.")
 @click.option("--depth", type=click.IntRange(1, MAX_DEPTH), help="How much history to fetch.")
 @DIRECTORY
 @SEED
-@click.option("--callback-url", metavar="URL", help="Where the end is to be told.")
+@click.option("--callback-url", metavar="URL", type=TEXT, help="Where the end is to be told.")
 @FILES
 @LINES
 @click.option("--detach", is_flag=True, help="Print the identifier, and leave.")
@@ -110,20 +113,21 @@ def evaluate(
           jq 'select(.type == "data").payload'
 
     The exit status is 0 after a good end, 1 after another one, 2 where the command or a field of
-    it is wrong, 3 where the server cannot be reached.
+    it is wrong or something could not be written, 3 where the server cannot be reached; 130 where
+    Ctrl-C comes before the beginning, 143 and 129 after SIGTERM and SIGHUP, which cancel, too, and
+    141 where nobody reads what is printed, which cancels as well.
     """  # noqa: D301
     screen = make_screen(lines=lines)
     if repository is None or commit is None:
         try:
-            checkout = look(Path())
+            checkout = look(Path(), repository, commit)
         except NoCheckout as error:
             raise click.UsageError(str(error)) from None
         if repository is None and commit is None and directory is None:
             directory = checkout.directory
-        repository = checkout.repository if repository is None else repository
-        commit = checkout.commit if commit is None else commit
+        repository, commit = checkout.repository, checkout.commit
         where = f", in {directory}" if directory else ""
-        screen.note(f"evaluating by {repository} at {commit[:12]}{where}")
+        screen.note(f"evaluating by {without_user(repository)} at {commit[:12]}{where}")
         for warning in checkout.warnings:
             screen.note(f"warning: {warning}", "yellow")
 
@@ -137,7 +141,7 @@ def evaluate(
             **others,
         )
         if detach:
-            click.echo(identifier)
+            screen.print(identifier)
             return GOOD
         return await attend(client, identifier, screen, reactor, folder)
 
@@ -148,9 +152,10 @@ async def attend(
     client: Client, identifier: str, screen: Screen, reactor: Any, folder: Folder | None
 ) -> int:
     """Follow an evaluation of our own, which Ctrl-C cancels; return the exit status."""
+    reading = Reading(client, identifier, screen, exists=True)
 
     async def cancel() -> None:
-        screen.note(f"cancelling; Ctrl-C leaves it alone, and `tawebeval follow {identifier}` sees")
+        screen.note(f"cancelling; Ctrl-C leaves it alone, and `{reading.resumption}` goes on here")
         try:
             await client.cancel(identifier)
         except ClientError as error:
@@ -158,7 +163,7 @@ async def attend(
 
     with interrupted(lambda: Deferred.fromCoroutine(cancel()), reactor):
         try:
-            return await follow(client, identifier, screen, reactor, folder)
-        except BrokenPipeError:  # nobody reads what we print
+            return await reading.follow(reactor, folder)
+        except OutputLost:  # nobody sees what we print
             await client.cancel(identifier)
             raise

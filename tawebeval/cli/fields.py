@@ -7,11 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
+from tawebeval.client.submission import check_text
 from tawebeval.filenames import base_name
 from tawebeval.form import FIELD_NAME
 
 DEFAULT_FIELDS = ("source",)
 """The fields that paths without a name are, in this order."""
+
+_SHOWN = 100  # characters of a path that is none
 
 Submission: TypeAlias = dict[str, str | Path]
 
@@ -24,12 +27,13 @@ def parse_fields(arguments: Iterable[str]) -> Submission:
 
     `name=text` and `name:path` name their fields; a bare path takes the next of the default
     ones that is free. Raises ValueError for a field that stands twice, a path without a field,
-    what is no file, and a name that the evaluator could not see.
+    what is no file, a name that the evaluator could not see, and text that cannot be UTF-8.
     """
     submission: Submission = {}
     bare: list[Path] = []
     for argument in arguments:
         if match := _TEXT.fullmatch(argument):
+            check_text(match[1], match[2])
             _add(submission, match[1], match[2])
         elif match := _FILE.fullmatch(argument):
             _add(submission, match[1], _file(match[2]))
@@ -52,7 +56,11 @@ def _add(submission: Submission, name: str, content: str | Path) -> None:
 
 
 def _file(path: str) -> Path:
-    if not Path(path).is_file():
+    try:
+        found = Path(path).is_file()
+    except OSError as error:
+        raise ValueError(f"{path[:_SHOWN]}: {error.strerror}") from None
+    if not found:
         raise ValueError(f"there is no file {path}")
     base_name(path)
     return Path(path)

@@ -6,30 +6,77 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import LoopingCall
 
 from tawebeval.cli.asking import FAILED, GOOD, WRONG
 from tawebeval.cli.saving import Folder
 from tawebeval.cli.screen import Screen
-from tawebeval.client import Client, ClientError, EvaluationError, Event, File, Page
+from tawebeval.client import (
+    Client,
+    ClientError,
+    EvaluationError,
+    EvaluationGone,
+    Event,
+    File,
+    Page,
+    UnknownEvaluation,
+)
 
 _LOOK = 1.0  # seconds between two looks at what an evaluation is waiting for
 
 
-async def follow(
-    client: Client,
-    identifier: str,
-    screen: Screen,
-    reactor: Any,
-    folder: Folder | None = None,
-) -> int:
-    """Show all events as they come, and save files in `folder`; return the exit status."""
-    waiting = _Waiting(client, identifier, screen, reactor)
-    try:
-        return await show(client.pages(identifier), screen, screen.show, folder, waiting.stop)
-    finally:
-        waiting.stop()
+@attrs.define
+class Reading:
+    """The events of an evaluation, from a cursor on.
+
+    `cursor` is where those end that were shown. The evaluation is known to `exist` if we have begun
+    it, or seen something of it.
+    """
+
+    _client: Client
+    identifier: str
+    _screen: Screen
+    cursor: str | None = None
+    exists: bool = False
+
+    @property
+    def resumption(self) -> str:
+        """The command that goes on here."""
+        after = f" --after {self.cursor}" if self.cursor is not None else ""
+        return f"tawebeval follow{after} {self.identifier}"
+
+    async def follow(self, reactor: Any, folder: Folder | None = None) -> int:
+        """Show all events as they come, and save files in `folder`; return the exit status."""
+        waiting = _Waiting(self._client, self.identifier, self._screen, reactor)
+        try:
+            return await show(self._pages(), self._screen, self._screen.show, folder, waiting.stop)
+        except (EvaluationGone, UnknownEvaluation) as error:
+            if not self.exists:
+                raise
+            self._screen.note(f"failed: {error}", "red")
+            return FAILED
+        finally:
+            waiting.stop()
+
+    async def _pages(self) -> AsyncIterator[Page]:
+        """Yield the pages; what was discarded is told of, and left out."""
+        while True:
+            try:
+                async for page in self._client.pages(self.identifier, self.cursor):
+                    self.exists = True
+                    yield page
+                    self.cursor = page.end
+            except EvaluationGone as error:
+                if error.oldest in (None, self.cursor):
+                    raise
+                self._screen.note(
+                    f"what came before {error.oldest} was read already, and is discarded", "yellow"
+                )
+                self.cursor, self.exists = error.oldest, True
+            else:
+                return
 
 
 async def show(

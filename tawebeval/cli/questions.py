@@ -6,31 +6,55 @@ import json
 from typing import Any
 
 import click
+from twisted.internet.defer import CancelledError
 
 from tawebeval.cli.asking import GOOD, Server, asks_server, make_screen, run
 from tawebeval.cli.evaluate import FILES, LINES
-from tawebeval.cli.following import follow as follow_on_screen
+from tawebeval.cli.following import Reading
 from tawebeval.cli.saving import Folder
 from tawebeval.cli.screen import escaped
+from tawebeval.cli.words import TEXT
 from tawebeval.client import Client
+from tawebeval.client.events import split_cursor
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-IDENTIFIER = click.argument("identifier", metavar="ID")
+IDENTIFIER = click.argument("identifier", metavar="ID", type=TEXT)
+
+
+def _cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
+    try:
+        split_cursor(cursor)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return cursor
 
 
 @click.command()
 @IDENTIFIER
+@click.option(
+    "--after",
+    "cursor",
+    metavar="CURSOR",
+    type=TEXT,
+    callback=_cursor,
+    help="Where to go on, instead of at the beginning.",
+)
 @FILES
 @LINES
 @asks_server
 def follow(
-    identifier: str, folder: Folder | None, lines: bool, server: str, token: str | None
+    identifier: str,
+    cursor: str | None,
+    folder: Folder | None,
+    lines: bool,
+    server: str,
+    token: str | None,
 ) -> None:
-    """Show the events of the evaluation ID from its beginning, as they come.
+    """Show the events of the evaluation ID, as they come.
 
-    What was read once, and acknowledged by reading on, is not there any more; `tawebeval status`
-    tells how much that is. Ctrl-C stops following, and the evaluation goes on. The exit status is
-    that of `tawebeval evaluate`.
+    What was read once, and acknowledged by reading on, is not there any more: that is said, and
+    what is there is shown; `tawebeval status` tells how much is discarded. Ctrl-C stops following,
+    says where it was, and the evaluation goes on. The exit status is that of `tawebeval evaluate`.
 
     \b
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
@@ -39,7 +63,12 @@ def follow(
     screen = make_screen(lines=lines)
 
     async def work(client: Client, reactor: Any) -> int:
-        return await follow_on_screen(client, identifier, screen, reactor, folder)
+        reading = Reading(client, identifier, screen, cursor)
+        try:
+            return await reading.follow(reactor, folder)
+        except CancelledError:
+            screen.note(f"`{reading.resumption}` goes on here")
+            raise
 
     run(Server(server, token), screen, work)
 
@@ -58,10 +87,11 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
 
     async def work(client: Client, reactor: Any) -> int:
         document = await client.status(identifier)
-        click.echo(_dump(document) if as_json else table(document))
+        screen.print(_dump(document) if as_json else table(document))
         return GOOD
 
-    run(Server(server, token), make_screen(), work)
+    screen = make_screen()
+    run(Server(server, token), screen, work)
 
 
 @click.command()
@@ -94,12 +124,13 @@ def list_(as_json: bool, server: str, token: str | None) -> None:
     async def work(client: Client, reactor: Any) -> int:
         found = [evaluation async for evaluation in client.evaluations()]
         if as_json:
-            click.echo(_dump(found))
+            screen.print(_dump(found))
         for one in () if as_json else found:
-            click.echo(escaped("{evaluation_id}  {state:<9}  {created}".format(**one)))
+            screen.print(escaped("{evaluation_id}  {state:<9}  {created}".format(**one)))
         return GOOD
 
-    run(Server(server, token), make_screen(), work)
+    screen = make_screen()
+    run(Server(server, token), screen, work)
 
 
 def _dump(value: Any) -> str:

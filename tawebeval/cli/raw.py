@@ -12,6 +12,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from tawebeval.cli.screen import Screen
+from tawebeval.cli.streams import OutputLost
 from tawebeval.client import Text
 from tawebeval.markers import Markers
 from tawebeval.process import ChildProcess, Spawner
@@ -59,13 +60,13 @@ class Marked:
 class OverhearingSpawner(Spawner):
     """Starts children whose stdout is shown on a screen.
 
-    `markers` are drawn before the start; `unread()` is called when nobody reads the screen.
+    `markers` are drawn before the start; `unread(why)` is called when nobody sees the screen.
     """
 
     def __init__(self, reactor: Any, screen: Screen) -> None:
         super().__init__(reactor)
         self.markers: Callable[[], Markers | None] = lambda: None
-        self.unread: Callable[[], object] = lambda: None
+        self.unread: Callable[[OutputLost], object] = lambda why: None
         self._screen = screen
 
     def __call__(
@@ -81,7 +82,7 @@ class OverhearingSpawner(Spawner):
         """Start a child."""
         markers = self.markers()
         assert markers is not None, "nothing starts before they are drawn"
-        heard = Overheard(protocol, Marked(markers), self._screen, lambda: self.unread())
+        heard = Overheard(protocol, Marked(markers), self._screen, lambda why: self.unread(why))
         return super().__call__(
             heard, argv, environment, directory, descriptors=descriptors, stdin=stdin
         )
@@ -95,7 +96,7 @@ class Overheard(ProcessProtocol):
         protocol: ProcessProtocol,
         marked: Marked,
         screen: Screen,
-        unread: Callable[[], object],
+        unread: Callable[[OutputLost], object],
     ) -> None:
         self._protocol = protocol
         self._marked = marked
@@ -131,5 +132,5 @@ class Overheard(ProcessProtocol):
             try:
                 self._screen.show(Text(text))
                 self._screen.flush()
-            except BrokenPipeError:
-                self._unread()
+            except OutputLost as error:
+                self._unread(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -14,17 +15,20 @@ from tawebeval.filenames import base_name
 
 @attrs.frozen
 class Folder:
-    """A directory for files of strangers."""
+    """A directory for the files of one evaluation, by strangers."""
 
     path: Path
+    _taken: set[str] = attrs.field(factory=set, init=False, repr=False, eq=False)
 
     def save(self, file: File) -> Path:
         """Save a file under its own base name; return its path. Blocks.
 
-        An older file of that name is replaced, and so is a symbolic link: nothing is written to
-        where it leads. Raises ValueError for a name that is none, OSError.
+        Where the evaluation has sent one of that name already it gets a number: `a-2.txt`. An
+        older file is replaced, and so is a symbolic link: nothing is written to where it leads.
+        Raises ValueError for a name that is none, OSError.
         """
-        target = self.path / base_name(file.filename)
+        name = self._free(base_name(file.filename))
+        target = self.path / name
         self.path.mkdir(parents=True, exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=self.path, prefix=".tawebeval-")
         try:
@@ -37,4 +41,10 @@ class Folder:
         except BaseException:
             os.unlink(unfinished)
             raise
+        self._taken.add(name)
         return target
+
+    def _free(self, name: str) -> str:
+        stem, suffix = os.path.splitext(name)
+        numbered = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
+        return next(one for one in itertools.chain([name], numbered) if one not in self._taken)

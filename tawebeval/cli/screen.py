@@ -14,6 +14,7 @@ from typing import TextIO
 import attrs
 import click
 
+from tawebeval.cli.streams import Notes, Output
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
 
 # C0 but for tabulators and line terminators, DEL, C1, and what changes the direction of writing.
@@ -36,11 +37,12 @@ def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
 class Screen:
     """Shows events on `out`, and what is to be said about them on `notes`.
 
-    With `lines` each event becomes a line of JSON on `out`, and nothing else does.
+    With `lines` each event becomes a line of JSON on `out`, and nothing else does. Whatever writes
+    there raises OutputLost where that is not possible.
     """
 
-    _out: TextIO
-    _notes: TextIO
+    _out: Output = attrs.field(converter=Output)
+    _notes: Notes = attrs.field(converter=Notes)
     _colour: bool
     _lines: bool = False
     _begun: bool = False  # a line on `out`, which has not ended
@@ -72,20 +74,23 @@ class Screen:
     def note(self, text: str, colour: str | None = None) -> None:
         """Say something beside what was printed."""
         self._make_room()
-        if self._begun and self._out.isatty() and self._notes.isatty():
-            self._notes.write("\n")
-            self._begun = False
+        if self._notes.isatty():
+            self._end_line()
         text = escaped(text) if self._notes.isatty() else text
         self._notes.write((click.style(text, fg=colour) if self._colour else text) + "\n")
-        self._notes.flush()
 
     def progress(self, text: str) -> None:
         """Say on a terminal what is going on; it stands there until something else does."""
-        if self.shows_progress and not self._begun:
+        if self.shows_progress:
             self._out.flush()
+            self._end_line()
             self._notes.write(_CLEAR + escaped(text))
-            self._notes.flush()
             self._progress = True
+
+    def print(self, text: str) -> None:
+        """Print lines that are no event."""
+        self._print(text + "\n")
+        self.flush()
 
     def flush(self) -> None:
         """Let everything be seen."""
@@ -116,7 +121,12 @@ class Screen:
         if self._progress:
             self._progress = False
             self._notes.write(_CLEAR)
-            self._notes.flush()
+
+    def _end_line(self) -> None:
+        """End the line that has begun on the same terminal."""
+        if self._begun and self._out.isatty():
+            self._notes.write("\n")
+            self._begun = False
 
     def _complain(self, error: EvaluationError) -> None:
         self.note(f"{'failed' if error.final else 'broken block'}: {error.message}", "red")

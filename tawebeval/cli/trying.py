@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,15 +14,18 @@ import click
 from tawebeval.admission import Queue
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import open_cgroups
-from tawebeval.cli.asking import WRONG, interrupted, make_screen, run_reactor
+from tawebeval.cli.asking import WRONG, make_screen, run_reactor
 from tawebeval.cli.evaluate import DIRECTORY, EVALUATOR, FIELDS, FILES, LINES, SEED
 from tawebeval.cli.fields import Submission
 from tawebeval.cli.following import show
+from tawebeval.cli.interrupting import hold_out, interrupted, unwinding
 from tawebeval.cli.local import Attempt, Bench, pages
 from tawebeval.cli.operate import CONFIG
 from tawebeval.cli.raw import OverhearingSpawner
 from tawebeval.cli.saving import Folder
+from tawebeval.cli.scratch import scratch
 from tawebeval.cli.screen import Screen
+from tawebeval.cli.streams import OutputLost
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.errors import ConfigurationError, EvaluationError
@@ -33,7 +35,7 @@ from tawebeval.kernel import Process
 from tawebeval.preload import preload
 from tawebeval.privileges import Privileges, find_privileges
 from tawebeval.process import Spawner
-from tawebeval.removal import remove
+from tawebeval.signals import completed
 from tawebeval.tap import read_configuration
 
 
@@ -94,12 +96,12 @@ def try_(
         check_readable(configuration, config, privileges.environment(os.environ))
         if privileges.user is not None:
             preload()
-    with ExitStack() as made:
+    with unwinding(), ExitStack() as made:
         cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
         made.callback(cgroups.close)
         with privileges.acting():
-            place = Path(tempfile.mkdtemp(prefix="tawebeval-try-")).resolve()
-        made.callback(remove, place)
+            place = made.enter_context(scratch())
+        made.callback(hold_out)  # until all of it is removed
         with _refusals():
             spawn = OverhearingSpawner(reactor, screen) if raw else Spawner(reactor)
             bench = Bench.open(configuration, root, place, cgroups, spawn, reactor)
@@ -107,7 +109,9 @@ def try_(
             privileges.renounce()
         if configuration.sandbox.kind == "none":
             screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
-        run_reactor(screen, Trial(attempt, bench, screen, folder, raw).run)
+        trial = Trial(attempt, bench, screen, folder, raw)
+        # Somebody in a hurry has to wait until everything is removed, which is not long.
+        run_reactor(screen, trial.run, again=lambda: None)
 
 
 @attrs.frozen
@@ -135,25 +139,30 @@ class Trial:
         def stop() -> None:
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
 
-        unread = False
+        def kill() -> None:
+            stop()
+            if evaluation.run is not None:
+                evaluation.run.kill()
 
-        def nobody_reads() -> None:
+        unread: OutputLost | None = None
+
+        def nobody_reads(why: OutputLost) -> None:
             nonlocal unread
-            unread = True
+            unread = why
             stop()
 
         spawn = self._bench.surroundings.spawn
         if isinstance(spawn, OverhearingSpawner):
             spawn.markers, spawn.unread = lambda: evaluation.markers, nobody_reads
-        with interrupted(stop, reactor):
+        with interrupted(stop, reactor, again=kill):
             evaluation.begin(Queue(running=1, queued=0))
             try:
                 status = await show(pages(evaluation), self._screen, self._show, self._folder)
             finally:
                 stop()  # if it goes on although nobody reads what is shown
-                await evaluation.over.wait()
-        if unread:
-            raise BrokenPipeError
+                await completed(evaluation.over)
+        if unread is not None:
+            raise unread
         run, failure = evaluation.run, evaluation.failure
         if run is not None and run.stderr and not (failure and "stderr" in failure.members):
             lines = run.stderr.removesuffix("\n").split("\n")
