@@ -6,6 +6,7 @@ tells what works, and why the rest does not. All of this blocks, though mostly n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -72,6 +73,14 @@ class Cgroups:
         group = Group(self._parts, f"evaluation-{identifier}")
         group.make(limits)
         return group
+
+    def remove_left(self, is_left: Callable[[str], bool]) -> None:
+        """Kill and remove the places beside our own whose names say that nobody closes them."""
+        for home in self._homes:
+            around = attrs.evolve(home.directory, path=os.path.dirname(home.directory.path))
+            for place in around.groups():
+                if is_left(os.path.basename(place.path)):
+                    sweep([place])
 
     def close(self) -> None:
         """Kill all groups that there still are and remove them, and what else can be removed."""

@@ -337,6 +337,17 @@ class LegacyTests(CgroupsTestCase):
             self.assertIn(file.read_text(), ("", f"{os.getpid()}\n"), file)
         self.assertLess(self.machine.slept, 0.1)
 
+    def test_left_beside(self) -> None:
+        """Places that are known to be nobody's any more are removed, and no others."""
+        self.machine.mount_legacy("pids")
+        self.machine.mount_unified("")
+        for name in ("left", "kept"):
+            self.enter(self.machine.open(name=name).make("abc", LIMITS), STRANGER)
+        cgroups = self.machine.open()
+        cgroups.remove_left(lambda name: name == "tawebeval-left")
+        found = {path.partition("/")[0] for path in self.machine.groups()}
+        self.assertEqual(found, {"kept", "x"})
+
     def test_leftovers_in_the_place_itself(self) -> None:
         """Who has stayed in the place is killed; the daemon, if it is there, is not."""
         own = self.machine.mount_legacy("pids")

@@ -32,9 +32,11 @@ def main() -> None:
     The exit status of evaluate, try and follow is
       0    the evaluation has come to a good end
       1    it has not: the last line says why
-      2    the command is wrong, or the server refuses it
+      2    the command is wrong, the server refuses it, or something could not be written
       3    the server could not be reached
       130  interrupted before the evaluation had begun, or while following
+      141  nobody reads what is printed
+      143  ended by SIGTERM; 129 by SIGHUP
     """  # noqa: D301  (\b keeps click from filling the lines)
 
 

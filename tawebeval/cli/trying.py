@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -99,6 +100,7 @@ def try_(
     with unwinding(), ExitStack() as made:
         cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
         made.callback(cgroups.close)
+        cgroups.remove_left(_is_left)
         with privileges.acting():
             place = made.enter_context(scratch())
         made.callback(hold_out)  # until all of it is removed
@@ -179,6 +181,12 @@ def _privileges(user: str) -> Privileges:
         return find_privileges(user, Process())
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} (here also --user)") from None
+
+
+def _is_left(name: str) -> bool:
+    """Tell whether a place for groups is that of a trial that has been killed."""
+    found = re.fullmatch(r"tawebeval-try-(\d+)", name)
+    return found is not None and not Path("/proc", found[1]).exists()
 
 
 def _owner(privileges: Privileges) -> tuple[int, int] | None:

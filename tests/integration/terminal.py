@@ -67,9 +67,9 @@ class Terminal:
         os.close(self._master)
         return self._process.wait()
 
-    def interrupt(self) -> None:
-        """Press Ctrl-C."""
-        self._process.send_signal(signal.SIGINT)
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Press Ctrl-C, or send another signal."""
+        self._process.send_signal(number)
 
     async def end(self) -> int:
         """Return the exit status, negative for a signal."""

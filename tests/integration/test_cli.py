@@ -9,6 +9,8 @@ import signal
 import subprocess
 from typing import Any
 
+from twisted.internet.threads import deferToThread
+
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, environment, free_port, until
 from tests.integration.repositories import git
@@ -110,6 +112,54 @@ class CommandTests(DaemonTestCase):
         listed = (await self.client.get("/evaluations")).json["data"]
         (running,) = (one for one in listed if one["ended"] is None)
         self.client.evaluations.append(running["evaluation_id"])
+
+    async def test_terminated(self) -> None:
+        """SIGTERM and SIGHUP end the evaluation, too, and are no good end."""
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            terminal = Terminal(self.daemon.url, *self.arguments(PARTIAL, "x=1"))
+            self.addCleanup(terminal.close)
+            await until(lambda terminal=terminal: "half" in terminal.shown, "it runs")
+            terminal.interrupt(number)
+            self.assertEqual(await terminal.end(), status)
+            self.assertIn("failed: the evaluation was cancelled", terminal.shown)
+            await self.daemon.nothing_left()
+
+    async def test_terminated_early(self) -> None:
+        """Before there is an evaluation, too."""
+        terminal = Terminal("http://127.0.0.1:9", *self.arguments(PARTIAL, "x=1"))
+        self.addCleanup(terminal.close)
+        await until(lambda: "trying again" in terminal.shown, "it asks")
+        terminal.interrupt(signal.SIGTERM)
+        self.assertEqual(await terminal.end(), 143)
+
+    async def test_full(self) -> None:
+        """Where the disk is full that is said, and the evaluation does not go on."""
+        with open("/dev/full", "w") as full:
+            done = await deferToThread(
+                subprocess.run,
+                [*COMMAND, *self.arguments("yes", "x=1"), "--server", self.daemon.url],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+            )
+        self.assertEqual(done.returncode, 2)
+        self.assertEqual(done.stderr, "stdout: No space left on device\n")
+        await self.daemon.nothing_left()
+
+    async def test_closed(self) -> None:
+        """Where stdout or stderr is closed nothing falls over."""
+        for redirection, status in ((">&-", 2), ("2>&-", 0)):
+            done = await deferToThread(
+                subprocess.run,
+                ["sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, "list"],
+                env=environment(TAWEBEVAL_SERVER=self.daemon.url),
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
 
     async def test_files(self) -> None:
         """A file that the evaluator sends is where --files says."""

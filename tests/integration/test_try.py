@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
+from pathlib import Path
 from subprocess import CompletedProcess
 
 from twisted.internet.threads import deferToThread
@@ -19,12 +22,22 @@ BLOCK = python(
     "import os; e = os.environ; print('text\\n%s\\n{\"n\": 1.50}\\n%s\\nmore' % "
     "(e['EVALUATION_DATA_BEGIN'], e['EVALUATION_DATA_END']))"
 )
+# It takes all of its grace time.
+STUBBORN = python(
+    "import signal, time; signal.signal(15, lambda *_: print('TERM', flush=True));"
+    "print('ready', flush=True); [time.sleep(1) for _ in range(600)]"
+)
 BY = ("--user", USER.pw_name) if USER else ()
 
 
 def groups_of_trials() -> set[str]:
-    """Return the groups of all trials on this machine, whoever makes them."""
-    return {path for path, _, _ in os.walk("/sys/fs/cgroup") if "/tawebeval-try-" in path}
+    """Return the groups of all trials on this machine that have ended, whoever has made them."""
+    return {
+        path
+        for path, _, _ in os.walk("/sys/fs/cgroup")
+        if (found := re.search(r"/tawebeval-try-(\d+)", path))
+        and not Path("/proc", found[1]).exists()
+    }
 
 
 class TryTests(TestCase):
@@ -128,6 +141,44 @@ class TryTests(TestCase):
         terminal.interrupt()
         self.assertEqual(await terminal.end(), 1, terminal.shown)
         self.assertIn("the evaluation was cancelled", terminal.shown)
+
+    async def attempt_in_terminal(self, command: str, *more: str) -> Terminal:
+        """Return a trial that runs: it has printed `ready`."""
+        terminal = Terminal(
+            "http://127.0.0.1:9",
+            *("try", str(self.root), *BY, "--evaluator", command, "x=1", *more),
+            TMPDIR=str(self.scratch),
+        )
+        self.addCleanup(terminal.close)
+        await until(lambda: "ready" in terminal.shown, "it runs")
+        return terminal
+
+    async def test_terminated(self) -> None:
+        """SIGTERM and SIGHUP end it, too, with a status of their own."""
+        for number, status in ((signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            terminal = await self.attempt_in_terminal("echo ready; sleep 600")
+            terminal.interrupt(number)
+            self.assertEqual(await terminal.end(), status, terminal.shown)
+            self.assertIn("the evaluation was cancelled", terminal.shown)
+
+    async def test_in_a_hurry(self) -> None:
+        """A second Ctrl-C leaves an evaluator no time, and cleans up all the same."""
+        settings = self.folder / "tawebeval.toml"
+        settings.write_text("[evaluations]\ngrace = 600\n")
+        terminal = await self.attempt_in_terminal(STUBBORN, "--config", str(settings))
+        terminal.interrupt()
+        await until(lambda: "TERM" in terminal.shown, "the first is heard")
+        terminal.interrupt()
+        self.assertEqual(await terminal.end(), 1, terminal.shown)
+
+    async def test_killed(self) -> None:
+        """What one leaves behind that was killed goes with the next."""
+        terminal = await self.attempt_in_terminal("echo ready; sleep 600")
+        terminal.interrupt(signal.SIGKILL)
+        await terminal.end()
+        self.assertNotEqual(list(self.scratch.iterdir()), [])
+        done = await self.attempt("true")
+        self.assertEqual(done.returncode, 0, done.stderr)
 
     async def test_nobody_reads(self) -> None:
         """Where stdout is closed, as by `head`, it ends, and cleans up."""
