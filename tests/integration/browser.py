@@ -42,6 +42,7 @@ SCREENSHOTS = Path(__file__).resolve().parent.parent.parent / "build" / "screens
 
 DESKTOP = (1360, 900, False)
 PHONE = (390, 844, True)
+NARROW = (320, 640, True)
 
 _PATIENCE = 20  # seconds
 _SWITCHES = (
@@ -130,6 +131,15 @@ class Browser:
         # Of what is hidden, innerText is all of the text.
         found = f"{element}?.checkVisibility() && {element}.innerText.includes(arguments[0])"
         await self.until(found, text)
+
+    async def focused(self) -> str:
+        """Return the identifier of the element that has the focus; empty for the whole page."""
+        # What is no longer seen loses the focus when the page is drawn again.
+        drawn = "requestAnimationFrame(() => setTimeout(resolve))"
+        identifier: str = await self.script(
+            f"return new Promise((resolve) => {drawn}).then(() => document.activeElement.id)"
+        )
+        return identifier
 
     async def click(self, selector: str) -> None:
         """Click on an element, which must be where a mouse can reach it."""

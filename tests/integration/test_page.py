@@ -13,7 +13,7 @@ from twisted.web.proxy import ReverseProxyResource
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from tests.integration.browser import DESKTOP, PHONE
+from tests.integration.browser import DESKTOP, NARROW, PHONE
 from tests.integration.browser_case import PROBLEMS, BrowserTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
@@ -21,9 +21,18 @@ from tests.integration.harness import until
 TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_open.txt"
 LOOKS = {
     f"{name}-{scheme}": (size, scheme)
-    for name, size in (("desktop", DESKTOP), ("phone", PHONE))
+    for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
     for scheme in ("light", "dark")
 }
+
+BROKEN = """
+return [...document.querySelectorAll("tbody :is(.result, .score, .state)")].filter((cell) => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return new Set(Array.from(range.getClientRects(), (line) => line.bottom)).size > 1;
+}).map((cell) => cell.innerText);
+"""
+"""What stands in a table on more than one line, and should not."""
 
 STRANGE = r"""
 import os
@@ -143,6 +152,7 @@ class PageTests(BrowserTestCase):
                 self.assertEqual(await self.browser.violations(), [], f"{view}, {name}")
                 wide = "return document.documentElement.scrollWidth > innerWidth"
                 self.assertFalse(await self.browser.script(wide), f"{view}, {name}: too wide")
+                self.assertEqual(await self.browser.script(BROKEN), [], f"{view}, {name}: broken")
 
     async def test_stream_and_cancel(self) -> None:
         """Half a line is there before its rest; Cancel ends what would go on."""
@@ -154,6 +164,7 @@ class PageTests(BrowserTestCase):
         await self.browser.shows("#failure", "cancelled")
         self.assertEqual((await self.client.status(identifier))["state"], "cancelled")
         self.assertFalse(await self.browser.script("return cancel.checkVisibility()"))
+        self.assertEqual(await self.browser.focused(), "evaluation")
         await self.browser.photograph("cancelled")
         self.assertEqual(await self.browser.violations(), [])
 
@@ -211,6 +222,68 @@ class PageTests(BrowserTestCase):
         await self.browser.shows("#failure", "exited with status 3")
         self.assertEqual(await self.browser.violations(), [])
         await self.browser.photograph("strange")
+
+    async def test_all_that_is_said(self) -> None:
+        """What the table of goals has no place for is among the data; nothing is thrown away."""
+        await self.send_data(
+            '{"type":"goal_result","goal":"plain","result":true,"score":1,"max_score":2}',
+            '{"type":"goal_result","goal":"told","result":false,"message":"off by one"}',
+            '{"type":"goal_result","goal":"long","result":"a result of more than a few words"}',
+            '{"type":"score","goal":"two","name":"names","score":[1]}',
+            '{"type":"score","max_score":5,"score":3}',
+        )
+        await self.browser.shows("#state", "finished")
+        self.assertEqual(
+            [row[0] for row in await self.rows("#goals tbody tr")],
+            ["plain", "told", "long", "two", "score"],
+        )
+        data = await self.browser.script(
+            "return [...document.querySelectorAll('#data .data > li')]"
+            ".map((item) => item.textContent)"
+        )
+        self.assertEqual(len(data), 3)
+        for words, shown in zip(
+            ("off by one", "more than a few words", "names"), data, strict=True
+        ):
+            self.assertIn(words, shown)
+
+    async def test_forged_failures(self) -> None:
+        """An error that an evaluator makes up is data, also at the end of a good run."""
+        forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
+        for after, wanted in (("echo on", 1), ("true", 1), ("exit 3", 1)):
+            await self.browser.open(f"{self.daemon.url}/")
+            await self.send_data(forged, after=after)
+            await self.browser.shows("#state", "failed" if after == "exit 3" else "finished")
+            found = "return document.querySelectorAll('#data .data > li').length"
+            self.assertEqual(await self.browser.script(found), wanted, after)
+            failure = await self.browser.text("#failure")
+            self.assertEqual("status 3" in failure, after == "exit 3", after)
+            self.assertNotIn("made up", failure)
+
+    async def send_data(self, *values: str, after: str = "true") -> None:
+        """Submit an evaluator that sends these values, and then runs a command."""
+        lines = "\n".join(values)
+        self.repository.write("values", f"{lines}\n")
+        self.commit = self.repository.commit()
+        await self.submit(
+            'echo; echo "$EVALUATION_DATA_BEGIN"; cat values; echo "$EVALUATION_DATA_END"; ' + after
+        )
+
+    async def test_announcements(self) -> None:
+        """How it ended is said once, with the reason, and nothing comes in its place."""
+        await self.browser.script(
+            """
+            window.said = [];
+            new MutationObserver(() => said.push(announcement.textContent))
+              .observe(announcement, { childList: true, characterData: true, subtree: true });
+            """
+        )
+        goal = '{"type":"goal_result","goal":"a","result":true}'
+        await self.send_data(goal, after="exit 3")
+        await self.browser.shows("#state", "failed")
+        said = await self.browser.until("said.some((text) => text.includes('failed')) && said")
+        self.assertRegex(said[-1], "has failed, 1 of 1 goal reached: .*status 3")
+        self.assertEqual([text for text in said[:-1] if "status 3" in text], [])
 
     async def test_a_great_deal(self) -> None:
         """Of very many lines the newest are there, and it is said that others were."""
@@ -270,6 +343,16 @@ class PageTests(BrowserTestCase):
             ["source", "language", "knightish", self.repository.url, self.commit, "echo well"],
         )
 
+    async def test_text(self) -> None:
+        """Text that is typed in arrives as it was typed, in a file of its field's name."""
+        await self.browser.click("#add-text")
+        await self.browser.write("#fields li:nth-child(2) .name", "note")
+        await self.browser.write("#fields li:nth-child(2) .content", "one\n\ntwo\n")
+        await self.submit('basename "$SUBMISSION_FILE_NOTE"; cat "$SUBMISSION_FILE_NOTE"')
+        await self.browser.shows("#state", "finished")
+        printed = await self.browser.script("return output.textContent")
+        self.assertEqual(printed, "note.txt\none\n\ntwo\n")
+
     async def test_commands(self) -> None:
         """The command of curl, as it is shown, sends the same form."""
         await self.fill("""echo "it's $SUBMISSION_FILE_SOURCE"; cat "$SUBMISSION_FILE_NOTE" """)
@@ -286,7 +369,7 @@ class PageTests(BrowserTestCase):
         identifier = json.loads(done.stdout)["evaluation_id"]
         events = await self.client.follow(identifier)
         printed = "".join(event["payload"] for event in events)
-        self.assertRegex(printed, rf"\Ait's /.*/{TOUR.name}\na 'quoted'\r?\nnote; \$HOME\Z")
+        self.assertRegex(printed, rf"\Ait's /.*/{TOUR.name}\na 'quoted'\nnote; \$HOME\Z")
         words = shlex.split((await self.browser.text("#tawebeval")).replace("\\\n", ""))
         self.assertEqual(words[:4], ["tawebeval", "evaluate", "--server", f"{self.daemon.url}/"])
         self.assertIn(f"source:{TOUR.name}", words)
@@ -351,9 +434,34 @@ class PageTests(BrowserTestCase):
         listed = list(await self.entries())
         self.assertLess(listed.index(second), listed.index(first))
         await self.browser.click(f"#listing tr:has(a[href$='{second}']) button")
+        await self.browser.until(f"announcement.textContent.includes('{second[:10]} is cancelled')")
         gone = f"document.querySelector(`#listing tr:has(a[href$='{second}']) .state`).innerText"
         await self.browser.until(f"{gone} === 'cancelled'")
         self.assertEqual((await self.client.status(second))["state"], "cancelled")
+        link = "return document.activeElement.hash"
+        self.assertEqual(await self.browser.script(link), f"#evaluation/{second}")
         await self.browser.click(f"#listing a[href$='{first}']")
         await self.browser.shows("#output", "here")
         await self.browser.shows("#state", "running")
+
+    async def test_over_the_share(self) -> None:
+        """After 429 the list asks again, but no sooner than the server wants it to."""
+        identifier = await self.begin("exec sleep 60")
+        await self.browser.script(
+            """
+            window.pauses = [];
+            const [realFetch, realTimeout] = [fetch, setTimeout];
+            window.setTimeout = (work, pause) => {
+              pauses.push(pause);
+              return realTimeout(work, Math.min(pause, 100));
+            };
+            window.fetch = async () => {
+              window.fetch = realFetch;
+              const headers = { "Retry-After": "7" };
+              return new Response('{"message": "over the share"}', { status: 429, headers });
+            };
+            """
+        )
+        await self.browser.script("location.hash = '#evaluations'")
+        await self.browser.shows(f"#listing tr:has(a[href$='{identifier}'])", "")
+        self.assertEqual((await self.browser.script("return pauses"))[0], 7000)

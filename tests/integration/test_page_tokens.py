@@ -46,8 +46,14 @@ class TokenTests(BrowserTestCase):
         self.assertEqual(await browser.script("return document.activeElement.id"), "token")
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("token")
+        await self._give("tawebeval_nobodys")  # found out before it is used for anything
+        await browser.shows("#token-error", "does not take this token")
+        self.assertEqual(await browser.focused(), "token")
+        await self._give("\u20ac")
+        await browser.shows("#token-error", "no such characters")
         await self._give(self.token)
-        self.assertFalse(await browser.script("return token.checkVisibility()"))
+        await browser.until("!token.checkVisibility()")
+        self.assertEqual(await browser.focused(), "submit")
         await browser.click("#submit")
         await browser.shows("#output", "well done")
         await browser.shows("#state", "finished")
@@ -72,6 +78,7 @@ class TokenTests(BrowserTestCase):
         await browser.click("#token-remember")
         await self._give(self.token)
         await browser.shows("#output", "well done")
+        self.assertEqual(await browser.focused(), "evaluation")
         self.assertIn(self.token, await browser.script(STORED))
         await browser.open(link)  # which needs nobody to enter it again
         await browser.shows("#output", "well done")

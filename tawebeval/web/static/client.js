@@ -235,8 +235,8 @@ class Silence {
   }
 }
 
-/** Whether the same request may be answered when it is made again. */
-function isPassing(error) {
+/** Whether the same request may be answered when it is made again, later by its `retryAfter`. */
+export function isPassing(error) {
   if (!(error instanceof Refused)) return true; // no answer, or half of one
   return error.status >= 500 || error.status === 408 || error.status === 429;
 }

@@ -19,6 +19,19 @@ export function element(tag, properties = {}, ...children) {
   return made;
 }
 
+/**
+ * Let a button rest, or no longer, while it is at work. It keeps the focus, which `disabled`
+ * would take from it; who presses it has to ask `isBusy`.
+ */
+export function setBusy(button, busy) {
+  button.ariaDisabled = busy ? "true" : null;
+}
+
+/** Return whether a button rests. */
+export function isBusy(button) {
+  return button.ariaDisabled === "true";
+}
+
 /** Tell those who do not see the page; what is said next replaces it, so say little. */
 export function announce(text) {
   byId("announcement").textContent = text;

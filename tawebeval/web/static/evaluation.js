@@ -1,8 +1,18 @@
 /** One evaluation as it is seen: its state, its events as they come, and its end. */
 
-import { Client, Refused } from "./client.js";
+import { Client, isPassing } from "./client.js";
 import { Console } from "./console.js";
-import { announce, byId, bytes, copy, counted, duration, element } from "./dom.js";
+import {
+  announce,
+  byId,
+  bytes,
+  copy,
+  counted,
+  duration,
+  element,
+  isBusy,
+  setBusy,
+} from "./dom.js";
 import { Results } from "./results.js";
 import { parse } from "./values.js";
 
@@ -32,6 +42,7 @@ export class EvaluationView {
     this.quiet = new Client({ token }); // of a lost connection the stream tells enough
     this.status = null;
     this.ended = false;
+    this.error = null; // what the newest event says has gone wrong, if it is of that kind
     this.console.clear();
     this.results.clear();
     byId("nothing").hidden = true;
@@ -40,7 +51,7 @@ export class EvaluationView {
     byId("identifier").title = id;
     for (const name of ["connection", "failure"]) byId(name).hidden = true;
     byId("cancel").hidden = true;
-    byId("cancel").disabled = false;
+    setBusy(byId("cancel"), false);
     this.#showState("opening");
     this.#showFacts();
     const { signal } = this.stopping;
@@ -66,7 +77,7 @@ export class EvaluationView {
       if (signal.aborted) return;
       this.#showConnection(null);
       if (error.status === 401) this.unauthorized();
-      else this.#showFailure(error.message);
+      else this.#complain(error);
       this.#showState(error.status === 404 || error.status === 410 ? "gone" : "unknown");
       this.stopping.abort();
       clearInterval(this.ticking);
@@ -91,31 +102,39 @@ export class EvaluationView {
       }
     }
     this.console.draw();
-    this.#showStatus(await this.client.status(this.id, { signal }));
+    const status = await this.client.status(this.id, { signal });
+    const { error } = this;
+    if (error !== null && status.state === "finished") this.results.add(error);
+    else if (error !== null) this.#showFailure(error.message, error.stderr);
+    this.#showStatus(status);
     this.ended = true;
   }
 
-  #take(event) {
-    if (event.type === "text") return this.console.write(event.payload);
-    const { payload } = event;
-    const isFinal = payload?.type === "evaluation_error" && payload.reason !== "protocol";
-    if (!isFinal) return this.results.add(payload);
-    return this.#showFailure(payload.message ?? "The evaluation failed.", payload.stderr);
+  #take({ type, payload }) {
+    // Evaluators may send the like: it tells of the end only where it is the end.
+    if (this.error !== null) this.results.add(this.error);
+    this.error = null;
+    if (type === "text") this.console.write(payload);
+    else if (payload?.type !== "evaluation_error") this.results.add(payload);
+    else if (payload.reason === "protocol") this.results.add(payload);
+    else this.error = payload;
   }
 
   /** Ask for the status from time to time, until the events have come to their end. */
   async #watch(signal) {
     while (!this.ended) {
+      let pause = ASK_AGAIN;
       try {
         const status = await this.quiet.status(this.id, { signal, tries: 1 });
         // Its end is shown when all that it has printed is there.
         if (!this.ended && LIVE.includes(status.state)) this.#showStatus(status);
       } catch (error) {
-        if (error instanceof Refused && error.status < 500 && error.status !== 429) throw error;
+        if (!isPassing(error)) throw error;
+        pause = Math.max(pause, 1000 * (error.retryAfter ?? 0));
       }
       await new Promise((resolve) => {
-        this.wake = resolve;
-        setTimeout(resolve, ASK_AGAIN);
+        this.wake = pause > ASK_AGAIN ? undefined : resolve; // never sooner than it is wanted
+        setTimeout(resolve, pause);
       });
       signal.throwIfAborted();
     }
@@ -123,15 +142,17 @@ export class EvaluationView {
 
   async #cancel() {
     const { signal } = this.stopping;
-    byId("cancel").disabled = true;
-    byId("cancel").textContent = "Cancelling …";
+    const button = byId("cancel");
+    if (isBusy(button)) return;
+    setBusy(button, true);
+    button.textContent = "Cancelling …";
     try {
       await this.client.cancel(this.id, { signal });
     } catch (error) {
-      if (!signal.aborted) this.#showFailure(error.message);
+      if (!signal.aborted) this.#complain(error);
     } finally {
-      byId("cancel").textContent = "Cancel";
-      byId("cancel").disabled = false;
+      button.textContent = "Cancel";
+      setBusy(button, false);
     }
   }
 
@@ -139,13 +160,23 @@ export class EvaluationView {
     if (status.state !== this.status?.state) {
       this.since = performance.now() - Math.max(0, Date.now() - Date.parse(status.created));
       this.#showState(status.state);
-      const { summary } = this.results;
-      const goals = LIVE.includes(status.state) || !summary ? "" : `, ${summary}`;
-      announce(`The evaluation is ${status.state}${goals}.`);
+      this.#announceState(status.state);
     }
     this.status = status;
-    byId("cancel").hidden = !LIVE.includes(status.state);
+    const over = !LIVE.includes(status.state);
+    if (over && byId("cancel") === document.activeElement) byId("evaluation").focus();
+    byId("cancel").hidden = over;
     this.#showFacts();
+  }
+
+  /** Say it in one sentence, for a second one would come in the place of the first. */
+  #announceState(state) {
+    if (LIVE.includes(state)) return announce(`The evaluation is ${state}.`);
+    const { summary } = this.results;
+    const goals = summary ? `, ${summary}` : "";
+    if (state !== "failed") return announce(`The evaluation is ${state}${goals}.`);
+    const reason = this.error?.message ? `: ${this.error.message}` : "";
+    return announce(`The evaluation has failed${goals}${reason}.`);
   }
 
   #showState(state) {
@@ -187,7 +218,13 @@ export class EvaluationView {
     line.textContent = `Reconnecting: ${why}. Attempt ${attempt}, in ${duration(seconds)}.`;
   }
 
-  #showFailure(message, stderr = "") {
+  /** Show what the server refuses, and say it. */
+  #complain(error) {
+    this.#showFailure(error.message);
+    announce(error.message);
+  }
+
+  #showFailure(message = "The evaluation failed.", stderr = "") {
     const box = byId("failure");
     box.replaceChildren(element("p", {}, message));
     if (stderr) {
@@ -195,7 +232,6 @@ export class EvaluationView {
       box.append(element("details", { open: true }, element("summary", {}, "stderr"), words));
     }
     box.hidden = false;
-    announce(message);
   }
 }
 

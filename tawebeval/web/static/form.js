@@ -53,7 +53,8 @@ export class SubmissionForm {
     const data = new FormData();
     for (const { name, kind, content } of this.#fields()) {
       const field = `submission[${name.value}]`;
-      if (kind === "text") data.append(field, content.value);
+      // As a file, for in values that are none browsers end lines by "\r\n".
+      if (kind === "text") data.append(field, new File([content.value], `${name.value}.txt`));
       else data.append(field, await readable(content.files[0], field));
     }
     for (const input of this.#inputs()) {

@@ -1,7 +1,7 @@
 /** The operator's view: the caller's own evaluations, the newest first. */
 
-import { Client } from "./client.js";
-import { byId, counted, duration, element } from "./dom.js";
+import { Client, isPassing } from "./client.js";
+import { announce, byId, counted, duration, element, isBusy, setBusy } from "./dom.js";
 
 const ASK_AGAIN = 4000; // ms
 const MOST = 300; // rows
@@ -29,6 +29,7 @@ export class Listing {
 
   async #refresh(signal) {
     while (!signal.aborted) {
+      let pause = ASK_AGAIN;
       try {
         if (!document.hidden) await this.#update(signal);
       } catch (error) {
@@ -36,9 +37,10 @@ export class Listing {
         const said = error.status ? error.message : "The server does not answer.";
         byId("listing-hint").textContent = said;
         if (error.status === 401) this.unauthorized();
-        if (error.status < 500) return;
+        if (!isPassing(error)) return;
+        pause = Math.max(pause, 1000 * (error.retryAfter ?? 0));
       }
-      await new Promise((resolve) => setTimeout(resolve, ASK_AGAIN));
+      await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
 
@@ -63,7 +65,11 @@ export class Listing {
     });
     const body = byId("listing");
     const kept = new Map(rows);
-    for (const [id, row] of this.rows) if (!kept.has(id)) row.remove();
+    for (const [id, row] of this.rows) {
+      if (kept.has(id)) continue;
+      if (row.contains(document.activeElement)) body.closest(".scroll").focus();
+      row.remove();
+    }
     this.rows = kept;
     let place = body.firstElementChild;
     for (const row of kept.values()) {
@@ -72,20 +78,25 @@ export class Listing {
     }
   }
 
+  async #cancel(id, button) {
+    if (isBusy(button)) return;
+    setBusy(button, true);
+    try {
+      await this.client.cancel(id);
+      announce(`The evaluation ${id.slice(0, 10)} is cancelled.`);
+    } catch (error) {
+      byId("listing-hint").textContent = error.message;
+    } finally {
+      setBusy(button, false);
+    }
+  }
+
   #row(id) {
     const link = element("a", { href: `#evaluation/${id}` }, element("code", {}, id.slice(0, 10)));
     link.append(element("span", { className: "hidden" }, ` (${id})`));
     const cancel = element("button", { type: "button", className: "small danger" }, "Cancel");
     cancel.setAttribute("aria-label", `Cancel ${id.slice(0, 10)}`);
-    cancel.addEventListener("click", async () => {
-      cancel.disabled = true;
-      try {
-        await this.client.cancel(id);
-      } catch (error) {
-        byId("listing-hint").textContent = error.message;
-        cancel.disabled = false;
-      }
-    });
+    cancel.addEventListener("click", () => this.#cancel(id, cancel));
     const cells = ["", "begun", "time"].map((name) => element("td", { className: name }));
     cells[0].append(element("span", { className: "state" }));
     return element(
@@ -105,6 +116,8 @@ export class Listing {
     const until = ended === null ? Date.now() : Date.parse(ended);
     const seconds = Math.max(0, until - Date.parse(created)) / 1000;
     row.querySelector(".time").textContent = duration(seconds);
-    row.querySelector("button").hidden = ended !== null;
+    const cancel = row.querySelector("button");
+    if (ended !== null && cancel === document.activeElement) row.querySelector("a").focus();
+    cancel.hidden = ended !== null;
   }
 }

@@ -2,12 +2,13 @@
 
 import { Client } from "./client.js";
 import { curlCommand, tawebevalCommand } from "./commands.js";
-import { announce, byId, copy, duration } from "./dom.js";
+import { announce, byId, copy, duration, isBusy, setBusy } from "./dom.js";
 import { EvaluationView } from "./evaluation.js";
 import { SubmissionForm } from "./form.js";
 import { Listing } from "./listing.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
+const NOT_TAKEN = "The server does not take this token.";
 const FRAGMENT = /^#evaluation\/([a-z2-7]{40})$/;
 
 /** What this browser keeps for this server; nothing where it may not keep anything. */
@@ -69,7 +70,7 @@ function show(id) {
 /** Show where a token is entered: there is none, or not one that the server takes. */
 function askForToken() {
   byId("token-section").hidden = false;
-  byId("token-error").textContent = token ? "The server does not take this token." : "";
+  byId("token-error").textContent = token ? NOT_TAKEN : "";
   byId("token-remember").checked = memory.get("token") !== null;
   byId("token").focus();
 }
@@ -78,8 +79,8 @@ function askForToken() {
 async function submit() {
   const button = byId("submit");
   const progress = byId("form-progress");
-  if (button.disabled) return;
-  button.disabled = true;
+  if (isBusy(button)) return;
+  setBusy(button, true);
   form.clearError();
   const notice = (pause) => {
     progress.textContent = pause
@@ -95,13 +96,55 @@ async function submit() {
     announce("The evaluation has begun.");
   } catch (error) {
     if (error.status === 401) return askForToken();
-    const lost = error instanceof TypeError; // what fetch throws
-    const message = lost ? "The server does not answer." : error.message;
-    form.showError(message, error.field ?? error.problem?.field);
+    form.showError(said(error), error.field ?? error.problem?.field);
   } finally {
     progress.textContent = "";
-    button.disabled = false;
+    setBusy(button, false);
   }
+}
+
+/** Return what is to be said of an error of a request. */
+function said(error) {
+  const lost = error instanceof TypeError; // what fetch throws
+  return lost ? "The server does not answer." : error.message;
+}
+
+/** Return what is wrong with a token; nothing if the server takes it. */
+async function wrongWith(given) {
+  let client;
+  try {
+    client = new Client({ token: given });
+  } catch {
+    return "A token has no such characters.";
+  }
+  try {
+    await client.evaluations({ tries: 1 }).next();
+    return "";
+  } catch (error) {
+    return error.status === 401 ? NOT_TAKEN : said(error);
+  }
+}
+
+/** Use another token, unless something is wrong with it, and put the focus where it is of use. */
+async function takeToken(given) {
+  const button = byId("token-submit");
+  if (isBusy(button)) return;
+  setBusy(button, true);
+  byId("token-error").textContent = "";
+  const wrong = await wrongWith(given);
+  byId("token-error").textContent = wrong;
+  setBusy(button, false);
+  if (wrong) return byId("token").focus();
+  token = given;
+  memory.set("token", byId("token-remember").checked ? token : null);
+  byId("token").value = "";
+  byId("token-section").hidden = true;
+  form.clearError();
+  showCommands();
+  evaluation.close(); // to be opened again
+  route();
+  if (!byId("listing-view").hidden) byId("main").focus();
+  else if (evaluation.id === null) byId("submit").focus();
 }
 
 byId("form").addEventListener("submit", (event) => {
@@ -111,21 +154,7 @@ byId("form").addEventListener("submit", (event) => {
 
 byId("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  const given = byId("token").value.trim();
-  try {
-    new Client({ token: given });
-  } catch {
-    byId("token-error").textContent = "A token has no such characters.";
-    return;
-  }
-  token = given;
-  memory.set("token", byId("token-remember").checked ? token : null);
-  byId("token").value = "";
-  byId("token-section").hidden = true;
-  form.clearError();
-  showCommands();
-  evaluation.close(); // to be opened again
-  route();
+  takeToken(byId("token").value.trim());
 });
 
 for (const button of document.querySelectorAll("[data-copies]")) {

@@ -1,7 +1,7 @@
 /** What an evaluator sends as data: goals and scores, files, and whatever else it likes. */
 
 import { byId, bytes, counted, element } from "./dom.js";
-import { brief, tree } from "./values.js";
+import { brief, isBrief, tree } from "./values.js";
 
 const MOST_VALUES = 500;
 const MOST_FILES = 50;
@@ -48,9 +48,9 @@ export class Results {
   /** Take the payload of a data event. */
   add(payload) {
     const type = payload?.type;
-    if (type === "goal_result" && "goal" in payload) this.#addGoal(payload.goal, payload);
+    if (type === "goal_result" && "goal" in payload) this.#addGoal("goal", payload);
     else if (type === "score" && "score" in payload) {
-      this.#addGoal(payload.goal ?? payload.name ?? "score", payload);
+      this.#addGoal(payload.goal == null ? "name" : "goal", payload);
     } else if (type === "file" && typeof payload.content_base64 === "string") {
       this.#addFile(payload);
     } else this.#addData(payload);
@@ -63,11 +63,15 @@ export class Results {
     return `${results.filter(Boolean).length} of ${counted(results.length, "goal")} reached`;
   }
 
-  #addGoal(goal, { result, score, max_score: most }) {
+  /** Take a goal or a score, named by one member; what has no place in the table is data. */
+  #addGoal(member, payload) {
+    const { type, [member]: goal = type, ...said } = payload;
+    const { result, score, max_score: most } = said;
     const name = typeof goal === "string" ? goal : brief(goal);
+    if (!hasPlace(said) || name !== String(goal)) this.#addData(payload);
     let row = this.rows.get(name);
     if (row === undefined) {
-      if (this.rows.size >= MOST_GOALS) return this.#addData({ goal, result, score });
+      if (this.rows.size >= MOST_GOALS) return this.#addData(payload);
       const cells = ["result", "score"].map((which) => element("td", { className: which }));
       row = element("tr", {}, element("th", { scope: "row" }, name), ...cells);
       this.rows.set(name, row);
@@ -88,13 +92,14 @@ export class Results {
     this.goals.hidden = false;
   }
 
-  #addFile({ filename, content_type: type, content_base64: base64 }) {
+  #addFile(payload) {
+    const { filename, content_type: type, content_base64: base64 } = payload;
     const name = safeName(filename);
     let content;
     try {
       content = Uint8Array.from(atob(base64), (character) => character.charCodeAt(0));
     } catch {
-      return this.#addData({ type: "file", filename, content_base64: "(not base64)" });
+      return this.#addData(payload);
     }
     // Not by its own type: a stranger's page that is opened from here would be one of ours.
     const blob = new Blob([content], { type: "application/octet-stream" });
@@ -129,4 +134,10 @@ export class Results {
     note.textContent = `The first ${counted(this.forgotten[which], thing)} are not kept any more.`;
     if (which === "data") entries.start = this.forgotten[which] + 1;
   }
+}
+
+/** Whether a row of the table says as much as these members, of a goal or a score, do. */
+function hasPlace({ result, score, max_score: most, ...others }) {
+  if (Object.keys(others).length > 0 || (most !== undefined && score === undefined)) return false;
+  return [result, score, most].every((value) => value === undefined || isBrief(value));
 }

@@ -84,6 +84,11 @@ export function brief(value) {
   return text.length > BRIEF ? `${text.slice(0, BRIEF)}…` : text;
 }
 
+/** Whether `brief` says all of a value. */
+export function isBrief(value) {
+  return !isBranch(value) && String(value).length <= BRIEF;
+}
+
 /** Return a few words of what is inside, for a branch that is closed. */
 function preview(value) {
   const members = Object.values(value);
