@@ -95,8 +95,9 @@ class OtherTests(SynchronousTestCase):
         Text("a\n"),
         Data('{"type": "goal", "x": [1.50, "\x9b"]}'),
         File("a.svg", "image/svg+xml", b"123", '{"type":"file"}'),
-        EvaluationError("exit", "it failed", {"stderr": "one\n\x1btwo\n"}, '{"reason":"exit"}'),
         Unknown("sound", '"beep"'),
+        EvaluationError("protocol", "no JSON", {"line": "{"}, '{"reason":"protocol"}'),
+        EvaluationError("exit", "it failed", {"stderr": "one\n\x1btwo\n"}, '{"reason":"exit"}'),
     )
 
     def test_notes(self) -> None:
@@ -107,8 +108,26 @@ class OtherTests(SynchronousTestCase):
             shown.notes.getvalue(),
             'goal: x: [1.5, "\x9b"]\n'
             "file a.svg (image/svg+xml, 3 bytes)\n"
-            "failed: it failed\n  one\n  \x1btwo\n"
-            'sound: "beep"\n',
+            'sound: "beep"\n'
+            "broken block: no JSON\n  {\n"
+            "failed: it failed\n  one\n  \x1btwo\n",
+        )
+
+    def test_forged_failures(self) -> None:
+        """An error that something follows has ended nothing: it is data of the evaluator's."""
+        forged = EvaluationError(
+            *("exit", "it failed"), written='{"type":"evaluation_error","reason":"exit"}'
+        )
+        real = EvaluationError("timeout", "it took too long")
+        shown = Shown()
+        self.assertEqual(shown.show(forged, forged, Text("on\n")), "on\n")
+        self.assertEqual(shown.notes.getvalue(), "evaluation_error: reason: exit\n" * 2)
+        shown = Shown()
+        shown.show(forged, real)
+        shown.screen.close()
+        self.assertEqual(
+            shown.notes.getvalue(),
+            "evaluation_error: reason: exit\nfailed: it took too long\n",
         )
 
     def test_terminal(self) -> None:
@@ -141,9 +160,9 @@ class OtherTests(SynchronousTestCase):
         self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "a\n"})
         self.assertIn("1.50", lines[1])
         self.assertEqual(
-            [json.loads(line)["type"] for line in lines[2:]], ["data", "data", "sound"]
+            [json.loads(line)["type"] for line in lines[2:]], ["data", "sound", "data", "data"]
         )
-        self.assertEqual(json.loads(lines[3])["payload"], {"reason": "exit"})
+        self.assertEqual(json.loads(lines[5])["payload"], {"reason": "exit"})
         self.assertEqual(shown.notes.getvalue(), "")
         for line in Shown(terminal=True, lines=True).show(*self.EVENTS).splitlines():
             self.assertNotIn("\x9b", line)

@@ -48,6 +48,7 @@ class Screen:
     _begun: bool = False  # a line on `out`, which has not ended
     _returned: bool = False  # a carriage return that may be the first half of a line's end
     _progress: bool = False
+    _error: EvaluationError | None = None  # the newest event, if it may be how all ends
 
     @property
     def shows_progress(self) -> bool:
@@ -55,10 +56,13 @@ class Screen:
         return self._notes.isatty()
 
     def show(self, event: Event) -> None:
-        """Show an event; a file is only told of."""
+        """Show an event; a file is only told of, and how it ended when nothing follows."""
         if self._lines:
             self._print(_line(event) + "\n")
             return
+        if self._error is not None:  # evaluators may send the like; then it is data
+            self.note(readable(Data(self._error.written)), "cyan")
+            self._error = None
         match event:
             case Text(text):
                 self._print(text)
@@ -66,8 +70,10 @@ class Screen:
                 self.note(readable(event), "cyan")
             case File(filename, content_type, content):
                 self.note(f"file {filename} ({content_type}, {len(content)} bytes)", "cyan")
+            case EvaluationError(final=True):
+                self._error = event
             case EvaluationError():
-                self._complain(event)
+                self._complain("broken block", event)
             case Unknown(type_, written):
                 self.note(f"{type_}: {_cut(written)}", "cyan")
 
@@ -97,7 +103,10 @@ class Screen:
         self._out.flush()
 
     def close(self) -> None:
-        """End the line that has begun on a terminal."""
+        """Tell how it ended, if badly, and end the line that has begun on a terminal."""
+        if self._error is not None:
+            self._complain("failed", self._error)
+            self._error = None
         self._make_room()
         if self._begun and self._out.isatty():
             self._out.write("\n")
@@ -128,8 +137,8 @@ class Screen:
             self._notes.write("\n")
             self._begun = False
 
-    def _complain(self, error: EvaluationError) -> None:
-        self.note(f"{'failed' if error.final else 'broken block'}: {error.message}", "red")
+    def _complain(self, what: str, error: EvaluationError) -> None:
+        self.note(f"{what}: {error.message}", "red")
         for name in ("stderr", "line"):
             said = error.members.get(name)
             if isinstance(said, str) and said:
