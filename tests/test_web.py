@@ -255,3 +255,4 @@ class EventsTests(WebTestCase):
             self.assertEqual(answer.body, b"")
             self.assertEqual(int(answer.headers["Content-Length"]), len(got.body))
             self.assertEqual(answer.headers.keys(), got.headers.keys())
+            described.check("HEAD", path, answer)

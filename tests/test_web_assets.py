@@ -51,6 +51,7 @@ class AssetTests(WebTestCase):
             connection.request(f"HEAD {path}")
             head = connection.answer("HEAD")
             self.assertEqual((head.status, head.body), (200, b""))
+            described.check("HEAD", path, head)
             self.assertEqual(head.headers["content-length"], str(len(answer.body)))
             for name in ("content-type", "etag", "content-security-policy"):
                 self.assertEqual(head.headers[name], answer.headers[name])

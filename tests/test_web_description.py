@@ -255,11 +255,11 @@ class RouteTests(WebTestCase):
 
     def test_routes(self) -> None:
         """Every route is described, with its methods, and nothing else is."""
-        # HEAD and OPTIONS are answered everywhere, and described in words.
+        # OPTIONS is answered everywhere, and described in words.
         routes = {
             (method, re.sub(r"<\w+>", "{}", rule.rule))
             for rule in make_app(self.service.api).url_map.iter_rules()
-            for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+            for method in (rule.methods or set()) - {"OPTIONS"}
         }
         paths = {(method, re.sub(r"{\w+}", "{}", path)) for method, path, _ in operations()}
         self.assertEqual(paths, routes)
@@ -267,14 +267,42 @@ class RouteTests(WebTestCase):
     def test_statuses(self) -> None:
         """Each operation has the statuses of all that can happen to it, and no others."""
         self.assertEqual(set(OCCURS), set(problems.STATUS))
-        for _, _, operation in operations():
-            name = operation["operationId"]
+        for method, _, operation in operations():
+            name = operation["operationId"].removesuffix("Head")
             expected = {
                 str(problems.STATUS[refusal].value)
                 for refusal, where in OCCURS.items()
                 if name in where
             }
-            self.assertEqual(set(operation["responses"]), expected | BELOW | OTHERS[name], name)
+            expected |= BELOW | OTHERS[name]
+            if method == "HEAD":  # which begins no stream
+                expected -= {"101", "204"}
+            self.assertEqual(set(operation["responses"]), expected, f"{method}, {name}")
+
+    def test_head(self) -> None:
+        """HEAD is described as GET is, but has no body."""
+        gets = {path: each for method, path, each in operations() if method == "GET"}
+        heads = {path: each for method, path, each in operations() if method == "HEAD"}
+        self.assertEqual(set(heads), set(gets))
+        for path, head in heads.items():
+            self.assertEqual(head.get("parameters"), gets[path].get("parameters"))
+            self.assertEqual(head.get("security"), gets[path].get("security"))
+            for status, response in head["responses"].items():
+                self.assertEqual(set(response), {"description", "headers"})
+                whole = resolve(gets[path]["responses"][status])
+                self.assertEqual(response["headers"], whole["headers"])
+
+    def test_options(self) -> None:
+        """What OPTIONS answers is told where it is said that no path has it."""
+        connection = self.connect()
+        connection.request("OPTIONS /health")
+        answer = connection.answer()
+        self.assertEqual(answer.status, 204)
+        told = [name for name in answer.headers if name in DOCUMENT["info"]["description"]]
+        self.assertEqual(len(told), 3)
+        common = {name.lower() for name in DOCUMENT["components"]["headers"]}
+        more = {name.lower() for name in answer.headers} - common - {"content-length", "date"}
+        self.assertEqual(more, {name.lower() for name in told})
 
     def test_headers(self) -> None:
         """The headers that a problem has by its kind are described with it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tawebeval.config import Callers, Configuration
+from tests import described
 from tests.fake_clients import Answer
 from tests.fake_streams import (
     LineFollower,
@@ -70,7 +71,9 @@ class ChoiceTests(StreamTestCase):
             for query in ("?after=2", f"?after={END}", "?after=1&wait=20"):
                 connection = self.connect()
                 connection.request(f"HEAD /evaluation/{identifier}/events{query}", Accept=accept)
-                self.assertEqual(connection.answer("HEAD").status, 200)
+                answer = connection.answer("HEAD")
+                self.assertEqual(answer.status, 200)
+                described.check("HEAD", f"/evaluation/{identifier}/events", answer)
         self.assertEqual(len(self.page(identifier)["data"]), 4)
 
 

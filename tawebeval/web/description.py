@@ -2,8 +2,9 @@
 
 `openapi.json` beside this file is written by hand, and says of each operation what is its own.
 What holds of every answer or every operation is not repeated there. It is added here, once, when
-this module is imported: the version, the headers of all answers, and the problems that any
-request can meet. In `openapi.json` they stand among the components, by name or status.
+this module is imported: the version, the headers of all answers, the problems that any request
+can meet, and HEAD wherever there is GET. In `openapi.json` headers and problems stand among the
+components, by name or status.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ _GENERAL = general_headers(["*"], []) | general_headers([], [])
 _HEADERS = ("Cache-Control", "Date", *(name.decode() for name in _GENERAL))
 
 _METHODS = ("get", "post", "delete")
+
+_GET_ALONE = ("101", "204")
+"""The statuses of GET that HEAD does not have: it begins no stream, and ends none."""
 
 _ANY = ("400", "408", "413", "414", "431", "500", "503")
 """The problems of any request, whatever it asks for."""
@@ -51,6 +55,9 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
                 response["headers"] = headers | response.get("headers", {})
     for response in components["responses"].values():
         response["headers"] = headers | response.get("headers", {})
+    for item in document["paths"].values():
+        if "get" in item:
+            item["head"] = _head(item["get"], components["responses"])
     return document
 
 
@@ -58,6 +65,24 @@ def operations(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the operations of a description; callbacks are not among them."""
     for item in document["paths"].values():
         yield from (item[method] for method in _METHODS if method in item)
+
+
+def _head(get: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Return the operation HEAD beside a whole GET; `known` are the responses of the components."""
+    responses = (
+        (status, known[response["$ref"].rpartition("/")[2]] if "$ref" in response else response)
+        for status, response in get["responses"].items()
+        if status not in _GET_ALONE
+    )
+    return get | {
+        "operationId": f"{get['operationId']}Head",
+        "summary": f"{get['summary']}: the headers alone",
+        "description": "As GET, without the body. It waits for nothing and acknowledges nothing.",
+        "responses": {
+            status: {"description": response["description"], "headers": response["headers"]}
+            for status, response in responses
+        },
+    }
 
 
 def _reference(components: dict[str, Any], kind: str, name: str) -> dict[str, str]:
