@@ -25,6 +25,12 @@ LOOKS = {
     for scheme in ("light", "dark")
 }
 
+WIDE = """
+return [document.documentElement, ...document.querySelectorAll(".scroll")].some(
+  (place) => place.scrollWidth > place.clientWidth);
+"""
+"""Whether the page, or a table in it, has to be scrolled sideways."""
+
 BROKEN = """
 return [...document.querySelectorAll("tbody :is(.result, .score, .state)")].filter((cell) => {
   const range = document.createRange();
@@ -150,8 +156,7 @@ class PageTests(BrowserTestCase):
                 await self.browser.look(size, scheme)
                 await self.browser.photograph(f"{view}-{name}")
                 self.assertEqual(await self.browser.violations(), [], f"{view}, {name}")
-                wide = "return document.documentElement.scrollWidth > innerWidth"
-                self.assertFalse(await self.browser.script(wide), f"{view}, {name}: too wide")
+                self.assertFalse(await self.browser.script(WIDE), f"{view}, {name}: too wide")
                 self.assertEqual(await self.browser.script(BROKEN), [], f"{view}, {name}: broken")
 
     async def test_stream_and_cancel(self) -> None:
@@ -246,6 +251,10 @@ class PageTests(BrowserTestCase):
             ("off by one", "more than a few words", "names"), data, strict=True
         ):
             self.assertIn(words, shown)
+        await self.browser.look(NARROW, "light")
+        await self.browser.photograph("goals")
+        self.assertEqual(await self.browser.script(BROKEN), [])
+        self.assertEqual(await self.browser.violations(), [])
 
     async def test_forged_failures(self) -> None:
         """An error that an evaluator makes up is data, also at the end of a good run."""
