@@ -1,20 +1,59 @@
-"""The client that docs/api.md shows in Python does what is said there."""
+"""The clients that docs/api.md shows in Python and JavaScript do what is said there."""
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import shutil
 import sys
+import time
+import urllib.request
+from email.message import Message
 from pathlib import Path
+from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
+from twisted.trial.unittest import TestCase
 
 from tests.integration.harness import DaemonTestCase
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WORD_COUNT = ROOT / "examples" / "problems" / "word_count"
 SOLUTION = WORD_COUNT / "solutions" / "wrong_order.awk"
+
+
+NODE = shutil.which("node")
+
+PAGES = [
+    ({"begin": None, "end": "0", "data": []}, {}),
+    ({"begin": "0", "end": "0", "data": []}, {"Retry-After": "3"}),
+    ({"begin": "0", "end": "0", "data": []}, {"Preference-Applied": "wait=25"}),
+    ({"begin": "0", "end": "1", "data": [{"type": "text", "payload": "a"}]}, {}),
+    ({"begin": "1", "end": None, "data": []}, {}),
+]
+"""What a server answers that waits only once, with the headers."""
+
+PAUSES = [0.5, 3.0]
+"""The seconds for which a client should pause between them."""
+
+IN_NODE = """
+const [answers, pauses, keys] = [%s, [], []];
+Object.defineProperty(globalThis, "crypto", { value: { getRandomValues: (array) => array } });
+globalThis.setTimeout = (work, pause) => { pauses.push(pause / 1000); queueMicrotask(work); };
+globalThis.fetch = async (url, { headers = {} }) => {
+  if (url.endsWith("/evaluate")) keys.push(headers["Idempotency-Key"]);
+  const [body, said] = keys.length ? [{ evaluation_id: "x" }, {}] : answers.shift();
+  return new Response(JSON.stringify(body), { headers: said });
+};
+const { evaluate, events } = await import("./client.mjs");
+let text = "";
+for await (const event of events("http://server", "x")) text += event.payload;
+const id = await evaluate("http://server", new FormData());
+console.log(JSON.stringify({ text, pauses, keys, id }));
+"""
+"""A program that follows, and begins, as on a page without TLS; time does not pass in it."""
 
 
 def documented(language: str, words: str) -> str:
@@ -28,28 +67,92 @@ def documented(language: str, words: str) -> str:
 class DocumentedClientTests(DaemonTestCase):
     """The programs as they stand in the text, and the problem of which they speak."""
 
-    async def run_program(self, file: Path, *arguments: str) -> str:
-        """Return what a program prints, which must succeed."""
-        output, errors, status = await getProcessOutputAndValue(
-            sys.executable, [str(file), *arguments], path=str(self.folder), reactor=reactor
-        )
-        self.assertEqual(status, 0, errors.decode())
-        return output.decode()
+    async def use(self, program: str, file: str) -> str:
+        """Return what a program prints that judges the solution, by the client beside it."""
+        shutil.copytree(WORD_COUNT, self.repository.folder / "word_count")
+        commit = self.repository.commit()
+        arguments = (self.daemon.url, self.repository.url, commit, str(SOLUTION))
+        return _lasting(await run_program(program, self.folder / file, *arguments))
 
     async def test_python(self) -> None:
         """A submission is sent, and its events are shown to the last, as in the text."""
         (self.folder / "client.py").write_text(documented("python", "def evaluate("))
-        use = self.folder / "use.py"
-        use.write_text(documented("python", "from client import"))
-        shutil.copytree(WORD_COUNT, self.repository.folder / "word_count")
-        commit = self.repository.commit()
-        shown = await self.run_program(
-            use, self.daemon.url, self.repository.url, commit, str(SOLUTION)
-        )
+        (self.folder / "use.py").write_text(documented("python", "from client import"))
+        shown = await self.use(sys.executable, "use.py")
         expected = documented("console", "python3 use.py").splitlines()[1:]
-        self.assertEqual(_lasting(shown).splitlines(), _lasting("\n".join(expected)).splitlines())
+        self.assertEqual(shown.splitlines(), _lasting("\n".join(expected)).splitlines())
+
+    async def test_javascript(self) -> None:
+        """The same, but for how data looks."""
+        (self.folder / "client.mjs").write_text(documented("js", "function evaluate("))
+        (self.folder / "use.mjs").write_text(documented("js", "client.mjs"))
+        shown = (await self.use(str(NODE), "use.mjs")).splitlines()
+        expected = _lasting(documented("console", "python3 use.py")).splitlines()[1:]
+        for lines in (shown, expected):
+            self.assertEqual(len([line for line in lines if line.startswith("DATA")]), 3)
+        self.assertEqual(_texts(shown), _texts(expected))
+
+    if NODE is None:
+        test_javascript.skip = "there is no Node.js"  # type: ignore[attr-defined]
+
+
+class PauseTests(TestCase):
+    """A server that does not wait is not asked as fast as can be."""
+
+    def test_python(self) -> None:
+        """After an empty page there is a pause, unless the server has waited."""
+        answers, pauses = iter(PAGES), list[float]()
+
+        def urlopen(url: str, timeout: float) -> _Reply:
+            return _Reply(*next(answers))
+
+        self.patch(urllib.request, "urlopen", urlopen)
+        self.patch(time, "sleep", pauses.append)
+        client: dict[str, Any] = {}
+        exec(documented("python", "def evaluate("), client)
+        events = list(client["events"]("http://server", "x"))
+        self.assertEqual([event["payload"] for event in events], ["a"])
+        self.assertEqual(pauses, PAUSES)
+
+    async def test_javascript(self) -> None:
+        """The same; and a key is made also where a page is not trusted with all of `crypto`."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "client.mjs").write_text(documented("js", "function evaluate("))
+        (folder / "use.mjs").write_text(IN_NODE % json.dumps(PAGES))
+        shown = json.loads(await run_program(str(NODE), (folder / "use.mjs").absolute()))
+        self.assertEqual((shown["text"], shown["pauses"], shown["id"]), ("a", PAUSES, "x"))
+        self.assertEqual(shown["keys"], ["0-0-0-0"])
+
+    if NODE is None:
+        test_javascript.skip = "there is no Node.js"  # type: ignore[attr-defined]
+
+
+class _Reply(io.BytesIO):
+    """What `urlopen` returns: a page, with its headers."""
+
+    def __init__(self, page: dict[str, Any], headers: dict[str, str]) -> None:
+        super().__init__(json.dumps(page).encode())
+        self.headers = Message()
+        for name, value in headers.items():
+            self.headers[name] = value
+
+
+async def run_program(program: str, file: Path, *arguments: str) -> str:
+    """Return what a program prints that is in a file, which must succeed."""
+    output, errors, status = await getProcessOutputAndValue(
+        program, [str(file), *arguments], path=str(file.parent), reactor=reactor
+    )
+    assert status == 0, errors.decode()
+    return output.decode()
+
+
+def _texts(lines: list[str]) -> list[str]:
+    """Return the lines without those that show data."""
+    return [line for line in lines if not line.startswith("DATA")]
 
 
 def _lasting(text: str) -> str:
     """Return what each run prints, without times and without words that were drawn."""
-    return re.sub(r"\([0-9.]+ s\)|(?:expected|printed): +[0-9]+ [a-z]+", "...", text)
+    drawn = r"\([0-9.]+ s\)|line [0-9]+: (?:expected|printed): +[0-9]+ [a-z]+"
+    return re.sub(drawn, "...", text)

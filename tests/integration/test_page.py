@@ -230,7 +230,9 @@ class PageTests(BrowserTestCase):
 
     async def test_all_that_is_said(self) -> None:
         """What the table of goals has no place for is among the data; nothing is thrown away."""
+        name = "the_name_of_a_goal_which_is_longer_than_a_narrow_screen_is_wide"
         await self.send_data(
+            f'{{"type":"goal_result","goal":"{name}","result":true,"score":1}}',
             '{"type":"goal_result","goal":"plain","result":true,"score":1,"max_score":2}',
             '{"type":"goal_result","goal":"told","result":false,"message":"off by one"}',
             '{"type":"goal_result","goal":"long","result":"a result of more than a few words"}',
@@ -240,7 +242,7 @@ class PageTests(BrowserTestCase):
         await self.browser.shows("#state", "finished")
         self.assertEqual(
             [row[0] for row in await self.rows("#goals tbody tr")],
-            ["plain", "told", "long", "two", "score"],
+            [name, "plain", "told", "long", "two", "score"],
         )
         data = await self.browser.script(
             "return [...document.querySelectorAll('#data .data > li')]"
