@@ -62,7 +62,12 @@ class PageTests(BrowserTestCase):
         await super().setUp()
         await self.browser.look(DESKTOP, "light")
         await self.browser.forget(self.daemon.url)
+        await self.visit()
+
+    async def visit(self) -> None:
+        """Open the page, and wait for its form: a test's script could come before the page's."""
         await self.browser.open(f"{self.daemon.url}/")
+        await self.browser.until("document.querySelector('#fields .content') !== null")
 
     async def fill(self, command: str, directory: str = "", field: str = "source") -> None:
         """Fill in the form, with a file."""
@@ -262,7 +267,7 @@ class PageTests(BrowserTestCase):
         """An error that an evaluator makes up is data, also at the end of a good run."""
         forged = '{"type":"evaluation_error","reason":"exit","message":"made up"}'
         for after, wanted in (("echo on", 1), ("true", 1), ("exit 3", 1)):
-            await self.browser.open(f"{self.daemon.url}/")
+            await self.visit()
             await self.send_data(forged, after=after)
             await self.browser.shows("#state", "failed" if after == "exit 3" else "finished")
             found = "return document.querySelectorAll('#data .data > li').length"
@@ -344,7 +349,7 @@ class PageTests(BrowserTestCase):
         await self.browser.write("#fields li:nth-child(2) .content", "knightish")
         await self.submit("echo well")
         await self.browser.shows("#output", "well")
-        await self.browser.open(f"{self.daemon.url}/")
+        await self.visit()
         fields = await self.browser.script(
             "return [...document.querySelectorAll('#form [name], #form .name, #form .content')]"
             ".map((input) => input.value).filter(Boolean)"
