@@ -17,6 +17,8 @@ from twisted.scripts.twistd import run
 # Not threads, which stay for the next who needs them, nor timed calls, of which the reactor keeps
 # some that were cancelled.
 _COUNTED = ("tawebeval.", "twisted.web.", "twisted.internet.defer.", "twisted.internet.tcp.")
+# The figures of the metrics stay, one for each route that was ever asked for.
+_KEPT = "tawebeval.tally."
 
 
 class Count(Protocol):
@@ -27,7 +29,8 @@ class Count(Protocol):
         gc.collect()
         kinds = map(type, gc.get_objects())
         names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
-        found = Counter(name for name in names if name.startswith(_COUNTED))
+        counted = (name for name in names if name.startswith(_COUNTED))
+        found = Counter(name for name in counted if not name.startswith(_KEPT))
         self.transport.write(json.dumps(found).encode())
         self.transport.loseConnection()
 
