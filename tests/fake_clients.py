@@ -121,6 +121,16 @@ class Connection:
         """Send some bytes."""
         self.channel.dataReceived(data)
 
+    def take_no_more(self) -> None:
+        """Let whatever is written fill the connection, until its channel is resumed."""
+        write = self.transport.write
+
+        def write_and_be_full(data: bytes) -> None:
+            write(data)
+            self.channel.pauseProducing()
+
+        self.transport.write = write_and_be_full  # type: ignore[method-assign]
+
     def request(self, line: str, body: bytes = b"", **headers: str) -> None:
         """Send a request; in names of headers `_` stands for `-`."""
         self.send(head(line, {"Content-Length": str(len(body)), **_dashed(headers)}) + body)

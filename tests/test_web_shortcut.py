@@ -352,13 +352,7 @@ class ShortcutTests(RawTestCase):
     def test_answer_not_taken(self) -> None:
         """While an answer is not taken the next is not made; nor is it waited for for ever."""
         connection = self.connect()
-        write = connection.transport.write
-
-        def write_and_be_full(data: bytes) -> None:
-            write(data)
-            connection.channel.pauseProducing()
-
-        connection.transport.write = write_and_be_full  # type: ignore[method-assign]
+        connection.take_no_more()
         for count in (1, 3, 5):
             connection.send(self.poll())
             connection.send(self.poll())

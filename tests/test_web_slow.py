@@ -252,13 +252,7 @@ class AnswerTests(SlowTestCase):
     def test_pipelined(self) -> None:
         """While an answer is not taken no other is made; then they go on in turn."""
         connection = self.connect()
-        write = connection.transport.write
-
-        def write_and_be_full(data: bytes) -> None:
-            write(data)
-            connection.channel.pauseProducing()
-
-        connection.transport.write = write_and_be_full  # type: ignore[method-assign]
+        connection.take_no_more()
         connection.send((START + b"\r\n") * 20)
         for count in range(1, 21):
             self.assertEqual(connection.received.count(b"200 OK"), count)
