@@ -6,8 +6,9 @@ import argparse
 import resource
 import sys
 import time
+from collections.abc import Iterable, Sequence
 
-from benchmarks import machine, report
+from benchmarks import disk, machine, report
 from benchmarks.measure import CannotRun, NotMeasured, Row
 from benchmarks.rows import BENCHMARKS
 
@@ -30,24 +31,30 @@ def main() -> None:
         parser.error("--write takes all benchmarks")
     if options.rounds < 1 or (options.write and options.rounds < _ROUNDS):
         parser.error(f"too few rounds; --write takes {_ROUNDS}")
-    described = machine.describe()
-    print(*described, sep="\n", end="\n\n")
-    before = machine.load()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # what is started inherits it
-    rows: list[Row | NotMeasured] = []
-    for name in options.names or BENCHMARKS:
-        begin = time.monotonic()
-        try:
-            rows += BENCHMARKS[name](options.rounds)
-        except CannotRun as error:
-            rows.append(NotMeasured(name, str(error)))
-        print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    before = machine.load()
+    with disk.fresh() as where:
+        described = [*machine.describe(), where]
+        print(*described, sep="\n", end="\n\n")
+        rows = _measure(options.names or BENCHMARKS, options.rounds)
     described.append(f"load average {before:.1f} before, {machine.load():.1f} after")
     print(report.text(report.table(rows)))
     print(f"\n{described[-1]}")
     if options.write:
         report.write(rows, described, options.rounds)
+
+
+def _measure(names: Iterable[str], rounds: int) -> Sequence[Row | NotMeasured]:
+    rows: list[Row | NotMeasured] = []
+    for name in names:
+        begin = time.monotonic()
+        try:
+            rows += BENCHMARKS[name](rounds)
+        except CannotRun as error:
+            rows.append(NotMeasured(name, str(error)))
+        print(f"{name}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
+    return rows
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ a busy machine shows as spread rather than as a better or worse ratio. Figures a
 of the rounds, the spread is from the least to the greatest. A target in brackets is one that
 nothing depends on. What could not be measured has a row that says why.
 
+Directories, ours and the baselines', are on a file system made for this run where root may mount
+one: what a used one owes to its past, milliseconds for a new file in bad cases, is in no figure.
+
 Unless a row says otherwise, ours is the daemon as twistd starts it, over HTTP. Rates "by processor
 time" are per second of processor time that the program itself has spent, rather than of time on
 the clock. What is measured and what is not stands at the head of each module of

@@ -5,9 +5,7 @@ repository. Each is another URL of one repository, so another place in the cache
 commit. By hand `git init` is not counted, nothing is looked at, checked out or run, and ours does
 all of that.
 
-A second row counts by hand the check-out, too. Its 250 new files are the disk's: where many were
-removed lately ext4 takes up to a millisecond for each new one, instead of some microseconds, for
-it looks for a number that was not in use in the last seconds.
+A second row counts by hand the check-out of its 250 files, too.
 """
 
 from __future__ import annotations
