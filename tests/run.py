@@ -1,8 +1,10 @@
 """Run the tests under trial: `python tests/run.py [NAME...]`, all of them without a NAME.
 
 All of them are run with branch coverage, also of the daemons that they start, and all
-branches of the core have to be covered. The exit status is 0 only if tests ran and
-everything is well; with CI in the environment a test that was skipped is not.
+branches of the core have to be covered. Then trial is run for each module of
+`tests.integration` by itself, and for all others together, two at a time: what is real
+waits a lot. What each prints is shown when it has ended. The exit status is 0 only if tests
+ran and everything is well; with CI in the environment a test that was skipped is not.
 
 The last line is always `N passed, N failed, N skipped`.
 """
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +58,8 @@ CORE = (
     "tally",
 )
 
+_AT_ONCE = 2
+
 _SUMMARY = re.compile(rb"(PASSED|FAILED)(?: \((.*)\))?\s*")
 
 
@@ -84,30 +90,59 @@ def read_summary(line: bytes) -> Outcome | None:
     return Outcome(passed, failed, counts.get("skips", 0))
 
 
-def run_trial(names: Sequence[str], python: Sequence[str]) -> Outcome:
-    """Run tests, show what trial prints, and return how it ended."""
+def parts() -> Sequence[Sequence[str]]:
+    """Return the names of all tests, in parts that do not disturb one another.
+
+    The longest is the first, lest the others wait for it in the end.
+    """
+    units = sorted(f"tests.{path.stem}" for path in ROOT.glob("tests/test_*.py"))
+    real = sorted(ROOT.glob("tests/integration/test_*.py"))
+    return [units, *([f"tests.integration.{path.stem}"] for path in real)]
+
+
+def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = True) -> Outcome:
+    """Run tests, show what trial prints, `at_once` or in the end, and return how it ended."""
     command = [*python, "-m", "twisted.trial", *names]
     outcome = None
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, bufsize=0) as trial:
+    shown = []
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+    ) as trial:
         assert trial.stdout is not None
         line = b""
         while some := trial.stdout.read(65536):
-            sys.stdout.buffer.write(some)
-            sys.stdout.flush()
+            shown.append(some)
+            if at_once:
+                _show(shown)
             *lines, line = (line + some).splitlines(keepends=True)
             for each in (*lines, line):
                 outcome = read_summary(each) or outcome
     if outcome is None:
-        print(f"trial ended with status {trial.returncode} and without a summary")
-        return Outcome(0, 1, 0)
-    if trial.returncode and not outcome.failed:
-        print(f"trial ended with status {trial.returncode}")
-        return outcome._replace(failed=1)
+        shown.append(b"trial ended with status %d and without a summary\n" % trial.returncode)
+        outcome = Outcome(0, 1, 0)
+    elif trial.returncode and not outcome.failed:
+        shown.append(b"trial ended with status %d\n" % trial.returncode)
+        outcome = outcome._replace(failed=1)
+    _show(shown)
     return outcome
 
 
-def run_covered(names: Sequence[str]) -> tuple[Outcome, bool]:
-    """Run tests with coverage; return how they ended, and whether all of the core is covered."""
+def _show(shown: list[bytes]) -> None:
+    """Show what was kept, in one piece that nothing else comes between."""
+    sys.stdout.buffer.write(b"".join(shown))
+    sys.stdout.flush()
+    shown.clear()
+
+
+def run_parts(parts: Sequence[Sequence[str]], python: Sequence[str]) -> Outcome:
+    """Run the parts of the tests, some at a time, and return what they come to together."""
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        run = partial(run_trial, python=python, at_once=False)
+        return Outcome(*map(sum, zip(*threads.map(run, parts), strict=True)))
+
+
+def run_covered() -> tuple[Outcome, bool]:
+    """Run all tests with coverage; return how they ended, and whether the core is covered."""
     coverage = [sys.executable, "-m", "coverage"]
     core = ",".join(f"tawebeval/{module}.py" for module in CORE)
     with tempfile.TemporaryDirectory(prefix="tawebeval-coverage-") as directory:
@@ -116,7 +151,7 @@ def run_covered(names: Sequence[str]) -> tuple[Outcome, bool]:
             os.chown(directory, nobody.pw_uid, nobody.pw_gid)
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         os.environ["COVERAGE_PROCESS_START"] = str(ROOT / "pyproject.toml")
-        outcome = run_trial(names, [*coverage, "run"])
+        outcome = run_parts(parts(), [*coverage, "run"])
         del os.environ["COVERAGE_PROCESS_START"]
         subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT)
         print("\nBranch coverage of everything, where it is not complete:\n", flush=True)
@@ -135,7 +170,7 @@ def main(names: Sequence[str]) -> int:
         outcome = run_trial(names, [sys.executable])
     else:
         print("Running all tests under trial, with branch coverage", flush=True)
-        outcome, covered = run_covered(["tests"])
+        outcome, covered = run_covered()
     well = outcome.failed == 0
     print()
     if not covered:

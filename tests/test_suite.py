@@ -1,0 +1,71 @@
+"""`tests/run.py`: nothing is left out, and nothing bad passes for good."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests import run
+
+
+class PartsTests(SynchronousTestCase):
+    """What is run."""
+
+    def test_every_module_once(self) -> None:
+        """Each module of tests is in one of the parts."""
+        found = sorted(
+            ".".join(path.relative_to(run.ROOT).with_suffix("").parts)
+            for path in (run.ROOT / "tests").rglob("test_*.py")
+        )
+        self.assertEqual(sorted(name for part in run.parts() for name in part), found)
+
+
+class SummaryTests(SynchronousTestCase):
+    """What the last line of trial says."""
+
+    def test_all_well(self) -> None:
+        """Only what passed is there; what was expected to fail and did has passed."""
+        line = b"PASSED (skips=1, expectedFailures=2, successes=3)\n"
+        self.assertEqual(run.read_summary(line), run.Outcome(5, 0, 1))
+
+    def test_failures(self) -> None:
+        """Errors, failures and unexpected successes count alike."""
+        line = b"FAILED (failures=1, errors=2, unexpectedSuccesses=3, successes=4)\n"
+        self.assertEqual(run.read_summary(line), run.Outcome(4, 6, 0))
+
+    def test_failed_without_figures(self) -> None:
+        """What has failed has a failure."""
+        self.assertEqual(run.read_summary(b"FAILED\n"), run.Outcome(0, 1, 0))
+
+    def test_another_line(self) -> None:
+        """What only looks like one is none."""
+        self.assertIsNone(run.read_summary(b"test_x ... PASSED (successes=1)\n"))
+
+
+class TrialTests(SynchronousTestCase):
+    """How trial's end is judged."""
+
+    def outcome(self, *program: str) -> run.Outcome:
+        """Return what comes of a program in the place of trial."""
+        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):
+            return run.run_trial((), [sys.executable, "-c", *program])
+
+    def test_no_summary(self) -> None:
+        """Who says nothing has failed."""
+        self.assertEqual(self.outcome("print('hello')"), run.Outcome(0, 1, 0))
+
+    def test_status(self) -> None:
+        """A status is believed before words are."""
+        program = "print('PASSED (successes=2)'); raise SystemExit(1)"
+        self.assertEqual(self.outcome(program), run.Outcome(2, 1, 0))
+
+    def test_no_test(self) -> None:
+        """A run of no test is a failure."""
+        command = [sys.executable, run.__file__, "tests.fakes"]
+        done = subprocess.run(command, cwd=run.ROOT, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("No test ran.", done.stdout)
