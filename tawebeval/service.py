@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
-from twisted.application.strports import service as listen
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
@@ -21,13 +20,13 @@ from tawebeval.cgroups import Cgroups
 from tawebeval.config import Configuration
 from tawebeval.directories import Directories
 from tawebeval.doors import check_exposure, open_access
-from tawebeval.errors import ConfigurationError
 from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
 from tawebeval.identity import Identities
 from tawebeval.interrupts import interrupts
 from tawebeval.keyring import Keyring
+from tawebeval.listening import listen
 from tawebeval.logs import LogWriter
 from tawebeval.observing import Observing
 from tawebeval.orphans import Orphans, become_subreaper
@@ -283,12 +282,7 @@ def make_service(
     housekeeping.clock = reactor
     housekeeping.setServiceParent(daemon)
     for endpoint in dict.fromkeys(configuration.listen):
-        try:
-            listening = listen(endpoint, site, reactor=reactor)
-        except (ValueError, TypeError, LookupError, OSError) as error:
-            raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
-        listening.setName(endpoint)
-        listening.setServiceParent(daemon)
+        listen(endpoint, site, reactor).setServiceParent(daemon)
     if access.open:
         check_exposure(configuration)
     Reporting(

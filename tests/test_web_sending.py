@@ -1,0 +1,485 @@
+"""`tawebeval.web.sending`: what is written arrives, at once or in the reactor's turns."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet import reactor, ssl, tcp, unix
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import (
+    AdoptedStreamServerEndpoint,
+    SSL4ServerEndpoint,
+    TCP4ClientEndpoint,
+    UNIXClientEndpoint,
+    connectProtocol,
+    serverFromString,
+    wrapClientTLS,
+)
+from twisted.internet.interfaces import (
+    IPullProducer,
+    IPushProducer,
+    IStreamServerEndpoint,
+)
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactor
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from tawebeval.web.sending import PromptEndpoint, PromptServer, PromptUnixServer
+from tests.integration.receivers import make_certificate
+
+KERNEL = 4096  # bytes that the kernel is asked to keep; it keeps about twice as many
+BUFFER = 64 * 1024  # bytes in memory from which on Twisted pauses a producer
+
+
+class FakeReactor(Clock):
+    """A Clock that knows who wants to write, and lets them when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writers: list[Any] = []
+
+    def addReader(self, reader: object) -> None:
+        """Take a reader, which is never told to read."""
+
+    def removeReader(self, reader: object) -> None:
+        """Forget a reader."""
+
+    def addWriter(self, writer: object) -> None:
+        """Take a writer."""
+        if writer not in self.writers:
+            self.writers.append(writer)
+
+    def removeWriter(self, writer: object) -> None:
+        """Forget a writer, if it is one."""
+        if writer in self.writers:
+            self.writers.remove(writer)
+
+    def turn(self) -> None:
+        """Do what is due, and let all write who wanted to when the turn began."""
+        self.advance(0)
+        for writer in list(self.writers):
+            why = writer.doWrite()
+            if why is not None:
+                self.removeWriter(writer)
+                writer.connectionLost(Failure(why))
+
+
+@implementer(IPushProducer)
+class Pushing:
+    """Notes whether it is to push."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def pauseProducing(self) -> None:
+        """Note that."""
+        self.said.append("pause")
+
+    def resumeProducing(self) -> None:
+        """Note that."""
+        self.said.append("resume")
+
+    def stopProducing(self) -> None:
+        """Note that."""
+        self.said.append("stop")
+
+
+@implementer(IPullProducer)
+class Pulled:
+    """Writes a piece each time it is asked, and then ends."""
+
+    def __init__(self, connection: tcp.Server, pieces: list[bytes]) -> None:
+        self.connection = connection
+        self.pieces = pieces
+
+    def resumeProducing(self) -> None:
+        """Write the next piece."""
+        if self.pieces:
+            self.connection.write(self.pieces.pop(0))
+        else:
+            self.connection.unregisterProducer()
+
+    def stopProducing(self) -> None:
+        """Do nothing: there is nothing to stop."""
+
+
+class Pair:
+    """A connection of a kind, with a reactor of its own, and its client."""
+
+    def __init__(self, kind: type[tcp.Server] = PromptServer) -> None:
+        self.reactor = FakeReactor()
+        server, self.client = socket.socketpair()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL)
+        self.client.setblocking(False)
+        self.lost: list[Failure] = []
+        self.received = b""
+        protocol = Protocol()
+        protocol.connectionLost = self.lost.append  # type: ignore[method-assign,assignment]
+        address: Any = ("", 0) if kind not in (unix.Server, PromptUnixServer) else ""
+        port: Any = None
+        self.connection = kind(server, protocol, address, port, 0, self.reactor)  # type: ignore[arg-type]
+        protocol.makeConnection(self.connection)
+
+    def read(self, size: int = 2**24) -> bool:
+        """Read up to so many bytes; tell whether there was anything, or has ever been an end."""
+        try:
+            chunk = self.client.recv(size)
+        except BlockingIOError:
+            return False
+        self.received += chunk
+        return bool(chunk)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the client finds the end of what is sent, all before it being read."""
+        try:
+            return self.client.recv(1) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
+    def finish(self) -> None:
+        """Let turns pass and the client read until nothing happens any more."""
+        while True:
+            writers = list(self.reactor.writers)
+            self.reactor.turn()
+            if not self.read() and (self.lost or writers == self.reactor.writers == []):
+                return
+
+    def close(self) -> None:
+        """End all that is left."""
+        self.client.close()
+        if not self.lost:
+            self.connection.connectionLost(Failure(ConnectionAbortedError()))
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 300_000)),
+    st.tuples(st.just("write"), st.integers(0, 2_000)),
+    st.tuples(st.just("sequence"), st.integers(0, 20_000)),
+    st.tuples(st.just("read"), st.integers(1, 100_000)),
+    st.tuples(st.just("turn"), st.just(0)),
+)
+ENDS = st.sampled_from(["stay", "lose", "half"])
+
+
+class ConnectionTestCase(SynchronousTestCase):
+    """Connections of which the test is the reactor."""
+
+    def pair(self, kind: type[tcp.Server] = PromptServer) -> Pair:
+        """Return one."""
+        pair = Pair(kind)
+        self.addCleanup(pair.close)
+        return pair
+
+
+class PropertyTests(SynchronousTestCase):
+    """Whatever is done, in any order."""
+
+    @given(
+        st.sampled_from([PromptServer, PromptUnixServer]),
+        st.lists(STEPS, max_size=12),
+        ENDS,
+        st.lists(STEPS, max_size=3),
+        st.booleans(),
+    )
+    def test_arrives(
+        self,
+        kind: type[PromptServer],
+        before: list[tuple[str, int]],
+        end: str,
+        behind: list[tuple[str, int]],
+        watched: bool,
+    ) -> None:
+        """All bytes arrive in their order, and behind them the end, as with Twisted's own."""
+        ours = self.play(kind, before, end, behind, watched)
+        self.assertEqual(ours, self.play(tcp.Server, before, end, behind, watched))
+
+    def play(
+        self,
+        kind: type[tcp.Server],
+        before: list[tuple[str, int]],
+        end: str,
+        behind: list[tuple[str, int]],
+        watched: bool,
+    ) -> tuple[bytes, bool, int]:
+        """Return what arrives, whether it ends, and how often the end of the connection is told."""
+        pair = Pair(kind)
+        try:
+            producer = Pushing()
+            if watched:
+                pair.connection.registerProducer(producer, True)
+            written = self.take(pair, before, b"")
+            if end == "lose":
+                pair.connection.loseConnection()
+            elif end == "half":
+                pair.connection.loseWriteConnection()
+            written = self.take(pair, behind, written)
+            pair.finish()
+            self.assertTrue(written.startswith(pair.received))
+            self.assertNotEqual([word for word in producer.said if word != "stop"][-1:], ["pause"])
+            return pair.received, pair.ended, len(pair.lost)
+        finally:
+            pair.close()
+
+    def take(self, pair: Pair, steps: list[tuple[str, int]], written: bytes) -> bytes:
+        """Take steps; return all that was written until then."""
+        for what, size in steps:
+            piece = bytes(((len(written) + i) >> 3) % 251 for i in range(min(size, 64)))
+            piece = (piece * (size // 64 + 1))[:size]
+            if what == "write":
+                pair.connection.write(piece)
+                written += piece
+            elif what == "sequence":
+                pair.connection.writeSequence([piece, b"-", piece])
+                written += piece + b"-" + piece
+            elif what == "read":
+                pair.read(size)
+            elif not pair.lost:
+                pair.reactor.turn()
+        return written
+
+
+class AtOnceTests(ConnectionTestCase):
+    """What is sent at once, and what is not."""
+
+    def check_sent(self, pair: Pair, data: bytes) -> None:
+        """Hold that the client has just this, without a turn of the reactor."""
+        pair.read()
+        self.assertEqual(pair.received, data)
+        pair.received = b""
+
+    def test_at_once(self) -> None:
+        """What the kernel takes is sent without a turn, again and again."""
+        for kind in (PromptServer, PromptUnixServer):
+            pair = self.pair(kind)
+            for data in (b"one", b"", b"two"):
+                pair.connection.write(data)
+                self.check_sent(pair, data)
+            self.assertEqual(pair.reactor.writers, [])
+
+    def test_twisted(self) -> None:
+        """Twisted's own take a turn, which is what all this is for."""
+        pair = self.pair(tcp.Server)
+        pair.connection.write(b"one")
+        self.check_sent(pair, b"")
+        self.assertEqual(pair.reactor.writers, [pair.connection])
+
+    def test_behind(self) -> None:
+        """What is written behind a head that waits for its turn is sent together with it."""
+        pair = self.pair()
+        pair.connection.writeSequence([b"head", b"\r\n"])
+        pair.connection.write(b"body")
+        self.check_sent(pair, b"")
+        pair.reactor.turn()
+        self.check_sent(pair, b"head\r\nbody")
+        pair.connection.write(b"more")
+        self.check_sent(pair, b"more")
+
+    def test_slow_client(self) -> None:
+        """A producer is paused by what is left, and resumed when the client has taken all."""
+        pair = self.pair()
+        producer = Pushing()
+        pair.connection.registerProducer(producer, True)
+        pair.connection.write(b"x" * BUFFER)
+        self.assertEqual(producer.said, [])  # as much may be left
+        pair.connection.write(b"y" * BUFFER)
+        self.assertEqual(producer.said, ["pause"])
+        pair.finish()
+        self.assertEqual(producer.said, ["pause", "resume"])
+        self.assertEqual(pair.received, b"x" * BUFFER + b"y" * BUFFER)
+
+    def test_writes_when_resumed(self) -> None:
+        """A producer that writes as soon as it is resumed is resumed again, and nothing is lost."""
+        pair = self.pair()
+        producer = Pushing()
+        pieces = [b"%d" % number * 3 * BUFFER for number in range(3)]
+        producer.resumeProducing = (  # type: ignore[method-assign]
+            lambda: pair.connection.write(left.pop(0)) if left else None
+        )
+        left = list(pieces)
+        pair.connection.registerProducer(producer, True)
+        producer.resumeProducing()
+        pair.finish()
+        self.assertEqual(pair.received, b"".join(pieces))
+
+    def test_pulled(self) -> None:
+        """A producer that is asked for each piece is asked until it has no more."""
+        pair = self.pair()
+        pieces = [b"one", b"two", b"three"]
+        pulled = Pulled(pair.connection, list(pieces))
+        verifyObject(IPullProducer, pulled)
+        pair.connection.registerProducer(pulled, False)
+        pair.finish()
+        self.assertEqual(pair.received, b"".join(pieces))
+        self.assertIsNone(pair.connection.producer)
+
+    def test_client_gone(self) -> None:
+        """Where the client has gone the connection ends in the reactor's next turn."""
+        pair = self.pair()
+        pair.client.close()
+        pair.connection.write(b"one")
+        self.assertEqual(pair.lost, [])
+        pair.reactor.turn()
+        self.assertEqual(len(pair.lost), 1)
+        pair.connection.write(b"two")  # which nobody gets
+        self.assertEqual(pair.reactor.writers, [])
+
+    def test_aborted(self) -> None:
+        """Behind an abort nothing is sent any more."""
+        pair = self.pair()
+        pair.connection.abortConnection()
+        pair.connection.write(b"one")
+        self.check_sent(pair, b"")
+        pair.reactor.turn()
+        self.assertEqual(len(pair.lost), 1)
+
+    def test_half_closed(self) -> None:
+        """Nor is anything behind the end of our half, after which the other half goes on."""
+        pair = self.pair()
+        pair.connection.write(b"one")
+        pair.connection.loseWriteConnection()
+        pair.finish()
+        pair.connection.write(b"two")
+        pair.finish()
+        self.assertEqual((pair.received, pair.ended, pair.lost), (b"one", True, []))
+
+
+class Sink(Protocol):
+    """A client that reads in gulps, with pauses between them."""
+
+    def __init__(self, expected: int) -> None:
+        self.received = bytearray()
+        self.expected = expected
+        self.done: Deferred[bytes] = Deferred()
+        self.ended: Deferred[None] = Deferred()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Note that it is over."""
+        self.ended.callback(None)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take some, and rest for a turn."""
+        self.received += data
+        transport: Any = self.transport
+        if len(self.received) >= self.expected:
+            transport.loseConnection()
+            self.done.callback(bytes(self.received))
+        else:
+            transport.pauseProducing()
+            reactor.callLater(0, transport.resumeProducing)  # type: ignore[attr-defined]
+
+
+class Source(Protocol):
+    """Writes pieces one after the other as soon as somebody is there."""
+
+    pieces = tuple(
+        bytes([number]) * size for number, size in enumerate((1, 400, 70_000, 2, 500_000))
+    )
+
+    def connectionMade(self) -> None:
+        """Write them."""
+        assert self.transport is not None
+        for piece in self.pieces:
+            self.transport.write(piece)
+
+
+class EndpointTests(TestCase):
+    """Endpoints of all kinds, with real sockets and the real reactor."""
+
+    async def check(
+        self,
+        endpoint: IStreamServerEndpoint,
+        client: Callable[[Any], Any],
+        kind: type,
+        begin: Callable[[Any], object] = id,
+    ) -> None:
+        """Hold that connections to an endpoint are of that kind, and that all arrives.
+
+        `begin` is first called with the transports of both ends.
+        """
+        made: list[Any] = []
+
+        class Noted(Source):
+            def connectionMade(self) -> None:
+                made.append(self.transport)
+                begin(self.transport)
+                super().connectionMade()
+
+        port = await PromptEndpoint(endpoint).listen(Factory.forProtocol(Noted))
+        self.addCleanup(port.stopListening)
+        expected = b"".join(Source.pieces)
+        sink = Sink(len(expected))
+        begin((await connectProtocol(client(port.getHost()), sink)).transport)
+        self.assertTrue(await sink.done == expected)
+        await sink.ended
+        self.assertIsInstance(getattr(made[0], "transport", made[0]), kind)
+
+    async def test_tcp(self) -> None:
+        """TCP."""
+        endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
+        await self.check(endpoint, _client_of, PromptServer)
+
+    async def test_unix(self) -> None:
+        """A socket of the file system."""
+        folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
+        self.addCleanup(folder.rmdir)
+        endpoint = serverFromString(reactor, f"unix:{folder}/socket")
+        await self.check(
+            endpoint, lambda host: UNIXClientEndpoint(reactor, host.name), PromptUnixServer
+        )
+
+    async def test_tls(self) -> None:
+        """TLS, whose bytes are sent at once, too."""
+        certificate, options = self.tls()
+        await self.check(
+            SSL4ServerEndpoint(reactor, 0, certificate.options(), interface="127.0.0.1"),
+            lambda host: wrapClientTLS(options, _client_of(host)),
+            PromptServer,
+        )
+
+    async def test_upgraded(self) -> None:
+        """A connection that goes over to TLS sends nothing in the clear from then on."""
+        certificate, options = self.tls()
+
+        def begin(transport: Any) -> None:
+            server = isinstance(transport, PromptServer)
+            transport.startTLS(certificate.options() if server else options)
+
+        endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
+        await self.check(endpoint, _client_of, PromptServer, begin)
+
+    def tls(self) -> tuple[ssl.PrivateCertificate, Any]:
+        """Return a certificate, and what a client that trusts it begins TLS with."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        certificate, _ = make_certificate("localhost", folder)
+        return certificate, ssl.optionsForClientTLS("localhost", certificate)
+
+    async def test_adopted(self) -> None:
+        """A socket that was there before, as systemd hands them over."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        endpoint = AdoptedStreamServerEndpoint(reactor, listening.detach(), socket.AF_INET)
+        await self.check(endpoint, _client_of, PromptServer)
+
+    def test_others(self) -> None:
+        """A port that is none of Twisted's own stays as it is."""
+        endpoint = PromptEndpoint(serverFromString(MemoryReactor(), "tcp:1"))
+        port = self.successResultOf(endpoint.listen(Factory.forProtocol(Protocol)))
+        self.assertFalse(hasattr(port, "transport"))
+
+
+def _client_of(host: Any) -> Any:
+    return TCP4ClientEndpoint(reactor, "127.0.0.1", host.port)
