@@ -31,8 +31,8 @@ class Readers:
     def acknowledge(self, after: int, until: float) -> None:
         """Take that a page after that cursor is asked for, and the next may be `until` then."""
         self.paged = max(self.paged, until)
-        self.retention.acknowledge(after)
-        self.make_room()
+        if self.retention.acknowledge(after):  # most are asked for again, and make no room
+            self.make_room()
 
     def make_room(self) -> None:
         """Discard what nobody needs, and let the evaluator print into the room.

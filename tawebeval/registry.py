@@ -151,21 +151,21 @@ class Registry:
         Raises the RequestErrors of the contract, section 3.
         """
         record = self._at(identifier, after, caller)
-        if record is None:
-            return after_the_end()
-        limit = self._configuration.buffers.page
-        return read_page(record.evaluation.ring, after or None, limit)
+        return after_the_end() if record is None else self._read(record, after)
+
+    def _read(self, record: Record, after: str | None) -> Page:
+        return read_page(record.evaluation.ring, after or None, self._configuration.buffers.page)
 
     def page(self, identifier: str, after: str | None, caller: str = "", wait: float = 0) -> Page:
         """Return the page as `peek` does, acknowledging what is before it.
 
         In `wait` seconds the same reader will ask again if there is nothing.
         """
-        page = self.peek(identifier, after, caller)
-        if page.end is None:
+        record = self._at(identifier, after, caller)
+        if record is None:
             self._drained(identifier)
-            return page
-        record = self._records[identifier]
+            return after_the_end()
+        page = self._read(record, after)
         begin = place(record.evaluation.ring, page.begin)
         self._closing.note_reader(identifier)
         record.readers.acknowledge(begin, self._clock.seconds() + wait + _NEXT_PAGE)

@@ -52,10 +52,13 @@ class Retention:
         del self._readers[reader]
         self._discard_acknowledged()
 
-    def acknowledge(self, after: int) -> None:
-        """Take from pages that they have everything before the cursor `after`."""
-        self._acknowledged = max(self._acknowledged, after)
+    def acknowledge(self, after: int) -> bool:
+        """Take from pages that they have everything before `after`; tell whether that is new."""
+        if after <= self._acknowledged:
+            return False
+        self._acknowledged = after
         self._discard_acknowledged()
+        return True
 
     def make_room(self, capacity: int, *, paged: bool) -> None:
         """Discard what streams have taken, if it is too much; `paged` is whether pages are read.

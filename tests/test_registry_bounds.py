@@ -176,16 +176,16 @@ class TotalTests(RegistryTestCase):
         self.assertFalse(second.paused)
 
     def test_less_is_free(self) -> None:
-        """Where others have taken the room meanwhile, one that is looked at waits, too."""
+        """Where others have taken the room meanwhile, one that gives some back waits, too."""
         identifier, child = self.start(b"x" * 50 + b"\n")
         while self.world.budget.used < 3000:
             child.print(b"x" * 50 + b"\n")
         _, other = self.flood()
         self.assertFalse(child.paused)
-        self.page(identifier)
+        rest = self.page(identifier, "1")
         self.assertTrue(child.paused)
         other.end()
-        self.page(identifier, self.page(identifier)["end"])
+        self.page(identifier, rest["end"])
         self.assertFalse(child.paused)
 
     def test_ended_ones_count(self) -> None:

@@ -51,10 +51,9 @@ class PageTests(RetentionTestCase):
         self.print(100)
         self.retention.make_room(CAPACITY, paged=False)
         self.assertEqual(self.ring.oldest, 0)
-        self.retention.acknowledge(7)
-        self.assertEqual(self.ring.oldest, 7)
-        self.retention.acknowledge(3)
-        self.assertEqual(self.ring.oldest, 7)
+        for after, oldest, new in ((0, 0, False), (7, 7, True), (3, 7, False), (7, 7, False)):
+            self.assertEqual(self.retention.acknowledge(after), new, after)
+            self.assertEqual(self.ring.oldest, oldest)
 
     def test_not_before_streams(self) -> None:
         """What a live stream has yet to take stays, and goes when it has, or has gone."""
