@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from tawebeval.callers import NAME
 from tawebeval.errors import ConfigurationError
+from tawebeval.identity import NAME as DAEMON_NAME
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -55,6 +56,7 @@ class Service(Section, frozen=True):
 
     user: Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]*\$?)?\Z")] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
+    name: Annotated[str, Meta(pattern=rf"^({DAEMON_NAME})?\Z")] = ""
 
 
 class Callers(Section, frozen=True):

@@ -4,6 +4,9 @@ An identifier is random bytes and a MAC of them under the server's key, in lower
 base32. The MAC is also of the name of the caller that it is issued to: to anybody else it
 looks like one that never was. So a server that has forgotten an evaluation, even in a
 restart, can still tell "that is over" from "that was never here".
+
+Where several daemons are behind one address each has a name, which its identifiers begin with:
+whoever stands before them knows by that whom to ask.
 """
 
 from __future__ import annotations
@@ -21,29 +24,53 @@ _RANDOM = 13  # with the MAC 25 bytes, which base32 writes without padding
 _MAC = 12
 _FORM = re.compile(r"[a-z2-7]{40}")
 _PURPOSE = b"tawebeval evaluation "
+_NAME_PURPOSE = b"tawebeval daemon "
+
+NAME = r"[a-z0-9]{1,16}"
+"""The pattern of a daemon's name."""
+
+IDENTIFIER = rf"(?:{NAME}-)?{_FORM.pattern}"
+"""The pattern of the identifiers of any daemon, with a name or without."""
 
 
 @attrs.frozen
 class Identities:
-    """Issues identifiers and recognises its own; `key` is secret, `random` as `os.urandom`."""
+    """Issues identifiers and recognises its own; `key` is secret, `random` as `os.urandom`.
+
+    `name` is the daemon's, empty if it has none. Each name has a key of its own.
+    """
 
     _key: bytes = attrs.field(repr=False)
     _random: Callable[[int], bytes] = attrs.field(repr=False)
+    name: str = ""
+    _prefix: str = attrs.field(init=False)
+    _own_key: bytes = attrs.field(init=False, repr=False)
+
+    @_prefix.default
+    def _named(self) -> str:
+        return f"{self.name}-" if self.name else ""
+
+    @_own_key.default
+    def _derived(self) -> bytes:
+        if not self.name:
+            return self._key
+        return hmac.digest(self._key, _NAME_PURPOSE + self.name.encode(), "sha256")
 
     def issue(self, caller: str = "") -> str:
-        """Return a new identifier for that caller: 40 characters of `a-z2-7`."""
+        """Return a new identifier for that caller: 40 characters of `a-z2-7` behind the name."""
         drawn = self._random(_RANDOM)
-        return b32encode(drawn + self._mac(drawn, caller)).decode().lower()
+        return self._prefix + b32encode(drawn + self._mac(drawn, caller)).decode().lower()
 
     def issued(self, identifier: str, caller: str = "") -> bool:
         """Tell whether `identifier` was issued under this key to that caller."""
-        if not _FORM.fullmatch(identifier):
+        own = identifier.removeprefix(self._prefix)
+        if len(own) + len(self._prefix) != len(identifier) or not _FORM.fullmatch(own):
             return False
-        decoded = b32decode(identifier.upper())
+        decoded = b32decode(own.upper())
         drawn, mac = decoded[:_RANDOM], decoded[_RANDOM:]
         return hmac.compare_digest(mac, self._mac(drawn, caller))
 
     def _mac(self, drawn: bytes, caller: str) -> bytes:
         # What is drawn has a fixed length, so there is one way only to take this apart.
         message = _PURPOSE + drawn + caller.encode()
-        return hmac.digest(self._key, message, "sha256")[:_MAC]
+        return hmac.digest(self._own_key, message, "sha256")[:_MAC]

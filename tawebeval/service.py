@@ -244,7 +244,7 @@ def make_service(
     queue = Queue(running, configuration.evaluations.queued, *shares)
     registry = Registry(
         surroundings,
-        Identities(directories.key, os.urandom),
+        Identities(directories.key, os.urandom, configuration.service.name),
         queue,
         directories.evaluations,
         Telling(callbacks),

@@ -205,7 +205,7 @@ class Service:
         )
         self.registry = Registry(
             self.world.surroundings(),
-            Identities(b"k" * 32, straw(1)),
+            Identities(b"k" * 32, straw(1), self.configuration.service.name),
             Queue(
                 self.running,
                 self.queued,

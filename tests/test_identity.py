@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.identity import KEY_BYTES, Identities
+from tawebeval.identity import IDENTIFIER, KEY_BYTES, NAME, Identities
 
 KEY = bytes(range(KEY_BYTES))
 
@@ -21,6 +21,7 @@ def repeating(drawn: bytes) -> Callable[[int], bytes]:
 
 
 draws = st.binary(min_size=1, max_size=13)
+names = st.just("") | st.from_regex(NAME, fullmatch=True)
 
 
 class IssuedTests(SynchronousTestCase):
@@ -118,13 +119,28 @@ class IssuedTests(SynchronousTestCase):
         assert identities.issued(identifier, caller)
         assert identities.issued(identifier, other) == (caller == other)
 
+    @given(draws, names, names, st.text(max_size=5))
+    def test_name(self, drawn: bytes, name: str, other: str, caller: str) -> None:
+        """It begins with the daemon's name, and to a daemon of another name it is another's."""
+        identifier = Identities(KEY, repeating(drawn), name).issue(caller)
+        before, dash, own = identifier.rpartition("-")
+        self.assertEqual((before, dash), (name, "-" if name else ""))
+        self.assertTrue(re.fullmatch(IDENTIFIER, identifier), identifier)
+        for read in (name, other):
+            daemon = Identities(KEY, os.urandom, read)
+            # Nor is it that daemon's with the name changed, whether it has one or not.
+            for written in (identifier, f"{read}-{own}", own):
+                expected = read == name and written == identifier
+                self.assertEqual(daemon.issued(written, caller), expected, (read, written))
+
     def test_key_size(self) -> None:
         """The key has 256 bits."""
         self.assertEqual(KEY_BYTES, 32)
 
     def test_known(self) -> None:
         """An identifier that was issued once stays valid in later versions."""
-        self.assertEqual(
-            Identities(KEY, repeating(b"\0")).issue(),
-            "aaaaaaaaaaaaaaaaaaaaashy5uyx6gkm4qzx6j67",
-        )
+        for name, identifier in (
+            ("", "aaaaaaaaaaaaaaaaaaaaashy5uyx6gkm4qzx6j67"),
+            ("a", "a-aaaaaaaaaaaaaaaaaaaaagkjvvtpndmqyqrnwg3i"),
+        ):
+            self.assertEqual(Identities(KEY, repeating(b"\0"), name).issue(), identifier)

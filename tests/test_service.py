@@ -562,6 +562,12 @@ class ServiceTests(SynchronousTestCase):
             self.make(repositories=Repositories(credentials=(entry,)))
         self.assertIn("repositories.credentials[0].password_file", str(caught.exception))
 
+    def test_name(self) -> None:
+        """Identifiers begin with the daemon's name."""
+        evaluations = self.make(service=Service(name="a")).getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        self.assertEqual(evaluations._registry._identities.name, "a")
+
     def test_git(self) -> None:
         """Git is looked at before anything relies on it, and has its bound and its sandbox."""
 

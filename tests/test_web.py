@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tawebeval.config import Buffers, Configuration, Limits, Polls
+from tawebeval.config import Service as Process
 from tawebeval.workspace import directory_of
 from tests import described
 from tests.fake_children import FakeChild
@@ -127,6 +128,32 @@ class WebTestCase(SynchronousTestCase):
         """Let the evaluator end."""
         self.child.end(status)
         self.service.world.turn()
+
+
+class NameTests(WebTestCase):
+    """A daemon that has a name, because there are others."""
+
+    configuration = Configuration(service=Process(name="judge1"))
+
+    def test_name(self) -> None:
+        """Its identifiers begin with its name, stand in paths as they are, and do all they do."""
+        identifier = self.evaluate()
+        self.assertRegex(identifier, r"\Ajudge1-[a-z2-7]{40}\Z")
+        path = f"/evaluation/{identifier}"
+        self.assertEqual(self.request("GET", path).json()["evaluation_id"], identifier)
+        self.finish()
+        page = self.request("GET", f"{path}/events").json()
+        self.assertEqual(page["end"], END)
+        self.assertIsNone(self.request("GET", f"{path}/events?after={END}").json()["end"])
+        self.request("GET", path, 410)
+
+    def test_others(self) -> None:
+        """Those of another daemon, or of none, it does not know."""
+        identifier = self.evaluate()
+        own = identifier.removeprefix("judge1-")
+        for other in (own, f"judge2-{own}", f"judge1--{own}"):
+            self.request("GET", f"/evaluation/{other}", 404)
+            self.request("DELETE", f"/evaluation/{other}", 404)
 
 
 class EvaluateTests(WebTestCase):

@@ -21,8 +21,9 @@ import tawebeval
 from tawebeval import __version__, errors, form
 from tawebeval.callback import Stage
 from tawebeval.config import MIB, Configuration
+from tawebeval.identity import IDENTIFIER
 from tawebeval.life import State
-from tawebeval.web import problems
+from tawebeval.web import assets, problems
 from tawebeval.web.description import DESCRIPTION, complete
 from tawebeval.web.events import OFFERED
 from tawebeval.web.routes import make_app
@@ -200,6 +201,13 @@ class ContentTests(SynchronousTestCase):
                 self.assertIsNotNone(form.submission_file(name, None))
             else:
                 self.assertRaises(errors.InvalidField, form.submission_file, name, None)
+
+    def test_identifier(self) -> None:
+        """The form of identifiers, which the page knows, too."""
+        self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER}$")
+        location = DOCUMENT["components"]["headers"]["Location"]
+        self.assertEqual(location["schema"]["pattern"], f"^/evaluation/{IDENTIFIER}$")
+        self.assertIn(f"({IDENTIFIER})$", assets.ASSETS["/static/page.js"].content.decode())
 
     def test_submission(self) -> None:
         """A form without a file is none."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Buffers, Callers, Configuration, Http
+from tawebeval.config import Service as Process
 from tawebeval.web import site
 from tests.fake_clients import MULTIPART, Connection, Service, form, parts
 from tests.test_web import END
@@ -28,6 +29,7 @@ CONFIGURATIONS = {
     "origins": Configuration(callers=Callers(origins=("https://judge.example.org",))),
     "little": Configuration(http=Http(headers=4, line=150, header_bytes=250)),
     "tokens": Configuration(callers=Callers(requests_per_minute=3)),
+    "named": Configuration(service=Process(name="a")),
 }
 
 PLAIN = (
@@ -282,6 +284,13 @@ class ShortcutTests(RawTestCase):
                 self.service.reactor.advance(1)
                 self.assertEqual(connection.answer().status, 200)
                 connection.lose()
+        self.assertEqual(self.made, 0)
+
+    def test_names(self) -> None:
+        """Nor for one of a daemon's with a name, or of another's: that is not known here."""
+        connection = self.connect()
+        connection.send(self.poll().replace(b"/evaluation/", b"/evaluation/a-"))
+        self.check_raw(connection.answer(), 404)
         self.assertEqual(self.made, 0)
 
     def test_not_plain(self) -> None:

@@ -193,6 +193,12 @@ class LogTests(TrafficTestCase):
             waiting.lose()
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 499 0 2.000000"])
 
+    def test_names(self) -> None:
+        """The name in the log is of the whole identifier, with the daemon's name in it."""
+        self.ask_raw(f"GET /evaluation/a-{self.identifier}/events")
+        (line,) = self.lines()
+        self.assertIn(f"/evaluation/{log_name(f'a-{self.identifier}')}/events", line)
+
     def test_secrets(self) -> None:
         """There is no token, no query and no identifier in it, however it is written."""
         written = self.identifier[:5] + f"%{ord(self.identifier[5]):02x}" + self.identifier[6:]

@@ -26,6 +26,7 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
 from tawebeval.errors import RequestError
+from tawebeval.identity import IDENTIFIER
 from tawebeval.pages import Page
 from tawebeval.web import problems
 from tawebeval.web.events import OFFERED, PAGE
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
 _LONGEST = 4096  # bytes of a request; longer ones are not plain
 
 _LINE = re.compile(
-    rb"GET /evaluation/([a-z2-7]{40})/events"
+    rb"GET /evaluation/(%b)/events"
     rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=([0-9]{1,9}))?)? HTTP/1\.1"
+    % IDENTIFIER.encode()
 )
 _HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)\r\n"
 _BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)

@@ -11,6 +11,7 @@ from klein import Klein
 from twisted.logger import Logger
 from werkzeug.exceptions import HTTPException
 
+from tawebeval.identity import IDENTIFIER
 from tawebeval.tally import MOMENTS, Histogram
 from tawebeval.workspace import log_name
 
@@ -24,7 +25,7 @@ GONE = 499
 """In place of a status, as nginx has it: the client went away before it was answered."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-_IDENTIFIER = re.compile(r"[a-z2-7]{40}")
+_IDENTIFIER = re.compile(IDENTIFIER)
 _LONGEST = 200  # characters of a path in the log
 
 log = Logger()

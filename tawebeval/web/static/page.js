@@ -9,7 +9,7 @@ import { Listing } from "./listing.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
 const NOT_TAKEN = "The server does not take this token.";
-const FRAGMENT = /^#evaluation\/([a-z2-7]{40})$/;
+const FRAGMENT = /^#evaluation\/((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})$/;
 
 /** What this browser keeps for this server; nothing where it may not keep anything. */
 const memory = {
