@@ -64,7 +64,7 @@ class Leavings:
         folders = [subject.state / name for name in ("evaluations", "uploads")]
         directories = sum(1 for folder in folders for _ in folder.glob("*"))
         counted = objects(subject)
-        return cls(known, subject.children(), directories, at_rest(subject), counted)
+        return cls(known, len(subject.children()), directories, at_rest(subject), counted)
 
     def beyond(self, before: Leavings) -> dict[str, int]:
         """Return what there is more than there was, by name."""

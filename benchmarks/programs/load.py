@@ -1,8 +1,10 @@
 """A load: requests over keep-alive connections, each sent when the last one is answered.
 
-`load PORT PID PATH CONNECTIONS REQUESTS` prints the requests per second, on the clock and of
-processor time of the process PID, which is the server. All answers must be of the length of the
-first, whose status is checked. Connections are made and used once before anything is measured.
+`load TARGETS CONNECTIONS REQUESTS` prints the requests per second, on the clock and of processor
+time of the servers. TARGETS is JSON, a list of [PORT, PID, PATH, STATUS]; the connections go round
+them, and each asks for its own target's path again and again. All answers must be of the length of
+the target's first, whose status is checked. Connections are made and used once before anything is
+measured.
 """
 
 from __future__ import annotations
@@ -13,30 +15,54 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from itertools import cycle, islice
+from typing import NamedTuple
 
-from benchmarks.client import Client, get
+from benchmarks.client import Client, HTTPError, get
 from benchmarks.running import Server
 
 _TIMEOUT = 30.0
 _WARM_UP = 100
 
 
-def load(server: Server, path: str, connections: int, requests: int) -> dict[str, float]:
+class Target(NamedTuple):
+    """What is asked for, of the server `pid` at `port`, and with what status it answers."""
+
+    port: int
+    pid: int
+    path: str
+    status: int = 200
+
+
+class _Asking(NamedTuple):
+    """What a connection sends, and how long the answer is."""
+
+    socket: socket.socket
+    request: bytes
+    length: int
+
+
+def load(targets: Sequence[Target], connections: int, requests: int) -> dict[str, float]:
     """Put the load on; return the rates."""
-    request = get(path)
-    length = _answer_length(server.port, request)
-    sockets = {}
+    questions = []
+    for target in targets:
+        request = get(target.path)
+        length = _answer_length(target.port, request, target.status)
+        questions.append((target.port, request, length))
+    servers = [Server(pid, port) for pid, port in {one.pid: one.port for one in targets}.items()]
+    asking = {}
     with select.epoll() as poll:
-        for _ in range(connections):
-            connection = _connect(server.port, request, length)
-            sockets[connection.fileno()] = connection
+        for port, request, length in islice(cycle(questions), connections):
+            connection = _connect(port, request, length)
+            asking[connection.fileno()] = _Asking(connection, request, length)
             poll.register(connection, select.EPOLLIN)
-        missing = dict.fromkeys(sockets, length)
-        spent = server.processor_time()
+        missing = {descriptor: one.length for descriptor, one in asking.items()}
+        spent = sum(server.processor_time() for server in servers)
         begin = time.perf_counter()
         sent = 0
-        for descriptor in sockets:
-            os.write(descriptor, request)
+        for descriptor, one in asking.items():
+            os.write(descriptor, one.request)
             sent += 1
         answered = 0
         while answered < requests:
@@ -52,16 +78,16 @@ def load(server: Server, path: str, connections: int, requests: int) -> dict[str
                     missing[descriptor] -= size
                     continue
                 answered += 1
-                missing[descriptor] = length
+                missing[descriptor] = asking[descriptor].length
                 if sent < requests:
-                    os.write(descriptor, request)
+                    os.write(descriptor, asking[descriptor].request)
                     sent += 1
         seconds = time.perf_counter() - begin
-        spent = server.processor_time() - spent
+        spent = sum(server.processor_time() for server in servers) - spent
         if poll.poll(0):
             raise ConnectionError("the server sends more than its first answer was long")
-    for connection in sockets.values():
-        connection.close()
+    for one in asking.values():
+        one.socket.close()
     return {"rate": requests / seconds, "processor_rate": requests / spent}
 
 
@@ -78,19 +104,23 @@ def _connect(port: int, request: bytes, length: int) -> socket.socket:
     return connection
 
 
-def _answer_length(port: int, request: bytes) -> int:
-    """Return the length of an answer, head and body, which Client has found to be good."""
+def _answer_length(port: int, request: bytes, status: int) -> int:
+    """Return the length of an answer of that status, head and body."""
     with Client(port) as client:
         for _ in range(_WARM_UP):
-            client.exchange(request)
+            try:
+                client.exchange(request)
+            except HTTPError as answer:
+                if not str(answer).startswith(f"HTTP/1.1 {status} "):
+                    raise
         return client.length
 
 
 def main() -> None:
     """Put the load on, and report."""
-    port, pid, path, connections, requests = sys.argv[1:]
-    server = Server(int(pid), int(port))
-    print(json.dumps(load(server, path, int(connections), int(requests))))
+    targets, connections, requests = sys.argv[1:]
+    asked = [Target(*target) for target in json.loads(targets)]
+    print(json.dumps(load(asked, int(connections), int(requests))))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from benchmarks.rows import (
     stdout,
     throughput,
     upload,
+    workers,
 )
 
 Benchmark = Callable[[int], Sequence[Row | NotMeasured]]
@@ -40,4 +41,5 @@ BENCHMARKS: dict[str, Benchmark] = {
     "idle": idle.measure,
     "crowd": crowd.measure,
     "upload": upload.measure,
+    "workers": workers.measure,
 }

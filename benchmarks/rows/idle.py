@@ -95,7 +95,7 @@ def _polls(evaluation: str, waiting: list[str]) -> Conversation:
 
 def _wait_for_children(ours: Daemon, number: int) -> None:
     deadline = time.monotonic() + _PATIENCE
-    while ours.children() < number:
+    while len(ours.children()) < number:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{ours.children()} of {number} evaluators run")
+            raise TimeoutError(f"{len(ours.children())} of {number} evaluators run")
         time.sleep(0.1)

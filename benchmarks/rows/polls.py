@@ -7,12 +7,14 @@ rate with many of them is that of a server which always has something to do.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.client import Client
 from benchmarks.daemon import MANY_CONNECTIONS, USUAL, Daemon, daemon
 from benchmarks.measure import Round, Row, interleave
+from benchmarks.programs.load import Target
 from benchmarks.running import Server, figures, server
 
 CONNECTIONS = (1, 16, 256, 2000)
@@ -28,7 +30,7 @@ def measure(rounds: int) -> Sequence[Row]:
         server("static_site", "/dev/null") as bare,
         server("starlette_site", "/dev/null") as starlette,
     ):
-        path = _silent_evaluation(ours)
+        path = silent_evaluation(ours)
         ways: dict[str, Callable[[], Round]] = {}
         for connections in CONNECTIONS:
             for name, one, where in (
@@ -49,7 +51,7 @@ def measure(rounds: int) -> Sequence[Row]:
     return rows
 
 
-def _silent_evaluation(ours: Daemon) -> str:
+def silent_evaluation(ours: Daemon) -> str:
     """Begin an evaluation that prints nothing; return the path of a poll that is empty."""
     with Client(ours.port) as client:
         identifier = ours.evaluate(client, "exec sleep 600")
@@ -58,7 +60,12 @@ def _silent_evaluation(ours: Daemon) -> str:
 
 def under_load(server: Server, path: str, connections: int, requests: int) -> Round:
     """Put a load on a server; return requests per second, and per second of its processor time."""
-    return figures("load", server.port, server.pid, path, connections, requests)
+    return spread_load([Target(server.port, server.pid, path)], connections, requests)
+
+
+def spread_load(targets: Sequence[Target], connections: int, requests: int) -> Round:
+    """Put a load on several at once, each connection on one of them; return the same of all."""
+    return figures("load", json.dumps(targets), connections, requests)
 
 
 def load_rows(

@@ -15,8 +15,10 @@ from benchmarks.measure import Round, Row, interleave
 from benchmarks.programs.sandbox_start import COMMAND
 from benchmarks.running import figures
 
-_CLIENTS = 64
-_EACH = 2
+CLIENTS = 64
+EACH = 2
+"""Evaluations of each client, one after the other."""
+
 _TARGET = 0.7
 _PATIENCE = 60.0
 _WAIT = 30
@@ -28,23 +30,24 @@ def measure(rounds: int) -> Sequence[Row]:
         samples = interleave(
             rounds,
             {
-                "ours": lambda: _rush(ours),
-                "xargs": lambda: figures("sandbox_xargs", _CLIENTS * _EACH),
+                "ours": lambda: rush(ours),
+                "xargs": lambda: figures("sandbox_xargs", CLIENTS * EACH),
             },
         )
-    what = f"evaluations in the sandbox, {_CLIENTS} clients, to `xargs -P2` of the same command"
+    what = f"evaluations in the sandbox, {CLIENTS} clients, to `xargs -P2` of the same command"
     return [Row(what, "1/s", samples["ours.rate"], samples["xargs.rate"], _TARGET)]
 
 
-def _rush(ours: Daemon) -> Round:
+def rush(ours: Daemon) -> Round:
+    """Let all clients do what they do; return evaluations per second."""
     with Conversations(ours.port) as clients:
         begin = time.perf_counter()
-        for _ in range(_CLIENTS):
+        for _ in range(CLIENTS):
             clients.begin(_evaluations(ours))
         clients.finish(_PATIENCE)
-        return {"rate": _CLIENTS * _EACH / (time.perf_counter() - begin)}
+        return {"rate": CLIENTS * EACH / (time.perf_counter() - begin)}
 
 
 def _evaluations(ours: Daemon) -> Conversation:
-    for _ in range(_EACH):
+    for _ in range(EACH):
         yield from read_to_the_end(identifier((yield ours.request(COMMAND))), _WAIT)
