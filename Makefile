@@ -11,6 +11,8 @@ SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 MACHINE := systemd-analyze,nsenter,ip,pgrep
 # What looks at the page; axe-core looks at its accessibility.
 BROWSER := chromium,chromedriver
+# What stands before several daemons.
+PROXY := /usr/sbin/haproxy
 
 # Where to install, and a Python that every user can read.
 PREFIX ?= /usr/local
@@ -30,7 +32,7 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,$(MACHINE),$(BROWSER) \
+	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,$(MACHINE),$(BROWSER),$(PROXY) \
 		--npm axe-core
 	$(BIN)/python tests/run.py $(TESTS)
 
