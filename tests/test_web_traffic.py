@@ -7,6 +7,7 @@ from typing import Any
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, Http
+from tawebeval.pages import Page
 from tawebeval.web.traffic import EVENTS, GONE, OTHER, Routes
 from tawebeval.workspace import log_name
 from tests.fake_clients import MULTIPART, Connection, form, parts
@@ -99,16 +100,38 @@ class CountTests(TrafficTestCase):
         self.assertEqual(list(self.traffic.answers.values()), [2])
 
     def test_times(self) -> None:
-        """What waits for an evaluation has no time; a poll on the usual road that does not has."""
-        self.ask_raw(f"GET {self.events()}", shortcut=False)
-        self.assertEqual(self.timed(), {EVENTS: 1})
-        for query, headers in (("?wait=5", {}), ("", {"Accept": "application/jsonl"})):
-            self.ask_raw(f"GET {self.events(query)}", False, **headers)
+        """What waits for an evaluation has no time; a poll that does not has, on both roads."""
+        for number, shortcut in enumerate((True, False)):
+            self.ask_raw(f"GET {self.events()}", shortcut)
+            self.assertEqual(self.timed(), {EVENTS: 2 * number + 1})
+            self.ask_raw(f"GET {self.events('?after=9')}", shortcut)
+            self.assertEqual(self.timed(), {EVENTS: 2 * number + 2})
+            self.ask_raw(f"GET {self.events('?wait=5')}", shortcut)
             self.service.reactor.advance(5)
+            self.ask_raw(f"GET {self.events('?wait=5')}", shortcut).lose()
+            self.assert_counted(
+                *[("GET", EVENTS, 200)] * 2, ("GET", EVENTS, 400), ("GET", EVENTS, GONE)
+            )
+        self.ask_raw(f"GET {self.events()}", Accept="application/jsonl")
         self.ask_raw(f"DELETE /evaluation/{self.identifier}")
         self.service.world.end()
-        self.assertEqual(self.timed(), {EVENTS: 1})
-        self.assert_counted(*[("GET", EVENTS, 200)] * 3, ("DELETE", STATUS, 204))
+        self.assert_counted(("GET", EVENTS, 200), ("DELETE", STATUS, 204))
+        self.assertEqual(self.timed(), {EVENTS: 4})
+
+    def test_time(self) -> None:
+        """The time of a poll is what passes while it is answered."""
+        registry = self.service.registry
+        page = registry.page
+
+        def slow(*arguments: Any) -> Page:
+            self.service.reactor.advance(0.25)
+            return page(*arguments)
+
+        self.patch(registry, "page", slow)
+        for number, shortcut in enumerate((True, False)):
+            self.ask_raw(f"GET {self.events()}", shortcut)
+            self.ask_raw(f"GET {self.events('?after=9')}", shortcut)
+            self.assertEqual(self.traffic.seconds[EVENTS].sum, 0.5 * (number + 1))
 
     def test_upload(self) -> None:
         """A form's time begins when it has come: before it is the client's."""

@@ -138,6 +138,7 @@ class PlainRequest:
 
     def begin(self) -> None:
         """Answer, now or when there is something to say."""
+        self._begun = self._api.clock.seconds()
         self._channel.whole_request_received(self)
         try:
             page = self._poll.page(self._api.registry)
@@ -147,7 +148,6 @@ class PlainRequest:
         if page is not None:
             self._send(page)
         else:
-            self._begun = self._api.clock.seconds()
             self._waiting = Deferred.fromCoroutine(self._poll.later(self._api.registry))
             self._waiting.addCallbacks(self._send, self._refuse)
 
@@ -158,12 +158,16 @@ class PlainRequest:
         if not self.startedWriting:
             self._note(GONE, 0)
 
+    def _took(self) -> float:
+        """Return the seconds since there was something to answer."""
+        return self._api.clock.seconds() - self._begun
+
     def _send(self, page: Page) -> None:
         headers = {**self._poll.headers(page), **self._poll.link(page)}
         body = page.encode()
         self._write(HTTPStatus.OK, {**headers, **body_headers(body)}, body)
         traffic = self._api.traffic
-        traffic.plain_pages += 1
+        traffic.plain_page(self._took() if self._waiting is None else None)
         if traffic.logged:
             self._log(HTTPStatus.OK, len(body))
 
@@ -197,16 +201,14 @@ class PlainRequest:
     def _note(self, status: int, size: int) -> None:
         """Count an answer without a page, and log it where that is wanted."""
         traffic = self._api.traffic
-        traffic.answered("GET", EVENTS, status, None)
+        traffic.answered("GET", EVENTS, status, self._took() if self._waiting is None else None)
         if traffic.logged:
             self._log(status, size)
 
     def _log(self, status: int, size: int) -> None:
-        # What has not waited took less than it takes to measure it.
-        took = 0.0 if self._waiting is None else self._api.clock.seconds() - self._begun
         path = f"/evaluation/{self._poll.identifier}/events"
         self._api.traffic.write_line(
-            self._channel.client, self._poll.caller, "GET", path, status, size, took
+            self._channel.client, self._poll.caller, "GET", path, status, size, self._took()
         )
 
 

@@ -36,9 +36,8 @@ class Traffic:
     """What was answered: how often, by method, route and status, and in how many seconds.
 
     Answers that were to wait, for events or for the end of an evaluation, count without a time:
-    it is the evaluator's. So do plain polls, which take less than it takes to measure them.
-    `plain_pages` are those of them that got a page; they are not among the `answers`. `logged`
-    is whether each answer has a line in the log.
+    it is the evaluator's. `plain_pages` are the pages that plain polls got, which are not among
+    the `answers`. `logged` is whether each answer has a line in the log.
     """
 
     logged: bool = False
@@ -53,6 +52,12 @@ class Traffic:
         self.answers[method, route, int(status)] += 1  # HTTPStatus is equal, and hashes otherwise
         if seconds is not None:
             self.seconds[route].observe(seconds)
+
+    def plain_page(self, seconds: float | None) -> None:
+        """Count a page that was the answer to a plain poll; for `seconds` see `answered`."""
+        self.plain_pages += 1
+        if seconds is not None:
+            self.seconds[EVENTS].observe(seconds)
 
     def counted(self) -> Counter[tuple[str, str, int]]:
         """Return how many answers there were, of all kinds, by method, route and status."""
