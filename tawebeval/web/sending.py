@@ -18,7 +18,8 @@ from zope.interface import implementer
 class PromptServer(tcp.Server):
     """A connection to a client that has nothing in memory unless the client is slow.
 
-    Writing does not call the producer. What is not sent at once, and all else, is Twisted's.
+    Where something is left its producer is paused until all is sent, however little it is: so what
+    a stream has written before it is to go on has left the daemon. All else is Twisted's.
     """
 
     # Whether the reactor is to tell when the kernel takes more: then something is to be sent, or
@@ -32,10 +33,16 @@ class PromptServer(tcp.Server):
             sent = self.writeSomeData(data)
             # An error is met again in the reactor's next turn, which ends the connection.
             if isinstance(sent, int):
-                if sent == len(data):
-                    return
-                data = data[sent:]
+                if sent < len(data):
+                    super().write(data[sent:])
+                    self._pause_producer()
+                return
         super().write(data)
+
+    def _pause_producer(self) -> None:
+        if self.producer is not None:
+            self.producerPaused = True  # so that it is resumed when all is sent
+            self.producer.pauseProducing()  # type: ignore[attr-defined]
 
     @property
     def _sends_at_once(self) -> bool:
