@@ -158,6 +158,7 @@ class Daemon(MultiService):
 
     async def _stop(self) -> None:
         stop = super().stopService
+        self._site.presence.announce()
         with interrupts(self._evaluations.hurry, self._reactor):
             # It leaves, for what it waits for would be waited for again when all parts are stopped.
             if await maybeDeferred(self._evaluations.disownServiceParent):

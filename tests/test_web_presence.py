@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IHalfCloseableDescriptor
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IReadDescriptor
 from zope.interface import alsoProvides
 
 from tests.fake_clients import MULTIPART, Connection, form, head, parts
@@ -42,18 +43,126 @@ class LeavingTests(LeavingTestCase):
         connection.lose()
         self.successResultOf(self.leave())
 
-    def test_idle(self) -> None:
-        """One without a request, at first or after an answer, is closed without a word."""
+    def waiting(self) -> tuple[Connection, Connection]:
+        """Return connections without a request: one that never had any, and one that is idle."""
         new, idle = self.connect(), self.connect()
         idle.send(HEALTH)
-        self.assertEqual(idle.answer().status, 200)
+        answer = idle.answer()
+        self.assertEqual((answer.status, answer.headers["Connection"]), (200, None))
+        return new, idle
+
+    def test_idle(self) -> None:
+        """One without a request, at first or after an answer, is closed without a word."""
+        connections = self.waiting()
         over = self.leave()
-        for connection in (new, idle):
+        self.service.reactor.advance(0.49)
+        self.assertEqual([connection.closed for connection in connections], [False] * 2)
+        self.service.reactor.advance(0.02)
+        for connection in connections:
             self.assertEqual((connection.received, connection.closed), (b"", True))
             self.assertNoResult(over)
             connection.lose()
         self.successResultOf(over)
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+
+    def test_request_on_its_way(self) -> None:
+        """A request that was sent before its client could know of the end is answered."""
+        connections = self.waiting()
+        over = self.leave()
+        for connection in connections:
+            connection.send(HEALTH)
+            answer = connection.answer()
+            self.assertEqual((answer.status, answer.headers["Connection"]), (200, "close"))
+            self.assertTrue(connection.closed)
+            connection.lose()
+        self.successResultOf(over)
+
+    def test_request_that_crosses_the_end(self) -> None:
+        """One that comes when our half is closed is thrown away, and the connection not reset."""
+        connections = self.waiting()
+        halves: list[bool] = []
+        for connection in connections:
+            transport: Any = connection.transport
+            alsoProvides(transport, IHalfCloseableDescriptor)
+            transport.loseWriteConnection = lambda: halves.append(True)
+        over = self.leave()
+        self.service.reactor.advance(0.5)
+        self.assertEqual(halves, [True, True])
+        for connection in connections:
+            connection.send(HEALTH)
+        self.service.reactor.advance(0.49)
+        for connection in connections:
+            self.assertEqual((connection.received, connection.closed), (b"", False))
+        self.service.reactor.advance(0.02)
+        for connection in connections:
+            self.assertEqual((connection.closed, connection.aborted), (True, False))
+            connection.lose()
+        self.successResultOf(over)
+
+    def test_request_just_before_the_end(self) -> None:
+        """What has come when the time is over, and the reactor has yet to read, is answered."""
+        connections = self.waiting()
+        for connection in connections:
+            transport: Any = connection.transport
+            alsoProvides(transport, IReadDescriptor)
+            transport.doRead = partial(connection.send, HEALTH)
+        over = self.leave()
+        self.service.reactor.advance(0.5)
+        for connection in connections:
+            self.assertEqual(connection.answer().status, 200)
+            self.assertTrue(connection.closed)
+            connection.lose()
+        self.successResultOf(over)
+
+    def test_half_a_head_meanwhile(self) -> None:
+        """A request that has begun on such a connection, and does not go on, gets 503 in time."""
+        connection, _ = self.waiting()
+        over = self.leave()
+        connection.send(HEALTH[:-2])
+        self.service.reactor.advance(0.9)
+        self.assertEqual(connection.received, b"")
+        self.service.reactor.advance(0.2)
+        self.check_told(connection)
+        connection.lose()
+        self.service.reactor.advance(5)
+        self.successResultOf(over)
+
+    def test_announced(self) -> None:
+        """Idle connections end when the end is announced, and those that are answered do not."""
+        identifier = self.evaluate()
+        idle, half, asking = self.connect(), self.connect(), self.connect()
+        half.send(HEALTH[:-2])
+        asking.send(head(f"GET /evaluation/{identifier}/events?wait=30", {}))
+        self.service.site.presence.announce()
+        self.service.reactor.advance(0.5)
+        self.assertTrue(idle.closed)
+        self.service.reactor.advance(20)
+        self.assertFalse(asking.closed)
+        self.assertEqual(half.answer().status, 408)
+        self.finish()
+        self.assertEqual(asking.answer().headers["Connection"], "close")
+        self.assertTrue(asking.closed)
+
+    def test_last_answers(self) -> None:
+        """While the daemon stops each answer is its connection's last; a WebSocket is opened."""
+        identifier = self.evaluate()
+        self.service.site.presence.leaving = True
+        for path in ("/health", f"/evaluation/{identifier}/events?wait=0", "/missing"):
+            connection = self.connect()
+            connection.send(head(f"GET {path}", {}))
+            self.assertEqual(connection.answer().headers.get_all("Connection"), ["close"])
+            self.assertTrue(connection.closed)
+        connection = self.connect()
+        connection.send(head("GET /health", {"Connection": "close"}))
+        self.assertEqual(connection.answer().headers.get_all("Connection"), ["close"])
+        follower = self.follow(SocketFollower, identifier)
+        self.print(b"a\n")
+        self.assertEqual(follower.payloads, ["a"])
+        connection = self.connect()
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "12"}
+        connection.send(head(f"GET /evaluation/{identifier}/events", upgrade))
+        answer = connection.answer()
+        self.assertEqual((answer.status, answer.headers["Connection"]), (426, "Upgrade"))
 
     def test_half_a_head(self) -> None:
         """Half a head, of a first request or a later one, gets 503."""
@@ -69,6 +178,7 @@ class LeavingTests(LeavingTestCase):
                 self.assertTrue(connection.closed)
                 connection.lose()
                 self.successResultOf(over)
+                self.service.site.presence.leaving = False
 
     def upload(self) -> tuple[Connection, bytes]:
         """Return a connection on which half a form has come, and the rest of it."""
@@ -88,7 +198,7 @@ class LeavingTests(LeavingTestCase):
         self.check_told(connection)
         self.assertEqual(self.service.leftovers(), [])
         self.assertFalse(connection.closed)
-        self.service.reactor.advance(4.9)
+        self.service.reactor.pump([1, 3.9])
         self.assertFalse(connection.aborted)
         self.assertNoResult(over)
         self.service.reactor.advance(0.1)
@@ -151,7 +261,7 @@ class LeavingTests(LeavingTestCase):
         follower.full = True
         self.print(b"a\n" * 5000)
         over = self.leave()
-        self.service.reactor.advance(4.9)
+        self.service.reactor.pump([1, 3.9])
         self.assertFalse(follower.connection.aborted)
         self.service.reactor.advance(0.1)
         self.assertTrue(follower.connection.aborted)

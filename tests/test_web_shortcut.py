@@ -120,7 +120,7 @@ def requests(draw: st.DrawFn) -> bytes:
 
 # A request, on one of two connections, and at which byte it is cut; or what happens besides.
 ASKING = st.tuples(requests(), st.integers(0, 1), st.none() | st.integers(1, 300))
-BESIDES = st.sampled_from(["print", "end", "second", "leave"])
+BESIDES = st.sampled_from(["print", "end", "second", "leave", "stop"])
 STEPS = st.lists(st.one_of(ASKING, ASKING, ASKING, BESIDES), max_size=8)
 
 _DATE = re.compile(rb"Date: [^\r]*")
@@ -183,6 +183,8 @@ class World:
         elif step == "leave":
             self.clients[0].lose()
             self.clients[0] = self.connect()
+        elif step == "stop":
+            self.service.site.presence.leaving = True
         else:
             self.ask(*step)
 
@@ -228,6 +230,7 @@ class EqualityTests(RawTestCase):
         "tokens", [(asking("", f"Authorization: Bearer {TOKEN}", "Host: a", "Host: b"), 0, None)]
     )
     @example("usual", [(asking("", "Host: .."), 0, None)])
+    @example("usual", ["stop", (asking("?wait=0", "Host: a"), 0, None)])
     @example("little", [(asking("", *["X: y"] * 5), 0, None)])
     @example("little", [(asking("?after=" + "9" * 100), 0, None)])
     @example("little", [(asking("", "X: " + "y" * 100, "Y: " + "y" * 100), 0, None)])

@@ -9,8 +9,9 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.interfaces import IHalfCloseableDescriptor, IProtocol, IReactorTime
+from twisted.internet.interfaces import IProtocol, IReactorTime
 from twisted.python.failure import Failure
+from twisted.web.http_headers import Headers
 
 from tawebeval.config import Http
 from tawebeval.errors import Stopping, TooSlow
@@ -124,7 +125,7 @@ class ApiChannel(PacedChannel):
     def _at_rest(self) -> bool:
         """Whether nothing has come since the last request, and that is answered."""
         # An empty line, which may precede a request, begins none, but is counted.
-        return (self.phase is Phase.IDLE or self.phase is Phase.NEW) and not self._head_size
+        return self._waits and not self._head_size
 
     def lineReceived(self, line: bytes) -> None:
         """Take a line of a head."""
@@ -204,9 +205,21 @@ class ApiChannel(PacedChannel):
         else:
             self._socket = None
             self.stopProducing()  # what writes events
-            self._close_after_answer(self._patience())
+            self.end_our_side(self._patience())
 
     # The daemon's end
+
+    def note_last_answer(self) -> bool:
+        """Tell whether the answer that begins now is the last one, because the daemon stops."""
+        if self.site.presence.leaving:
+            self.persistent = False
+        return self.site.presence.leaving
+
+    def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
+        """Begin an answer, which says so if it is the last one."""
+        if self.note_last_answer() and not headers.hasHeader(b"Connection"):
+            headers.setRawHeaders(b"Connection", [b"close"])
+        super().writeHeaders(version, code, reason, headers)
 
     def go_away(self) -> None:
         """Answer what is asked, and then end, because the daemon does."""
@@ -220,8 +233,6 @@ class ApiChannel(PacedChannel):
             self._socket.loseConnection(_GOING_AWAY)
         elif self.phase is Phase.ANSWER:
             self.persistent = False  # the answer is the last one
-        elif self.phase is not Phase.CLOSED:
-            self.loseConnection()
 
     # Refusals
 
@@ -279,18 +290,4 @@ class ApiChannel(PacedChannel):
             **(more or {}),
         }
         self.write(b"".join((status_line(status), lines(headers), b"\r\n", body)))
-        self._close_after_answer()
-
-    def _close_after_answer(self, patience: float = LINGER) -> None:
-        """End our side, and throw away what comes: unread data would reset the connection."""
-        transport = self.transport
-        if IHalfCloseableDescriptor.providedBy(transport):
-            self.phase = Phase.CLOSED
-            self._reading.never()
-            self.take_within(patience)
-            self.clearLineBuffer()
-            self._networkProducer.unregisterProducer()
-            self._networkProducer.resumeProducing()
-            transport.loseWriteConnection()
-        else:
-            self.loseConnection()
+        self.end_our_side()

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from enum import Enum
 from typing import Any, Protocol
 
-from twisted.internet.interfaces import IReactorTime
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IReactorTime, IReadDescriptor
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
@@ -20,6 +20,7 @@ from tawebeval.config import Http
 from tawebeval.web.deadlines import Deadline
 
 LINGER = 5.0  # seconds for which what a refused client still sends is read
+_ON_ITS_WAY = 0.5  # seconds in which a request arrives that was sent when the end was not known
 _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
 
 
@@ -96,6 +97,58 @@ class PacedChannel(HTTPChannel):
         if not self._writing.set:
             self.take_within(self._patience())
         super().loseConnection()
+
+    def end_our_side(self, patience: float = LINGER) -> None:
+        """Close our half, and throw away what comes: unread data would reset the connection.
+
+        Abort it after so many seconds.
+        """
+        if self._has_halves:
+            self._reading.never()
+            self.take_within(patience)
+            self._close_half()
+        else:
+            self.loseConnection()
+
+    def take_last_request(self) -> None:
+        """Close a connection that waits for a request, unless one is on its way to it.
+
+        That one is answered. What is sent after our half is closed gets no answer, but no reset
+        either, which the client could take for a failure of what it had asked before.
+        """
+        if self._waits:
+            self._reading.within(_ON_ITS_WAY, self._end_idle)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether nothing of a request has come."""
+        return self.phase is Phase.NEW or self.phase is Phase.IDLE
+
+    def _end_idle(self) -> None:
+        if IReadDescriptor.providedBy(self.transport):
+            # What has come by now has come in time, however late the reactor is.
+            self.transport.doRead()
+        if not self._waits:
+            return
+        if self._has_halves:
+            # Nothing of ours is on its way, so in the end it is closed in good order.
+            self._reading.within(_ON_ITS_WAY, self.transport.loseConnection)  # type: ignore[union-attr]
+            self._close_half()
+        else:
+            self.loseConnection()
+
+    @property
+    def _has_halves(self) -> bool:
+        """Whether our side can be closed alone, as it cannot below TLS."""
+        return bool(IHalfCloseableDescriptor.providedBy(self.transport))
+
+    def _close_half(self) -> None:
+        """Write nothing more, and throw away what comes."""
+        self.phase = Phase.CLOSED
+        self.clearLineBuffer()
+        self._networkProducer.unregisterProducer()  # type: ignore[attr-defined]
+        self._networkProducer.resumeProducing()
+        self.transport.loseWriteConnection()  # type: ignore[union-attr]
 
     def forceAbortClient(self) -> None:
         """End it now, whatever is on its way."""

@@ -9,11 +9,15 @@ from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.signals import Signal, until
 
+_LAST_REQUEST = 1.0  # seconds after which what has begun to come meanwhile has to end, too
 _LEAVE = 5.0  # seconds in which clients can still take what they are told, at the end
 
 
 class Guest(Protocol):
     """A connection, as far as it matters here."""
+
+    def take_last_request(self) -> None:
+        """End, unless a request is on its way, or already here."""
 
     def go_away(self) -> None:
         """Answer what is asked, and then end."""
@@ -24,9 +28,13 @@ class Guest(Protocol):
 
 @attrs.define
 class Presence:
-    """Those who are connected just now."""
+    """Those who are connected just now.
+
+    When they are `leaving` each answer is the last one on its connection, and says so.
+    """
 
     _clock: IReactorTime
+    leaving: bool = False
     _present: dict[Guest, None] = attrs.field(factory=dict)
     _left: Signal[None] = attrs.field(factory=Signal)
 
@@ -39,10 +47,18 @@ class Presence:
         del self._present[guest]
         self._left.fire(None)
 
+    def announce(self) -> None:
+        """Have nobody ask on a connection that is about to end, while others can be made."""
+        self.leaving = True
+        for guest in list(self._present):
+            guest.take_last_request()
+
     async def close(self) -> None:
         """Have all go away, and return when they have; who takes too long is cut off."""
-        for guest in list(self._present):
-            guest.go_away()
-        await until(lambda: not self._present, self._left, _LEAVE, self._clock)
+        self.announce()
+        for seconds in (_LAST_REQUEST, _LEAVE - _LAST_REQUEST):
+            for guest in list(self._present):
+                guest.go_away()
+            await until(lambda: not self._present, self._left, seconds, self._clock)
         for guest in list(self._present):
             guest.forceAbortClient()

@@ -183,6 +183,8 @@ class PlainRequest:
 
     def _write(self, status: HTTPStatus, headers: dict[bytes, bytes], body: bytes) -> None:
         self.startedWriting = True
+        if self._channel.note_last_answer():
+            headers = {**headers, b"Connection": b"close"}
         self._channel.write(
             b"".join(
                 (
