@@ -80,17 +80,21 @@ class Access:
         self._rate.take(caller)
         return caller
 
-    def reload(self) -> None:
-        """Read the tokens again. What is wrong with the file is logged, and changes nothing."""
+    def reload(self) -> ConfigurationError | None:
+        """Read the tokens again. What is wrong with the file is logged, and changes nothing.
+
+        It is also returned.
+        """
         if self.source is None:
             log.info("there is no file of tokens to read again")
-            return
+            return None
         try:
             self._tokens = read_tokens(self.source)
         except ConfigurationError as error:
             log.error("the tokens stay as they were: {error}", error=error)  # noqa: TRY400
-        else:
-            log.info("the tokens were read again from {path}", path=self.source)
+            return error
+        log.info("the tokens were read again from {path}", path=self.source)
+        return None
 
 
 def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None:

@@ -26,7 +26,7 @@ from tawebeval.backoff import Backoff, Verdict
 from tawebeval.callback import Callback, Stage
 from tawebeval.callers import ANYBODY
 from tawebeval.config import CallbackSettings as Settings
-from tawebeval.errors import ForbiddenHost, InvalidField
+from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
 from tawebeval.hosts import HostPolicy
 from tawebeval.pinned import RememberedTrust, pinned_agent
 from tawebeval.posting import Poster, Receipt
@@ -112,9 +112,9 @@ class Callbacks:
         """The file of secrets."""
         return self._signing.source
 
-    def reload(self) -> None:
-        """Read the secrets again."""
-        self._signing.reload()
+    def reload(self) -> ConfigurationError | None:
+        """Read the secrets again; return what is wrong with them."""
+        return self._signing.reload()
 
     def expect(self, url: str, caller: str) -> Callback:
         """Return the callback of an evaluation that begins. Raises InvalidField."""

@@ -60,16 +60,20 @@ class Keyring:
             if name
         )
 
-    def reload(self) -> None:
-        """Read the files again. What is wrong with one is logged, and changes nothing."""
+    def reload(self) -> ConfigurationError | None:
+        """Read the files again. What is wrong with one is logged, and changes nothing.
+
+        It is also returned.
+        """
         if not self._settings:
-            return
+            return None
         try:
             self._credentials = self._read()
         except ConfigurationError as error:
             log.error("the credentials stay as they were: {error}", error=error)  # noqa: TRY400
-        else:
-            log.info("{count} credentials were read again", count=len(self._settings))
+            return error
+        log.info("{count} credentials were read again", count=len(self._settings))
+        return None
 
     def _read(self) -> Sequence[Credential]:
         return tuple(

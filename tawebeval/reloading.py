@@ -1,4 +1,4 @@
-"""SIGHUP: tokens and secrets are read again."""
+"""Tokens and secrets are read again: by SIGHUP, or when the operator waits for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = Logger()
 
 
 class Reloading(Service):
-    """Reads tokens and secrets again when the operator says so, by SIGHUP."""
+    """Reads tokens and secrets again when the operator says so, by SIGHUP or by `reload`."""
 
     def __init__(
         self,
@@ -60,16 +60,19 @@ class Reloading(Service):
                     path=path,
                 )
 
-        def reload() -> None:
-            self._supervisor.reloading()
-            try:
-                for each in (self._access, self._readers, self._keyring, self._callbacks):
-                    if each is not None:
-                        each.reload()
-            finally:
-                self._supervisor.ready()
+        self._before = signal.signal(
+            signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload)
+        )
 
-        self._before = signal.signal(signal.SIGHUP, lambda *_: self._reactor.callFromThread(reload))
+    def reload(self) -> list[str]:
+        """Read all of them; return what is wrong with some, which then stay as they were."""
+        self._supervisor.reloading()
+        try:
+            files = (self._access, self._readers, self._keyring, self._callbacks)
+            found = [each.reload() for each in files if each is not None]
+        finally:
+            self._supervisor.ready()
+        return [str(error) for error in found if error is not None]
 
     def stopService(self) -> None:
         """Wait no more."""

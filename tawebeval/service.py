@@ -29,6 +29,7 @@ from tawebeval.keyring import Keyring
 from tawebeval.listening import listen
 from tawebeval.logs import LogWriter
 from tawebeval.observing import Observing
+from tawebeval.orders import TakingOrders, find_socket
 from tawebeval.orphans import Orphans, become_subreaper
 from tawebeval.preload import unreadable
 from tawebeval.privileges import Privileges
@@ -267,9 +268,11 @@ def make_service(
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor)
     supervisor = find_supervisor(os.environ)
-    Reloading(access, keyring, callbacks, supervisor, reactor, observing.readers).setServiceParent(
-        daemon
-    )
+    reloading = Reloading(access, keyring, callbacks, supervisor, reactor, observing.readers)
+    reloading.setServiceParent(daemon)
+    orders = find_socket(os.environ)
+    if orders is not None:
+        TakingOrders(orders, reloading.reload, reactor).setServiceParent(daemon)
     observing.lag.setServiceParent(daemon)
 
     def keep_house() -> None:

@@ -30,16 +30,20 @@ class Signing:
         if self.source is not None:
             self.secrets = self._read(self.source)
 
-    def reload(self) -> None:
-        """Read the file again. What is wrong with it is logged, and changes nothing."""
+    def reload(self) -> ConfigurationError | None:
+        """Read the file again. What is wrong with it is logged, and changes nothing.
+
+        It is also returned.
+        """
         if self.source is None:
-            return
+            return None
         try:
             self.secrets = self._read(self.source)
         except ConfigurationError as error:
             log.error("the secrets of callbacks stay as they were: {error}", error=error)  # noqa: TRY400
-        else:
-            log.info("the secrets of callbacks were read again from {path}", path=self.source)
+            return error
+        log.info("the secrets of callbacks were read again from {path}", path=self.source)
+        return None
 
     def _read(self, path: Path) -> Secrets:
         try:

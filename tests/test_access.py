@@ -85,10 +85,11 @@ class AccessTests(SynchronousTestCase):
 
         globalLogPublisher.addObserver(observe)
         try:
-            self.access.reload()
+            error = self.access.reload()
         finally:
             globalLogPublisher.removeObserver(observe)
         (said,) = events
+        self.assertEqual(error is not None, "stay as they were" in said)
         return said
 
     def test_open(self) -> None:

@@ -167,7 +167,7 @@ class ReloadTests(KeyringTestCase):
         keyring = self.keyring()
         self.write("password", "new")
         self.assertEqual(self.password(keyring), "old")
-        keyring.reload()
+        self.assertIsNone(keyring.reload())
         self.assertEqual(self.password(keyring), "new")
         self.assertIn("read again", self.logged[-1])
 
@@ -179,12 +179,12 @@ class ReloadTests(KeyringTestCase):
         )
         self.write("first", "new")
         Path(second).unlink()
-        keyring.reload()
+        self.assertIn("credentials[1].password_file", str(keyring.reload()))
         self.assertEqual(self.password(keyring), "old")
         self.assertIn("stay as they were", self.logged[-1])
         self.assertIn("credentials[1].password_file", self.logged[-1])
 
     def test_none(self) -> None:
         """Without credentials there is nothing to say."""
-        Keyring((), "", b"key").reload()
+        self.assertIsNone(Keyring((), "", b"key").reload())
         self.assertEqual(self.logged, [])

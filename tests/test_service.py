@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -196,10 +199,14 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(registry, "close", close)
         self.patch(registry, "hurry", lambda: told.append(0))
+        idle = Connection(self.site())
         stopped = daemon.stopService()
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         self.assertEqual(told, [7])
+        self.reactor.advance(1)
+        self.assertTrue(idle.closed, "who asks nothing learns of the end at its beginning")
+        idle.lose()
         for call in calls:
             call()
         self.assertEqual(told, [7, 0, 0])
@@ -422,6 +429,23 @@ class ServiceTests(SynchronousTestCase):
             for call in calls:
                 call()
 
+    def test_orders(self) -> None:
+        """Where systemd has made a place for it a reload is ordered there, and answered."""
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        self.start(callers=Callers(tokens=str(tokens)))
+        (path, factory, _, mode, *_), *others = self.reactor.unixServers
+        self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
+        for content, problems in ((new_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
+            tokens.write_text(content)
+            found = factory.reload()
+            self.assertEqual(len(found), len(problems), found)
+            for said, word in zip(found, problems, strict=True):
+                self.assertIn(word, said)
+
     def supervise(self) -> list[str]:
         """Have daemons started by systemd from now on; return what it is told."""
         supervisor = FakeSupervisor("/notify")
@@ -449,7 +473,9 @@ class ServiceTests(SynchronousTestCase):
     def test_ready_is_told(self) -> None:
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
-        self.patch(module, "Queue", lambda *_: SimpleNamespace(running=3, waiting=8, go_on=list))
+        counts = {"running": 3, "waiting": 8}
+        free = {"share_used": lambda _: False, "full": lambda _: False, "go_on": list}
+        self.patch(module, "Queue", lambda *_: SimpleNamespace(**counts, **free))
         daemon = self.start()
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("reporting"))
         for call, args, kwargs in self.reactor.whenRunningHooks:

@@ -29,7 +29,7 @@ class SigningTests(SynchronousTestCase):
         self.assertTrue(Signing(self.path).secrets.has("alice"))
         nothing = Signing()
         with capturedLogs() as logged:
-            nothing.reload()
+            self.assertIsNone(nothing.reload())
         self.assertEqual(logged, [])
         self.assertFalse(nothing.secrets.has("alice"))
 
@@ -56,10 +56,10 @@ class SigningTests(SynchronousTestCase):
         self.write(f"alice {written(NEW)}\n")
         self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
         with capturedLogs() as logged:
-            signing.reload()
+            self.assertIsNone(signing.reload())
             after = signing.secrets.sign("alice", "e", 1, b"")
             self.write("alice s3cret")
-            signing.reload()
+            self.assertIn(f"{self.path}: line 1", str(signing.reload()))
         self.assertNotEqual(after, before)
         self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), after)
         well, badly = map(formatEvent, logged)

@@ -8,15 +8,19 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tawebeval import orders
 from tawebeval.access import find_tokens
+from tawebeval.cli import main as command
 from tawebeval.config import CallbackSettings, Callers, Configuration
 from tawebeval.reporting import longest_stop
 from tawebeval.tap import Options
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
-TWISTD = "/usr/local/lib/tawebeval/bin/twistd"
+PROGRAMS = "/usr/local/lib/tawebeval/bin"
+TWISTD = f"{PROGRAMS}/twistd"
 
 
 def read_unit(name: str) -> configparser.ConfigParser:
@@ -45,7 +49,10 @@ class UnitTests(SynchronousTestCase):
         folder.mkdir()
         for unit in UNITS.iterdir():
             # Where the daemon will be installed there need not be anything on this machine.
-            (folder / unit.name).write_text(unit.read_text().replace(TWISTD, "/bin/sh"))
+            text = unit.read_text()
+            for program in ("twistd", "tawebeval"):
+                text = text.replace(f"{PROGRAMS}/{program} ", "/bin/sh ")
+            (folder / unit.name).write_text(text)
         run = self.analyze("verify", "--man=no", *folder.iterdir())
         # It also returns 0 where it complains of a key that it does not know.
         self.assertEqual((run.stdout, run.stderr, run.returncode), ("", "", 0))
@@ -68,6 +75,24 @@ class UnitTests(SynchronousTestCase):
         options.parseOptions(command[4:])
         self.assertEqual(options["config"], "/etc/tawebeval/tawebeval.toml")
         self.assertEqual(options["listen"], ("systemd:domain=INET:index=0",))
+
+    def test_reload(self) -> None:
+        """So is what reloads it, which finds the daemon where that takes orders."""
+        service = read_unit("tawebeval.service")["Service"]
+        program, *arguments = shlex.split(service["ExecReload"])
+        self.assertEqual(program, f"{PROGRAMS}/tawebeval")
+        environment = {"RUNTIME_DIRECTORY": f"/run/{service['RuntimeDirectory']}"}
+        asked: list[Path] = []
+
+        def order(path: Path, _: float) -> list[str]:
+            asked.append(path)
+            return []
+
+        self.patch(orders, "order_reload", order)
+        for given in (environment, {}):
+            ended = CliRunner().invoke(command, arguments, env={"RUNTIME_DIRECTORY": None, **given})
+            self.assertEqual(ended.exit_code, 0, ended.output)
+        self.assertEqual(asked, [orders.find_socket(environment)] * 2)
 
     def test_directories(self) -> None:
         """The directories in the command are those that systemd makes."""

@@ -6,7 +6,7 @@ import click
 
 from tawebeval import __version__
 from tawebeval.cli.evaluate import evaluate
-from tawebeval.cli.operate import doctor, serve, token
+from tawebeval.cli.operate import doctor, reload, serve, token
 from tawebeval.cli.questions import cancel, follow, list_, status
 from tawebeval.cli.trying import try_
 
@@ -40,5 +40,5 @@ def main() -> None:
     """  # noqa: D301  (\b keeps click from filling the lines)
 
 
-for command in (evaluate, try_, follow, status, cancel, list_, serve, doctor, token):
+for command in (evaluate, try_, follow, status, cancel, list_, serve, doctor, reload, token):
     main.add_command(command)

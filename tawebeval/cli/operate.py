@@ -1,4 +1,4 @@
-"""What an operator does: run the daemon, look whether it can run, make tokens."""
+"""What an operator does: run the daemon, look whether it can run, reload it, make tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tawebeval.callers import new_token
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
+_ORDERS = Path("/run/tawebeval/control")  # where the unit has it
+_PATIENCE = 60.0  # seconds for files that come from far away
 
 CONFIG = click.option(
     "--config",
@@ -91,6 +93,37 @@ def doctor(config: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2, ensure_ascii=False))
     raise SystemExit(int(worst))
+
+
+@click.command()
+@click.option(
+    "--socket",
+    type=click.Path(path_type=Path),
+    help="Where the daemon takes orders; $RUNTIME_DIRECTORY/control, or that of the unit.",
+)
+def reload(socket: Path | None) -> None:
+    """Have a daemon under systemd read its tokens and secrets again, and wait until it has.
+
+    It is what `systemctl reload tawebeval` runs, as root or as the daemon's own user. A daemon
+    without systemd takes no orders: send it SIGHUP, and see its log.
+
+    \b
+    The exit status is
+      0    all was read
+      1    something is wrong with a file: what was in it before still holds
+      3    there is no daemon, or it does not answer
+    """  # noqa: D301  (\b keeps click from filling the lines)
+    # Imported late: it imports what services are made of.
+    from tawebeval.orders import find_socket, order_reload
+
+    try:
+        problems = order_reload(socket or find_socket(os.environ) or _ORDERS, _PATIENCE)
+    except ConfigurationError as error:
+        click.echo(f"tawebeval: {error}", err=True)
+        raise SystemExit(3) from None
+    for problem in problems:
+        click.echo(f"tawebeval: {problem}", err=True)
+    raise SystemExit(1 if problems else 0)
 
 
 @click.group()

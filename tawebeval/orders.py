@@ -1,0 +1,128 @@
+"""What the operator orders a daemon that runs, over a UNIX socket of its own: to reload.
+
+A signal cannot be answered, so who has sent SIGHUP knows neither when it was heeded nor whether
+the files were good. Here a line is an order. The answer is a line for each thing that was wrong,
+and then the outcome: `done` or `refused`. Without that the daemon has ended before it came to it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IListeningPort
+from twisted.internet.protocol import Factory
+from twisted.logger import Logger
+from twisted.protocols.basic import LineOnlyReceiver
+
+from tawebeval.errors import ConfigurationError
+
+_SOCKET = "control"
+_RELOAD = b"reload"
+_DONE, _REFUSED = b"done", b"refused"
+
+log = Logger()
+
+
+class Orders(LineOnlyReceiver):
+    """Takes one order on a connection."""
+
+    delimiter = b"\n"
+    MAX_LENGTH = 80  # bytes; whoever sends more is cut off
+
+    def __init__(self, reload: Callable[[], Sequence[str]]) -> None:
+        self._reload = reload
+
+    def lineReceived(self, line: bytes) -> None:
+        """Do what is ordered, and answer."""
+        problems = self._reload() if line == _RELOAD else ["there is no such order"]
+        for problem in problems:
+            self.sendLine(problem.replace("\n", " ").encode())
+        self.sendLine(_REFUSED if problems else _DONE)
+        assert self.transport is not None, "it has sent something"
+        self.transport.loseConnection()
+
+
+@attrs.define(eq=False, slots=False)
+class OrdersFactory(Factory):
+    """Makes `Orders`; `reload` returns what is wrong with the files that it reads."""
+
+    reload: Callable[[], Sequence[str]]
+
+    def buildProtocol(self, _: object) -> Orders:
+        """Return what takes the orders of one connection."""
+        return Orders(self.reload)
+
+
+def find_socket(environment: Mapping[str, str]) -> Path | None:
+    """Return where the socket is, in the first of the runtime directories that systemd has made."""
+    folder = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    return Path(folder, _SOCKET) if folder else None
+
+
+class TakingOrders(Service):
+    """Takes orders at `path`, of this user and of root alone; elsewhere there is still SIGHUP."""
+
+    name = "orders"
+
+    def __init__(self, path: Path, reload: Callable[[], Sequence[str]], reactor: Any) -> None:
+        self._path = os.fspath(path)
+        self._factory = OrdersFactory(reload)
+        self._reactor = reactor
+        self._port: IListeningPort | None = None
+
+    def startService(self) -> None:
+        """Listen; a place that is somebody else's is logged."""
+        super().startService()
+        try:
+            # With a lock, by which a socket is known that a killed daemon has left.
+            self._port = self._reactor.listenUNIX(
+                self._path, self._factory, mode=0o600, wantPID=True
+            )
+        except (CannotListenError, OSError) as error:
+            log.warn(
+                "no orders are taken at {path}, so reload by SIGHUP: {error}",
+                path=self._path,
+                error=error,
+            )
+
+    def stopService(self) -> Deferred[None] | None:
+        """Listen no more."""
+        super().stopService()
+        port, self._port = self._port, None
+        return port.stopListening() if port else None
+
+
+def order_reload(path: Path, patience: float) -> Sequence[str]:
+    """Have the daemon at `path` reload; return what it has refused, once it is done. Blocks.
+
+    Raises ConfigurationError where there is no daemon, or none that answers within `patience`
+    seconds.
+    """
+    answer = b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(patience)
+        try:
+            connection.connect(os.fspath(path))
+            connection.sendall(_RELOAD + b"\n")
+            while chunk := connection.recv(4096):
+                answer += chunk
+        except TimeoutError:
+            raise ConfigurationError(
+                f"{path}: the daemon has not answered within {patience:g} seconds"
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(f"{path}: no daemon is there: {error.strerror}") from None
+    *problems, outcome = answer.splitlines() or [b""]
+    if outcome == _DONE and not problems:
+        return []
+    if outcome != _REFUSED:
+        raise ConfigurationError(f"{path}: the daemon has ended before it answered")
+    return [problem.decode(errors="replace") for problem in problems]
