@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 
 from tawebeval.access import Access
@@ -14,6 +16,8 @@ from tawebeval.metrics import Exposition, Figures
 from tawebeval.readiness import Readiness
 from tawebeval.registry import Registry
 from tawebeval.repositories import Repositories
+from tawebeval.retrial import Retrial
+from tawebeval.sandboxes import Places, try_again
 from tawebeval.surroundings import Surroundings
 from tawebeval.web.connections import Connections
 from tawebeval.web.operations import Operations
@@ -26,6 +30,7 @@ class Observing:
 
     traffic: Traffic
     lag: Lag
+    retrial: Retrial
     readers: Access | None
     operations: Operations
     _exposition: Exposition
@@ -48,12 +53,14 @@ class Observing:
             surroundings.tally,
             (("state", directories.evaluations), ("cache", directories.repositories)),
             configuration.health.free_disk,
-            clock,
         )
+        places = Places(directories.repositories, directories.evaluations)
+        trial = partial(try_again, surroundings.sandbox, places)
         exposition = Exposition()
         return cls(
             Traffic(configuration.log.access),
             Lag(clock),
+            Retrial(surroundings.tally, trial, surroundings.threads, clock),
             readers,
             Operations(readiness.obstacles, exposition.render, readers),
             exposition,

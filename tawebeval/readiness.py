@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
-from twisted.internet.interfaces import IReactorTime
 
 from tawebeval.errors import Busy
 from tawebeval.registry import Registry
 from tawebeval.tally import EvaluationTally
-
-_RELAPSE = 60.0  # seconds after which one more evaluation shows whether a fault is mended
 
 
 @attrs.frozen
@@ -28,7 +25,6 @@ class Readiness:
     _tally: EvaluationTally
     _directories: Sequence[tuple[str, Path]]
     _free: int
-    _clock: IReactorTime
 
     def obstacles(self) -> list[str]:
         """Return sentences that say why no work would be taken; none where it would.
@@ -45,9 +41,9 @@ class Readiness:
             for name, path in self._directories
             if not self._has_room(path)
         ]
-        fault = self._tally.fault
-        if fault is not None and self._clock.seconds() < fault[0] + _RELAPSE:
-            found.append(f"an evaluation was lost here a moment ago: {fault[1]}")
+        if self._tally.fault is not None:
+            _, what = self._tally.fault
+            found.append(f"the last evaluation was lost here: {what}")
         return found
 
     def _has_room(self, path: Path) -> bool:

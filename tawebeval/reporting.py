@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from twisted.application.service import Service
@@ -26,8 +26,9 @@ def longest_stop(configuration: Configuration) -> float:
 class Reporting(Service):
     """Has to be started last: that it is means that all else has started.
 
-    `count()` returns how many evaluations run and how many wait. It is the reactor that makes
-    the reports, so where that hangs there are none, and systemd starts the daemon anew.
+    `count()` returns how many evaluations run and how many wait, and `obstacles()` why no more
+    would be taken. It is the reactor that makes the reports, so where that hangs there are none,
+    and systemd starts the daemon anew.
     """
 
     name = "reporting"
@@ -36,11 +37,13 @@ class Reporting(Service):
         self,
         supervisor: Supervisor,
         count: Callable[[], tuple[int, int]],
+        obstacles: Callable[[], Sequence[str]],
         stop_within: float,
         reactor: Any,
     ) -> None:
         self._supervisor = supervisor
         self._count = count
+        self._obstacles = obstacles
         self._stop_within = stop_within
         self._reactor = reactor
         self._stopping = False
@@ -75,7 +78,11 @@ class Reporting(Service):
     def _report(self) -> None:
         """Show that the reactor turns, and tell what has changed."""
         running, queued = self._count()
-        status = f"{'stopping: ' if self._stopping else ''}{running} running, {queued} queued"
+        status = f"{running} running, {queued} queued"
+        if self._stopping:
+            status = f"stopping: {status}"
+        elif obstacles := self._obstacles():
+            status += f"; not ready: {'; '.join(obstacles)}"
         notices = ["WATCHDOG=1"] if self._supervisor.watchdog else []
         if status != self._told:
             notices.append(f"STATUS={status}")

@@ -35,9 +35,13 @@ COPIED = "the tree of a commit is copied for each evaluation, which takes longer
 # Changes a file, and replaces a directory: an overlay that may not set attributes could not.
 _DIRECTORY = "directory"
 _WHOLE = "as it was"
+# What the command prints in the end. Its status would not do: in a daemon that runs whoever reaps
+# orphans may be the first to learn of it.
+_SOUND = "sound"
 _TRIAL = (
     f"cd {_DIRECTORY} && read -r line <file; [ \"$line\" = '{_WHOLE}' ] && echo changed >file"
-    f" && cd .. && rm -r {_DIRECTORY} && mkdir {_DIRECTORY} && [ ! -e {_DIRECTORY}/file ] && exit 7"
+    f" && cd .. && rm -r {_DIRECTORY} && mkdir {_DIRECTORY} && [ ! -e {_DIRECTORY}/file ]"
+    f" && echo {_SOUND}"
 )
 _PATIENCE = 20.0  # seconds for an empty sandbox to start and end
 
@@ -174,7 +178,7 @@ def try_out(
 ) -> Problem | None:
     """Return why the sandbox does not work, and what can be done about it. Blocks.
 
-    It does if a command in it, started as evaluators are, exits as it should, has changed its tree,
+    It does if a command in it, started as evaluators are, comes to its end, has changed its tree,
     and nothing of what that was made of. With `privileges` that is tried as their user. What
     evaluators rely on has to be there already: the trial makes nothing of it.
     """
@@ -211,6 +215,14 @@ def try_out(
     return problem
 
 
+def try_again(sandbox: Sandbox, places: Places) -> Problem | None:
+    """Return why a sandbox that was relied on does not work any more. Blocks.
+
+    Of one that is none there is nothing to try.
+    """
+    return try_out(sandbox, places=places) if isinstance(sandbox, Bubblewrap) else None
+
+
 def _as(
     acting: Callable[[], contextlib.AbstractContextManager[None]], call: Callable[P, object]
 ) -> Callable[P, None]:
@@ -236,9 +248,10 @@ def _run(launch: Launch, user: User | None) -> Problem | None:
         timeout=_PATIENCE,
         check=False,
     )
-    if ended.returncode == 7:
+    said = ended.stdout.decode(errors="replace").strip()
+    if said == _SOUND:
         return None
-    said = ended.stdout.decode(errors="replace").strip() or f"it exited with {ended.returncode}"
+    said = said or f"it exited with {ended.returncode}"
     for sign, remedy in _REMEDIES.items():
         if sign in said:
             return said, f"{remedy}, {_OTHERWISE}"

@@ -273,7 +273,8 @@ def make_service(
     orders = find_socket(os.environ)
     if orders is not None:
         TakingOrders(orders, reloading.reload, reactor).setServiceParent(daemon)
-    observing.lag.setServiceParent(daemon)
+    for part in (observing.lag, observing.retrial):
+        part.setServiceParent(daemon)
 
     def keep_house() -> None:
         for chore in (registry.expire, orphans.reap):
@@ -290,6 +291,10 @@ def make_service(
     if access.open:
         check_exposure(configuration)
     Reporting(
-        supervisor, lambda: (queue.running, queue.waiting), longest_stop(configuration), reactor
+        supervisor,
+        lambda: (queue.running, queue.waiting),
+        observing.operations.obstacles,
+        longest_stop(configuration),
+        reactor,
     ).setServiceParent(daemon)
     return daemon

@@ -56,7 +56,7 @@ class EvaluationTally:
     expired, `stages` how long was spent in each state before the end, in seconds.
 
     `fault` is a time, in seconds, and what was wrong with this machine then, if the evaluation
-    that has ended last was lost by that.
+    that has ended last was lost by that, and nothing has shown since that it is mended.
     """
 
     accepted: int = 0

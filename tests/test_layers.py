@@ -34,7 +34,7 @@ LAYERS = {
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
         " allocator collector logs metrics vitals observing doors lag supervisor reporting"
-        " listening orders",
+        " listening orders retrial",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.

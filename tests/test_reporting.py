@@ -29,11 +29,14 @@ class ReportingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.reactor: Any = MemoryReactorClock()
         self.counts = (0, 0)
+        self.obstacles: list[str] = []
 
     def start(self, **changes: Any) -> list[str]:
         """Start the service; return what it tells, to be emptied by the test."""
         supervisor = FakeSupervisor(**{"address": "/notify", "watchdog": 30, **changes})
-        self.service = Reporting(supervisor, lambda: self.counts, 44.0, self.reactor)
+        self.service = Reporting(
+            supervisor, lambda: self.counts, lambda: self.obstacles, 44.0, self.reactor
+        )
         self.service.startService()
         return supervisor.told
 
@@ -66,6 +69,19 @@ class ReportingTests(SynchronousTestCase):
         self.reactor.pump([1, 1])
         self.assertEqual(self.take(told), ["WATCHDOG=1 STATUS=2 running, 5 queued", "WATCHDOG=1"])
 
+    def test_not_ready(self) -> None:
+        """Why no work would be taken is told with the rest, until it is over."""
+        told = self.start(watchdog=None)
+        self.run_reactor()
+        self.take(told)
+        self.obstacles = ["the disk is full", "the queue is full"]
+        self.reactor.pump([1, 1])
+        not_ready = "STATUS=0 running, 0 queued; not ready: the disk is full; the queue is full"
+        self.assertEqual(self.take(told), [not_ready])
+        self.obstacles = []
+        self.reactor.advance(1)
+        self.assertEqual(self.take(told), ["STATUS=0 running, 0 queued"])
+
     def test_impatient(self) -> None:
         """A watchdog that waits for less than two seconds is told in half of its time."""
         told = self.start(watchdog=0.4)
@@ -87,6 +103,7 @@ class ReportingTests(SynchronousTestCase):
         told = self.start()
         self.run_reactor()
         self.counts = (3, 0)
+        self.obstacles = ["the service is about to stop"]
         self.take(told)
         for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
             call(*args, **kwargs)

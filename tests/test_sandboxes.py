@@ -190,14 +190,14 @@ class TryTests(SandboxesTestCase):
             'number() { echo "$all" | sed "s/.*--$1 //; s/ .*//"; }; all="$*"\n'
             f"cat /proc/self/fd/$(number seccomp) >{self.root}/filter\n"
             f"cat /proc/self/fd/$(number args) >{self.root}/settings\n"
-            'while [ "$1" != --bind ]; do shift; done; test -d "$2" && exit 7'
+            'while [ "$1" != --bind ]; do shift; done; test -d "$2" && echo sound'
         )
         sandbox = self.open_bubblewrap()
         self.assertIsNone(try_out(sandbox))
         arguments = (self.root / "arguments").read_text().splitlines()
         self.assertIn("--nproc=99", arguments)
         self.assertEqual(arguments[-3:-1], ["/bin/sh", "-c"])
-        self.assertTrue(arguments[-1].endswith("&& exit 7"), arguments[-1])
+        self.assertTrue(arguments[-1].endswith("&& echo sound"), arguments[-1])
         self.assertEqual((self.root / "directory").read_text(), "/\n")
         environment = (self.root / "environment").read_text().split()
         self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
@@ -240,7 +240,7 @@ class TryTests(SandboxesTestCase):
     def test_no_place(self) -> None:
         """What cannot be written is said, too."""
         self.patch(tempfile, "tempdir", f"{self.root}/missing")
-        self.assertIn(f"{self.root}/missing/", self.complaint("exit 7")[0])
+        self.assertIn(f"{self.root}/missing/", self.complaint("echo sound")[0])
 
     def test_hangs(self) -> None:
         """One that does not end is told of, instead of being waited for."""
@@ -253,8 +253,8 @@ class TryTests(SandboxesTestCase):
         closed: list[object] = []
         close = BubblewrapCell.close
         self.patch(BubblewrapCell, "close", lambda cell: (closed.append(cell), close(cell)))
-        for status in (7, 1):
-            self.install(f"exit {status}")
+        for end in ("echo sound", "exit 1"):
+            self.install(end)
             sandbox = self.open_bubblewrap()
             before = os.listdir("/proc/self/fd")
             try_out(sandbox)
@@ -288,7 +288,7 @@ class UserTests(SandboxesTestCase):
         """Note how something would be run."""
         self.during.append(("run", self.process.users[1]))
         self.ran.append(how)
-        return subprocess.CompletedProcess(argv, 7, b"")
+        return subprocess.CompletedProcess(argv, 0, b"sound\n")
 
     def test_user(self) -> None:
         """The files are the user's; bwrap is the user's from its first moment, without groups."""
@@ -337,7 +337,7 @@ class TreesTests(SandboxesTestCase):
 
     def test_work(self) -> None:
         """Where they work they stay, and were made of what lies where checkouts will lie."""
-        self.install("exit 7")
+        self.install("echo sound")
         self.assertIsNone(self.try_it())
         self.assertEqual(self.trees.opened, [None])
         self.assertIsNone(self.trees.problem)
@@ -347,7 +347,7 @@ class TreesTests(SandboxesTestCase):
     def test_fail(self) -> None:
         """Where only they fail, what was said of that is why there are copies."""
         self.install(
-            f"test -e {self.root}/again && exit 7; touch {self.root}/again; echo no; exit 1"
+            f"test -e {self.root}/again && echo sound && exit; touch {self.root}/again; echo no"
         )
         self.assertIsNone(self.try_it())
         self.assertEqual(self.trees.problem, "no")
@@ -364,14 +364,16 @@ class TreesTests(SandboxesTestCase):
 
     def test_cache(self) -> None:
         """A sandbox that changes the checkout itself is not one to rely on."""
-        self.install(f"echo changed | tee {self.root}/checkouts/*/directory/file; exit 7")
+        self.install(
+            f"echo changed | tee {self.root}/checkouts/*/directory/file >/dev/null; echo sound"
+        )
         problem = self.try_it()
         assert problem is not None
         self.assertIn("gets into the cache", problem[0])
 
     def test_warning(self) -> None:
         """The daemon's log says why trees are copied, and nothing where they are not."""
-        self.install("exit 7")
+        self.install("echo sound")
         for problem, said in ((None, []), ("no python", [f"{COPIED}: no python"])):
             self.trees.problem = problem
             with capturedLogs() as events:
