@@ -98,7 +98,9 @@ def _verdict(row: Row) -> str:
 
 
 def _number(value: float) -> str:
-    """Write three significant digits, without an exponent."""
+    """Write three significant digits, without an exponent; whole numbers are figures as well."""
+    if value == int(value) and value < 100:
+        return f"{value:.0f}"
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"

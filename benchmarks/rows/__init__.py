@@ -14,6 +14,7 @@ from benchmarks.rows import (
     memory,
     pages,
     polls,
+    restart,
     sandbox,
     spawning,
     start,
@@ -42,4 +43,5 @@ BENCHMARKS: dict[str, Benchmark] = {
     "crowd": crowd.measure,
     "upload": upload.measure,
     "workers": workers.measure,
+    "restart": restart.measure,
 }

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import http.client
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +23,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.run import ROOT
+
+PORT = 8080
+"""Where the installed service listens there."""
+
+_SYSTEM_PYTHON = "/usr/bin/python3"
 _CLONE_NEWNET = 0x40000000
 _PATIENCE = 30.0  # seconds for anything there
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -183,9 +191,31 @@ class Machine:
         self.attempt("journalctl", "--sync")
         return self.attempt("journalctl", "--no-pager", "--output=cat", *options).stdout
 
-    def connection(self, port: int = 8080) -> Connection:
+    def write(self, path: str, text: str) -> None:
+        """Write a file there, in a directory that is made if it is missing."""
+        self.run("sh", "-c", 'mkdir -p "${0%/*}" && cat >"$0"', path, text=text)
+
+    def copy(self, folder: Path, path: str) -> None:
+        """Copy a directory of this machine to a place there."""
+        shutil.copytree(folder, self.path(path))
+
+    def connection(self, port: int = PORT) -> Connection:
         """Return a connection, which is made with the first request."""
         return Connection(self, port)
+
+
+@functools.cache
+def installed() -> Machine:
+    """Return a machine on which `scripts/install` has installed this checkout."""
+    with tempfile.TemporaryDirectory(prefix="tawebeval-layer-") as layer:
+        install = [_SYSTEM_PYTHON, ROOT / "scripts" / "install", "--pip", sys.executable]
+        done = subprocess.run(
+            [*install, "--destdir", layer], capture_output=True, text=True, timeout=300
+        )
+        if done.returncode:
+            raise AssertionError(done.stdout + done.stderr)
+        Path(layer).chmod(0o755)  # it becomes that of /
+        return Machine(Path(layer))
 
 
 def _enter(network: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,10 +14,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.callers import new_token
 from tests.fakes import straw
-from tests.integration.machine import Connection, Machine, missing, wait_until
+from tests.integration.machine import Connection, installed, missing, wait_until
 from tests.integration.raw import BOUNDARY, body_of, part
 from tests.integration.repositories import GitRepository
-from tests.run import ROOT
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
@@ -38,22 +35,7 @@ grace = 0.3
 drain = 0
 """
 
-_SYSTEM_PYTHON = "/usr/bin/python3"
 _DROP_IN = "/run/systemd/system/tawebeval.service.d/test.conf"
-
-
-@functools.cache
-def installed() -> Machine:
-    """Return a machine on which `scripts/install` has installed this checkout."""
-    with tempfile.TemporaryDirectory(prefix="tawebeval-layer-") as layer:
-        install = [_SYSTEM_PYTHON, ROOT / "scripts" / "install", "--pip", sys.executable]
-        done = subprocess.run(
-            [*install, "--destdir", layer], capture_output=True, text=True, timeout=300
-        )
-        if done.returncode:
-            raise AssertionError(done.stdout + done.stderr)
-        Path(layer).chmod(0o755)  # it becomes that of /
-        return Machine(Path(layer))
 
 
 @functools.cache
@@ -79,7 +61,7 @@ class ServiceTestCase(SynchronousTestCase):
         self.addCleanup(self.clear)
         self.clear()
         problem, self.commit = repository()
-        shutil.copytree(problem.folder, self.machine.path("/srv/problem"))
+        self.machine.copy(problem.folder, "/srv/problem")
         self.configure(CONFIGURATION)
         self.write(TOKENS, f"{LINE}\n")
         self.machine.run("chmod", "600", TOKENS)
@@ -106,7 +88,7 @@ class ServiceTestCase(SynchronousTestCase):
 
     def write(self, path: str, text: str) -> None:
         """Write a file on the machine."""
-        self.machine.run("sh", "-c", 'mkdir -p "${0%/*}" && cat >"$0"', path, text=text)
+        self.machine.write(path, text)
 
     def configure(self, text: str) -> None:
         """Have the next daemon configured by this."""
@@ -142,17 +124,21 @@ class ServiceTestCase(SynchronousTestCase):
         status, document = self.ask("GET", "/health").answer()
         self.assertEqual((status, document["status"]), (200, "ok"))
 
+    def post(self, command: str, solution: bytes = b"42\n") -> tuple[int, Any]:
+        """Send a form; return the answer."""
+        fields = {
+            "repository[url]": b"file:///srv/problem",
+            "commit_oid": self.commit.encode(),
+            "evaluator_cmd": command.encode(),
+        }
+        file = part("submission[solution]", solution, "solution.txt")
+        body = body_of([file, *(part(name, value) for name, value in fields.items())])
+        form = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
+        return self.ask("POST", "/evaluate", body, **form).answer()
+
     def begin(self, command: str) -> str:
         """Begin an evaluation, and return its identifier."""
-        fields = {
-            "submission[solution]": "42\n",
-            "repository[url]": "file:///srv/problem",
-            "commit_oid": self.commit,
-            "evaluator_cmd": command,
-        }
-        body = body_of(part(name, value.encode()) for name, value in fields.items())
-        form = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
-        status, document = self.ask("POST", "/evaluate", body, **form).answer()
+        status, document = self.post(command)
         self.assertEqual(status, 200, document)
         identifier: str = document["evaluation_id"]
         return identifier
