@@ -9,6 +9,8 @@ SCRIPTS := scripts/bootstrap scripts/install scripts/manpages examples/run-by-ha
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # Under what the service is tested: a systemd that boots, and what looks into it.
 MACHINE := systemd-analyze,nsenter,ip,pgrep
+# What looks at the Debian package, and shells for which the command is completed.
+PACKAGED := lintian,bash,zsh,fish
 # What looks at the page; axe-core looks at its accessibility.
 BROWSER := chromium,chromedriver
 # What stands before several daemons.
@@ -32,8 +34,8 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl,$(SANDBOX) --wants g++,$(MACHINE),$(BROWSER),$(PROXY) \
-		--npm axe-core
+	$(SETUP) --extras test --needs git,curl,$(SANDBOX) \
+		--wants g++,$(MACHINE),$(PACKAGED),$(BROWSER),$(PROXY) --npm axe-core
 	$(BIN)/python tests/run.py $(TESTS)
 
 check: ## check style, types, and that the layers import downwards only
@@ -44,7 +46,8 @@ check: ## check style, types, and that the layers import downwards only
 	$(BIN)/python tests/run.py tests.test_layers
 
 bench: ## measure it, against baselines taken in the same run; some minutes
-	$(SETUP) --extras bench --needs git,xargs,/usr/bin/python3 --wants curl,/usr/sbin/nginx,$(SANDBOX)
+	$(SETUP) --extras bench,test --needs git,xargs,/usr/bin/python3 \
+		--wants curl,/usr/sbin/nginx,$(SANDBOX),$(MACHINE)
 	$(BIN)/python -m benchmarks
 
 soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes

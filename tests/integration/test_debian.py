@@ -40,6 +40,24 @@ class ChangelogTests(SynchronousTestCase):
         self.assertEqual(found[1], __version__)
 
 
+class PolicyTests(SynchronousTestCase):
+    """What Debian expects of packages."""
+
+    timeout = 600
+
+    def test_lintian(self) -> None:
+        """Debian's own look at packages finds no error; what is overridden has a reason."""
+        if missing() or shutil.which("lintian") is None:
+            raise SkipTest("this needs root, and lintian (Debian package lintian)")
+        done = subprocess.run(
+            ["lintian", "--allow-root", "--no-cfg", "--fail-on=error,warning", package()],
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        self.assertEqual((done.stdout, done.returncode), ("", 0))
+
+
 class PackageTests(SynchronousTestCase):
     """One machine, over the life of a package."""
 
@@ -76,7 +94,13 @@ class PackageTests(SynchronousTestCase):
             "GET", "/evaluations", Authorization=f"Bearer {token}"
         )
         self.assertEqual(asked.answer()[0], 200)
-        self.machine.run("test", "-e", "/usr/share/man/man1/tawebeval.1.gz")
+        for path in (
+            "man/man1/tawebeval.1.gz",
+            "bash-completion/completions/tawebeval",
+            "zsh/vendor-completions/_tawebeval",
+            "fish/vendor_completions.d/tawebeval.fish",
+        ):
+            self.machine.run("test", "-e", f"/usr/share/{path}")
 
         with self.subTest("an upgrade keeps what is the operator's, and the socket open"):
             self.machine.run("sh", "-c", "echo '# mine' >>/etc/tawebeval/tawebeval.toml")

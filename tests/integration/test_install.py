@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,18 @@ from tawebeval import __version__
 from tests.integration.machine import missing
 from tests.integration.service_case import TOKENS, ServiceTestCase
 from tests.run import ROOT
+
+VENV = "/usr/local/lib/tawebeval"
+_BASH = """\
+. /usr/local/share/bash-completion/completions/tawebeval
+COMP_WORDS=(tawebeval eval) COMP_CWORD=1
+_tawebeval_completion tawebeval
+echo "${COMPREPLY[@]}"
+"""
+# Without a desktop it looks below /usr alone.
+_FISH = """\
+XDG_DATA_DIRS=/usr/local/share fish -c 'complete --do-complete "tawebeval eval"'
+"""
 
 INSTALL = str(ROOT / "scripts" / "install")
 
@@ -24,6 +37,16 @@ class InstalledTests(ServiceTestCase):
         version = self.machine.run("setpriv", "--reuid=65534", "tawebeval", "--version")
         self.assertEqual(version, f"tawebeval {__version__}")
 
+    def test_completion(self) -> None:
+        """Each shell that there is finds what completes the command, and is told its words."""
+        for shell, program, completed in (
+            ("bash", _BASH, "evaluate"),
+            ("zsh", "autoload -U compinit; compinit -u -D; print $_comps[tawebeval]", "_tawebeval"),
+            ("fish", _FISH, "evaluate"),
+        ):
+            if shutil.which(shell):
+                self.assertEqual(self.machine.run(shell, "-c", program).split()[0], completed)
+
     def test_doctor(self) -> None:
         """The doctor finds nothing broken where the unit is at home."""
         self.start()
@@ -35,17 +58,39 @@ class InstalledTests(ServiceTestCase):
         self.assertNotIn("broken", done.stdout, done.stderr)
         self.assertIn("works", done.stdout)
 
+    def files(self) -> str:
+        """Return the files of the virtualenv."""
+        return self.machine.run("find", VENV, "-type", "f")
+
+    def test_nothing_is_missing(self) -> None:
+        """All that Python and Twisted would cache is there, so that root leaves nothing either."""
+        before = self.files()
+        self.machine.run("tawebeval", "--help")
+        self.machine.run(f"{VENV}/bin/twistd", "tawebeval", "--help")
+        modules = (
+            "import pkgutil, tawebeval; "
+            "names = pkgutil.walk_packages(tawebeval.__path__, 'tawebeval.'); "
+            "[__import__(found.name) for found in names]"
+        )
+        self.machine.run(f"{VENV}/bin/python", "-c", modules)
+        self.assertEqual(self.files(), before)
+
     def test_nothing_is_written(self) -> None:
-        """A daemon leaves its virtualenv as it is: all that Python would cache is there."""
-        look = ("find", "/usr/local/lib/tawebeval", "-newer", "/etc/machine-id", "-type", "f")
-        before = self.machine.run(*look)
-        self.machine.run("tawebeval", "--version")
+        """What was missing the daemon could not write, even where everybody may."""
+        self.machine.run("cp", "--archive", VENV, f"{VENV}.whole")
+        self.addCleanup(self.machine.run, "mv", f"{VENV}.whole", VENV)
+        self.addCleanup(self.machine.run, "rm", "-r", VENV)
+        caches = f"{VENV}/lib/python3*/site-packages/tawebeval/__pycache__"
+        self.machine.run("sh", "-c", f"rm -r {caches} && chmod -R a+rwX {VENV}")
+        before = self.files()
         self.start()
-        self.assertEqual(self.machine.run(*look), before)
+        self.assertEqual(self.files(), before)
+
+    def test_place(self) -> None:
+        """What is installed knows where it is, and not where it was built."""
         paths = "import tawebeval.tap; print(tawebeval.tap.makeService.__code__.co_filename)"
-        python = "/usr/local/lib/tawebeval/bin/python"
-        named = self.machine.run(python, "-c", paths)
-        self.assertTrue(named.startswith("/usr/local/lib/tawebeval/lib/python3"), named)
+        named = self.machine.run(f"{VENV}/bin/python", "-c", paths)
+        self.assertTrue(named.startswith(f"{VENV}/lib/python3"), named)
 
     def test_first_token(self) -> None:
         """An operator who installs anew has one caller, and again what stood there before."""
@@ -89,6 +134,9 @@ class RemovalTests(SynchronousTestCase):
             "lib/systemd/system/tawebeval.socket",
             "share/doc/tawebeval/README.md",
             "share/man/man1/tawebeval-token-new.1",
+            "share/bash-completion/completions/tawebeval",
+            "share/zsh/site-functions/_tawebeval",
+            "share/fish/vendor_completions.d/tawebeval.fish",
         )
         others = ("bin/other", "lib/systemd/system/other.service", "share/man/man1/other.1")
         settings = folder / "etc" / "tawebeval" / "tokens"
