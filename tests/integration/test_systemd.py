@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from http.client import BadStatusLine
+from typing import Any
+
 from tawebeval.callers import new_token
 from tests.fakes import straw
 from tests.integration.machine import wait_until
@@ -16,26 +19,6 @@ from tests.integration.service_case import (
     text,
 )
 
-# Tells of each path whether it can be read, and of each whether it can be written to.
-PROBE = """\
-for path in $READ; do
-    if cat "$path" >/dev/null 2>&1; then echo "read $path"; fi
-done
-for path in $WRITE; do
-    if (echo x >"$path/probe") 2>/dev/null; then echo "write $path"; rm "$path/probe"; fi
-done
-echo probed
-"""
-SECRETS = (
-    *("/etc/shadow", "/etc/tawebeval/tokens", "/root/secret", "/home/somebody/secret"),
-    *("/var/lib/private/another/secret", "/dev/kmsg", "/proc/1/environ"),
-)
-PLACES = (
-    *("/", "/usr", "/usr/local/lib/tawebeval", "/etc", "/etc/tawebeval", "/var/lib", "/var/log"),
-    *("/srv", "/srv/problem", "/root", "/home/somebody", "/run", "/boot", "/dev", "/dev/shm"),
-    *("/proc/sys/kernel", "/sys", "/opt"),
-)
-
 
 class StartTests(ServiceTestCase):
     """How it comes to serve."""
@@ -47,6 +30,15 @@ class StartTests(ServiceTestCase):
         self.assertEqual(self.show("ActiveState"), "active")
         self.assertEqual(self.show("StatusText"), "0 running, 0 queued")
         self.assertEqual(text(self.follow(self.begin("cat $SUBMISSION_FILE_SOLUTION"))), "42\n")
+
+    def test_both(self) -> None:
+        """The service brings its socket, and goes with it."""
+        self.control("stop", SOCKET)
+        self.start()
+        self.assertEqual(self.show("ActiveState", SOCKET), "active")
+        self.healthy()
+        self.control("stop", SOCKET)
+        self.until("ActiveState", "inactive")
 
     def test_quiet(self) -> None:
         """Nothing is wrong with a start, but for what this machine's kernel does not limit."""
@@ -119,7 +111,7 @@ class LifeTests(ServiceTestCase):
         self.assertIn("in read_secrets", self.journal())
 
     def test_reload(self) -> None:
-        """A reload brings new tokens, and ends nothing."""
+        """A reload is over when the new tokens count, and ends nothing."""
         self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
         self.machine.run("chmod", "644", TOKENS)
         before = self.start()
@@ -130,14 +122,39 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(self.ask("GET", "/evaluations", **theirs).answer()[0], 401)
         self.write(TOKENS, f"{LINE}\n{line}\n")
         self.control("reload", SERVICE)
-        wait_until(
-            lambda: self.ask("GET", "/evaluations", **theirs).answer()[0] == 200,
-            "the new token counts",
-        )
-        self.until("ActiveState", "active")
+        self.assertEqual(self.show("ActiveState"), "active")
+        self.assertEqual(self.ask("GET", "/evaluations", **theirs).answer()[0], 200)
         self.assertEqual(int(self.show("MainPID")), before)
         status = self.ask("GET", f"/evaluation/{identifier}").answer()
         self.assertEqual(status[1]["state"], "running")
+
+    def test_refused_reload(self) -> None:
+        """One that finds a mistake fails, says which, and changes nothing."""
+        self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
+        self.machine.run("chmod", "644", TOKENS)
+        before = self.start()
+        self.write(TOKENS, "nonsense\n")
+        done = self.machine.attempt("systemctl", "reload", SERVICE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"tawebeval: {TOKENS}: line 1: ", self.journal())
+        self.assertEqual(int(self.show("MainPID")), before)
+        self.assertEqual(self.show("ActiveState"), "active")
+        self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
+        self.write(TOKENS, LINE)
+        self.control("reload", SERVICE)
+
+    def test_slow_reload(self) -> None:
+        """Who orders a reload waits for it, also where the files come slowly."""
+        self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
+        self.machine.run("chmod", "644", TOKENS)
+        self.start()
+        self.machine.run("sh", "-c", f"rm {TOKENS} && mkfifo -m 644 {TOKENS}")
+        reload = self.machine.begin("systemctl", "reload", SERVICE)
+        self.addCleanup(reload.wait)
+        self.until("ActiveState", "reloading")
+        self.assertIsNone(reload.poll())
+        self.machine.run("sh", "-c", f"echo '{LINE}' >{TOKENS}")
+        self.assertEqual(reload.wait(30), 0)
 
     def test_restart(self) -> None:
         """Who waits at a restart is told of the end, and who comes meanwhile by the next daemon."""
@@ -184,11 +201,15 @@ class EndTests(ServiceTestCase):
         """Nothing of a daemon that was killed is left, and it starts anew by itself."""
         before = self.start()
         identifier = self.begin("echo ready; exec sleep 12345")
-        self.printed(identifier, "ready")
+        after = self.printed(identifier, "ready")
         self.machine.run("pgrep", "--full", "sleep 12345")
         held = "/var/lib/tawebeval/evaluations"
         self.assertEqual(len(self.machine.run("ls", held).split()), 1)
+        waiting = self.wait_for_events(identifier, after)
         self.control("kill", "--kill-whom=main", "--signal=KILL", SERVICE)
+        self.assertRaises((ConnectionError, BadStatusLine), waiting.answer)
+        coming = [self.ask("GET", "/health") for _ in range(20)]
+        self.assertEqual([one.answer()[0] for one in coming], [200] * 20)
         self.until("NRestarts", "1")
         self.healthy()
         self.assertNotEqual(int(self.show("MainPID")), before)
@@ -215,46 +236,78 @@ class EndTests(ServiceTestCase):
         self.assertEqual(self.machine.attempt("pgrep", "--full", "sleep 54321").stdout, "")
 
 
-class HardeningTests(ServiceTestCase):
-    """What it can get at: its directories, and what everybody may read."""
+class FullDiskTests(ServiceTestCase):
+    """The file system of the state is full for a while: nothing is lost without a word."""
+
+    STATE = "/var/lib/private/tawebeval"
+    FILLER = f"{STATE}/filler"
 
     def setUp(self) -> None:
         super().setUp()
-        for path in SECRETS:
-            if path.endswith("/secret"):
-                self.write(path, "secret")
+        self.machine.run("mkdir", "-p", self.STATE)
+        self.machine.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", self.STATE)
+        self.configure(f"{CONFIGURATION}\n[health]\nfree_disk = 1_000_000")
 
-    def probe(self, read: tuple[str, ...], write: tuple[str, ...]) -> str:
-        """Return the assignments that a probe wants, and the probe."""
-        return f"READ='{' '.join(read)}'; WRITE='{' '.join(write)}'\n{PROBE}"
+    def clear(self) -> None:
+        """Take the small file system away, when nothing uses it any more."""
+        super().clear()
+        self.machine.attempt("umount", self.STATE)
 
-    def test_daemon(self) -> None:
-        """The daemon's place writes to its own directories alone, and reads no secrets."""
-        own = (
-            *("/var/lib/tawebeval", "/var/cache/tawebeval", "/run/tawebeval"),
-            *("/tmp", "/var/tmp", "/dev/shm"),
-        )
-        places = [place for place in PLACES if place not in own]
-        script = self.probe((*SECRETS, "/etc/tawebeval/tawebeval.toml"), (*places, *own))
-        self.write("/usr/local/bin/probe", script)
-        self.override("ExecStartPre=/bin/sh /usr/local/bin/probe")
+    def fill(self) -> None:
+        """Leave not a byte."""
+        self.machine.attempt("sh", "-c", f"cat /dev/zero >{self.FILLER}")
+
+    def ready(self) -> tuple[int, Any]:
+        """Ask whether work would be taken."""
+        return self.ask("GET", "/health/ready").answer()
+
+    def test_survived(self) -> None:
+        """Who runs goes on, who comes is told, and what was accepted has an end that is told."""
+        before = self.start()
+        command = "echo ready; read -r line <$TEMPORARY_DIRECTORY/go; echo $line"
+        running = self.begin(f"mkfifo $TEMPORARY_DIRECTORY/go; {command}")
+        after = self.printed(running, "ready")
+        waiting = self.begin("echo it ran")
+        self.assertEqual(self.ready()[0], 200)
+        self.fill()
+        status, problem = self.ready()
+        reason = "the file system of the state is full, or nearly so"
+        self.assertEqual((status, problem["reasons"]), (503, [reason]))
+        self.until("StatusText", f"1 running, 1 queued; not ready: {reason}")
+
+        with self.subTest("a form that cannot be stored is refused, with the reason"):
+            status, problem = self.post("true", b"x" * 1_000_000)
+            self.assertEqual(status, 503, problem)
+            self.assertIn("No space left on device", problem["detail"])
+
+        with self.subTest("what runs is read to its end, and what waits has one"):
+            self.machine.run(
+                "sh", "-c", f"echo done >$(find {self.STATE}/evaluations -name go -type p)"
+            )
+            self.assertEqual(text(self.follow(running, after)), "\ndone\n")
+            events = self.follow(waiting)
+            self.assertIn((text(events), reasons(events)), [("it ran\n", []), ("", ["lost"])])
+
+        with self.subTest("with room again all is as before"):
+            self.machine.run("rm", self.FILLER)
+            self.assertEqual(text(self.follow(self.begin("echo again"))), "again\n")
+            self.assertEqual(self.ready()[0], 200)
+            self.until("StatusText", "0 running, 0 queued")
+            self.assertEqual(int(self.show("MainPID")), before)
+
+
+class MendedTests(ServiceTestCase):
+    """A sandbox that fails while the daemon runs."""
+
+    def test_sandbox(self) -> None:
+        """The daemon is not ready while it does not work, and is by itself when it does."""
         self.start()
-        lines = self.journal().splitlines()
-        found = {line for line in lines if line.startswith(("read /", "write /"))}
-        allowed = {"read /etc/tawebeval/tawebeval.toml", *(f"write {path}" for path in own)}
-        self.assertEqual(found, allowed)
-        self.assertIn("probed", self.journal())
-
-    def test_evaluator(self) -> None:
-        """An evaluator has its own directories, and sees nothing of the daemon's."""
-        own = ("/tmp", "/dev/shm", "$HOME", "$TEMPORARY_DIRECTORY", ".")
-        hidden = (
-            *("/etc/tawebeval/tawebeval.toml", "/var/lib/tawebeval/key", "/proc/1/environ"),
-            "/run/credentials/tawebeval.service/tokens",
+        program = self.machine.run("sh", "-c", "command -v bwrap")
+        self.machine.run("mv", program, f"{program}.away")
+        self.addCleanup(self.machine.attempt, "mv", f"{program}.away", program)
+        self.assertEqual(reasons(self.follow(self.begin("true"))), ["lost"])
+        self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
+        self.machine.run("mv", f"{program}.away", program)
+        wait_until(
+            lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again", 60
         )
-        places = [place for place in PLACES if place not in own]
-        script = self.probe((*SECRETS, *hidden, "README"), (*places, *own)).replace("'", '"')
-        printed = text(self.follow(self.begin(script)))
-        found = [line.split()[0] for line in printed.splitlines()]
-        self.assertEqual(found, ["read"] + ["write"] * len(own) + ["probed"], printed)
-        self.assertIn("read README\n", printed)

@@ -1,0 +1,168 @@
+"""What the unit keeps the daemon from, and all that it starts: tried, on a booted systemd."""
+
+from __future__ import annotations
+
+from tests.integration.service_case import SOCKET, ServiceTestCase, text
+from tests.test_units import read_unit
+
+# Tells of each path whether it can be read, and of each whether it can be written to.
+PROBE = """\
+for path in $READ; do
+    if cat "$path" >/dev/null 2>&1; then echo "read $path"; fi
+done
+for path in $WRITE; do
+    if (echo x >"$path/probe") 2>/dev/null; then echo "write $path"; rm "$path/probe"; fi
+done
+echo probed
+"""
+SECRETS = (
+    *("/etc/shadow", "/etc/tawebeval/tokens", "/root/secret", "/home/somebody/secret"),
+    *("/var/lib/private/another/secret", "/dev/kmsg", "/proc/1/environ"),
+)
+PLACES = (
+    *("/", "/usr", "/usr/local/lib/tawebeval", "/etc", "/etc/tawebeval", "/var/lib", "/var/log"),
+    *("/srv", "/srv/problem", "/root", "/home/somebody", "/run", "/boot", "/dev", "/dev/shm"),
+    *("/proc/sys/kernel", "/sys", "/opt"),
+)
+
+# By line of the unit: what that line alone forbids an ordinary user, as Python that fails where it
+# is forbidden.
+ATTEMPTS = {
+    "ProtectSystem": "open('/srv/open/probe', 'w')",
+    "ProtectHome": "open('/home/somebody/open')",
+    "PrivateTmp": "open('/tmp/open')",
+    "PrivateDevices": "open('/dev/another')",
+    "PrivateIPC": "assert len(open('/proc/sysvipc/shm').readlines()) > 1",
+    "PrivateUsers": "assert int(open('/proc/self/uid_map').read().split()[2]) > 2**31",
+    "ProtectProc": "open('/proc/1/status')",
+    "ProtectKernelModules": "open('/usr/lib/modules/open')",
+    "RestrictAddressFamilies": "packets()",
+    "RestrictSUIDSGID": "os.mkdir('/dev/shm/setuid', 0o4700)",
+    "LockPersonality": "call(libc.personality, 0x0040000)",  # addresses that are not random
+    "SystemCallFilter": "call(libc.ptrace, 0, 0, 0, 0)",  # be traced
+    "CapabilityBoundingSet": "assert int(status['CapBnd'], 16)",
+    "NoNewPrivileges": "assert not int(status['NoNewPrivs'])",
+}
+TRIAL = """\
+import ctypes, errno, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+
+def call(function, *arguments):
+    if function(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
+
+def packets():
+    try:
+        socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM).close()
+    except PermissionError:
+        pass  # of a family that is there, to others
+
+try:
+    exec(sys.argv[1])
+except (OSError, AssertionError):
+    print("forbidden")
+else:
+    print("possible")
+"""
+
+
+class HardeningTests(ServiceTestCase):
+    """What it can get at: its directories, and what everybody may read."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        for path in SECRETS:
+            if path.endswith("/secret"):
+                self.write(path, "secret")
+
+    def probe(self, read: tuple[str, ...], write: tuple[str, ...]) -> str:
+        """Return the assignments that a probe wants, and the probe."""
+        return f"READ='{' '.join(read)}'; WRITE='{' '.join(write)}'\n{PROBE}"
+
+    def test_daemon(self) -> None:
+        """The daemon's place writes to its own directories alone, and reads no secrets."""
+        own = (
+            *("/var/lib/tawebeval", "/var/cache/tawebeval", "/run/tawebeval"),
+            *("/tmp", "/var/tmp", "/dev/shm"),
+        )
+        places = [place for place in PLACES if place not in own]
+        script = self.probe((*SECRETS, "/etc/tawebeval/tawebeval.toml"), (*places, *own))
+        self.write("/usr/local/bin/probe", script)
+        self.override("ExecStartPre=/bin/sh /usr/local/bin/probe")
+        self.start()
+        lines = self.journal().splitlines()
+        found = {line for line in lines if line.startswith(("read /", "write /"))}
+        allowed = {"read /etc/tawebeval/tawebeval.toml", *(f"write {path}" for path in own)}
+        self.assertEqual(found, allowed)
+        self.assertIn("probed", self.journal())
+
+    def test_evaluator(self) -> None:
+        """An evaluator has its own directories, and sees nothing of the daemon's."""
+        own = ("/tmp", "/dev/shm", "$HOME", "$TEMPORARY_DIRECTORY", ".")
+        hidden = (
+            *("/etc/tawebeval/tawebeval.toml", "/var/lib/tawebeval/key", "/proc/1/environ"),
+            "/run/credentials/tawebeval.service/tokens",
+        )
+        places = [place for place in PLACES if place not in own]
+        script = self.probe((*SECRETS, *hidden, "README"), (*places, *own)).replace("'", '"')
+        printed = text(self.follow(self.begin(script)))
+        found = [line.split()[0] for line in printed.splitlines()]
+        self.assertEqual(found, ["read"] + ["write"] * len(own) + ["probed"], printed)
+        self.assertIn("read README\n", printed)
+
+
+class LineTests(ServiceTestCase):
+    """Each line of the unit that hardens is there for something."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.machine.run(
+            *("sh", "-c", "umask 0; mkdir -p /srv/open /home/somebody /usr/lib/modules")
+        )
+        for path in ("/home/somebody/open", "/tmp/open", "/usr/lib/modules/open"):
+            self.write(path, "")
+            self.machine.run("chmod", "666", path)
+        self.machine.run("sh", "-c", "umask 0; test -e /dev/another || mknod /dev/another c 1 3")
+        self.machine.run("sh", "-c", "ipcs -m | grep -q 0x || ipcmk --shmem 1")
+
+    def attempt(self, attempt: str, lines: dict[str, str]) -> str:
+        """Try something with these lines of a unit, as an ordinary user; return what came of it."""
+        properties = [f"--property={key}={value}" for key, value in lines.items()]
+        return self.machine.run(
+            *("systemd-run", "--quiet", "--pipe", "--wait", "--property=User=nobody", *properties),
+            *("/usr/bin/python3", "-c", TRIAL, attempt),
+        )
+
+    def test_lines(self) -> None:
+        """What is possible without a line is forbidden by that line alone."""
+        unit = read_unit("tawebeval.service")["Service"]
+        errors = {"SystemCallErrorNumber": unit["SystemCallErrorNumber"]}
+        for key, attempt in ATTEMPTS.items():
+            found = [self.attempt(attempt, {**lines, **errors}) for lines in ({}, {key: unit[key]})]
+            self.assertEqual(found, ["possible", "forbidden"], key)
+
+    def test_limits(self) -> None:
+        """The limits of the whole service are those of the unit; its files are nobody else's."""
+        unit = read_unit("tawebeval.service")["Service"]
+        self.start()
+        for key in ("LimitNOFILE", "TasksMax", "OOMPolicy", "UMask"):
+            self.assertEqual(self.show(key), unit[key])
+        socket = read_unit("tawebeval.socket")["Socket"]
+        for key in ("Backlog", "NoDelay"):
+            self.assertEqual(self.show(key, SOCKET), socket[key])
+        for folder in ("/var/lib/private/tawebeval", "/var/cache/private/tawebeval"):
+            self.assertEqual(self.machine.run("stat", "--format=%a", folder), "700")
+        memory = int(self.machine.run("awk", "/MemTotal/ {print $2}", "/proc/meminfo")) * 1024
+        self.assertAlmostEqual(int(self.show("MemoryMax")) / memory, 0.8, places=2)
+
+    def test_groups(self) -> None:
+        """Each evaluation has a group of its own below that of the service."""
+        identifier = self.begin("echo ready; exec sleep 23456")
+        self.printed(identifier, "ready")
+        (process, *_) = self.machine.run("pgrep", "--full", "sleep 23456").split()
+        group = self.machine.run("cat", f"/proc/{process}/cgroup").rpartition("::")[2].strip()
+        service = self.show("ControlGroup")
+        name = self.ask("GET", f"/evaluation/{identifier}").answer()[1]["log_name"]
+        self.assertTrue(group.startswith(f"{service}/tawebeval-"), group)
+        self.assertIn(name, group)
