@@ -64,7 +64,7 @@ class Evaluation:
     run: Run | None = None
     markers: Markers | None = None
     times: dict[str, float] = attrs.field(factory=dict)
-    _since: float = 0.0  # of its state
+    _since: float = 0.0  # when its state began, by the clock that only goes on
     changed: Signal[None] = attrs.field(factory=Signal)
     over: Latch[Evaluation] = attrs.field(factory=Latch)
     _intake: Intake | None = None
@@ -84,7 +84,8 @@ class Evaluation:
 
     def begin(self, places: Places) -> None:
         """Come to life, and run as soon as there is a place."""
-        self._since = self.times["created"] = self._surroundings.time()
+        self.times["created"] = self._surroundings.time()
+        self._since = self._surroundings.clock.seconds()
         self._surroundings.tally.begin()
         tell_beginning(self)
         self._coming = self._in_background(self._come_to_run(places))
@@ -217,9 +218,9 @@ class Evaluation:
 
     def _enter(self, state: State) -> None:
         before, self.state = self.state, step(self.state, state)
-        now = self.times[state.value] = self._surroundings.time()
-        after = max(0.0, now - self._since)  # the time of day may be put back
-        self._since = now
+        self.times[state.value] = self._surroundings.time()
+        now = self._surroundings.clock.seconds()
+        after, self._since = now - self._since, now
         reason = self.failure.reason if self.failure else ""
         self._surroundings.tally.step(before, state, after, reason)
         tell_step(self, after, self._surroundings.configuration.limits)

@@ -21,6 +21,7 @@ from tawebeval.config import Configuration, parse_configuration
 from tawebeval.directories import open_directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.kernel import Process
+from tawebeval.monotonic import count_monotonically
 from tawebeval.privileges import find_privileges
 
 
@@ -62,6 +63,8 @@ def makeService(
     """
     if reactor is None:
         from twisted.internet import reactor
+
+        count_monotonically(reactor)
 
     # Imported late, for they import the reactor.
     from tawebeval.logs import open_log

@@ -28,7 +28,7 @@ from tawebeval.registry import Registry
 from tawebeval.web.api import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
-from tests.fakes import OID, World, straw
+from tests.fakes import EPOCH, OID, World, straw
 
 BOUNDARY = "----straw"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
@@ -225,6 +225,7 @@ class Service:
             straw(2),
             self.access,
             self.reactor,
+            time=lambda: EPOCH + self.reactor.seconds(),
         )
         self.site = ApiSite(make_app(self.api), self.api, self.reactor)
 

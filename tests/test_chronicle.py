@@ -96,12 +96,18 @@ class StoryTests(EvaluationTestCase):
             tell_step(self.evaluation, 0, self.configuration.limits)
             self.assertEqual(self.story()[-1], "finished after 0.000 s" + told)
 
-    def test_clock_put_back(self) -> None:
-        """A time of day that is put back makes no state last less than nothing."""
-        times = iter((100.0, 50.0, 60.0))
-        object.__setattr__(self.evaluation._surroundings, "time", lambda: next(times, 60.0))
+    def test_clock_set(self) -> None:
+        """How long a state lasts has nothing to do with a time of day that somebody sets."""
+        times = iter((100.0, 50.0, 60.0, 1e9))
+        object.__setattr__(self.evaluation._surroundings, "time", lambda: next(times, 1e9))
         self.begin()
-        self.assertEqual([event.get("after") for event in self.events], [None, 0, 10])
+        self.world.clock.advance(10)
+        self.world.end()
+        self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])
+        self.assertEqual(
+            [self.evaluation.times[name] for name in ("created", "fetching", "running")],
+            [100, 50, 60],
+        )
 
     def test_rights(self) -> None:
         """The log has no identifier, which gives rights, and the status has the name."""

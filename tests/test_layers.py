@@ -33,8 +33,8 @@ LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
-        " allocator collector logs metrics vitals observing doors lag supervisor reporting"
-        " listening orders retrial",
+        " allocator collector monotonic logs metrics vitals observing doors lag supervisor"
+        " reporting listening orders retrial",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.

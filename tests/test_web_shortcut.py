@@ -13,11 +13,13 @@ import attrs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
+from twisted.web.http import datetimeToString
 
 from tawebeval.config import Buffers, Callers, Configuration, Http
 from tawebeval.config import Service as Process
 from tawebeval.web import site
 from tests.fake_clients import MULTIPART, Connection, Service, form, parts
+from tests.fakes import EPOCH
 from tests.test_web import END
 from tests.test_web_problems import RawTestCase
 
@@ -360,6 +362,13 @@ class ShortcutTests(RawTestCase):
         self.assertEqual(found.count(b"begin"), 1)
         self.assertGreater(len(found), 100)
         self.assertEqual(connection.transport.producerState, "producing")
+
+    def test_date(self) -> None:
+        """It is dated by the time of day, whatever clock there is for deadlines."""
+        connection = self.connect()
+        connection.send(self.poll())
+        shown = datetimeToString(EPOCH + self.service.reactor.seconds())
+        self.assertIn(b"\r\nDate: %b\r\n" % shown, connection.received)
 
     def test_answer_not_taken(self) -> None:
         """While an answer is not taken the next is not made; nor is it waited for for ever."""

@@ -19,6 +19,7 @@ from tawebeval.cli.streams import OutputLost
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import base_url
 from tawebeval.errors import ConfigurationError
+from tawebeval.monotonic import count_monotonically
 from tawebeval.secretfiles import read_secrets
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
@@ -146,6 +147,7 @@ def run_reactor(
 
     async def main(reactor: Any) -> None:
         nonlocal status
+        count_monotonically(reactor)
         # Not before: the reactor has a way of its own with signals, and a start ends with that.
         await begun(reactor)
         status = await judged(screen, work(reactor), reactor, again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,10 @@ _MAX_KEY = 255
 
 @attrs.frozen
 class Api:
-    """The registry, where forms are put while they arrive, who may call, and what is counted."""
+    """The registry, where forms are put while they arrive, who may call, and what is counted.
+
+    `clock` is for deadlines, `time` of day for what is dated, in seconds since the epoch.
+    """
 
     registry: Registry
     configuration: Configuration
@@ -33,6 +37,7 @@ class Api:
     clock: IReactorTime
     operations: Operations = attrs.field(factory=Operations)
     traffic: Traffic = attrs.field(factory=Traffic)
+    time: Callable[[], float] = time.time
 
     def admit(self, method: bytes, headers: Headers) -> str:
         """Return the name of the caller whose request has these headers, and count it.

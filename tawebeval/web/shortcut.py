@@ -190,7 +190,7 @@ class PlainRequest:
                 (
                     status_line(status),
                     self._fields.before,
-                    date_line(int(self._api.clock.seconds())),
+                    date_line(int(self._api.time())),
                     self._fields.behind,
                     lines(headers),
                     b"\r\n",

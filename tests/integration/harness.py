@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,8 +74,11 @@ def environment(**more: str) -> dict[str, str]:
 class Daemon:
     """`twistd tawebeval` with a state, a cache, a configuration and a port of its own.
 
-    It can be started again after it was stopped, and finds then what it left.
+    It can be started again after it was stopped, and finds then what it left. `program` is what
+    is given the options.
     """
+
+    program: Sequence[str] = (str(TWISTD),)
 
     def __init__(
         self, configuration: str = CONFIGURATION, drain: float = 0, **environment: str
@@ -99,7 +102,7 @@ class Daemon:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(str(TWISTD), "--nodaemon", "--pidfile=", "tawebeval"),
+                    *(*self.program, "--nodaemon", "--pidfile=", "tawebeval"),
                     *("--config", str(self.folder / "tawebeval.toml")),
                     *("--listen", f"tcp:{self.port}:interface=127.0.0.1"),
                     *options,

@@ -1,0 +1,92 @@
+"""A time of day that is set, by a day forward or a year back, while the daemon runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import ClassVar
+
+from twisted.internet.defer import Deferred
+
+from tests.integration.client import Client, text
+from tests.integration.harness import Daemon, DaemonTestCase
+
+DAY = 86400
+YEAR = 365 * DAY
+
+_TWISTD = Path(__file__).with_name("twistd_with_clock.py")
+
+
+class ClockTests(DaemonTestCase):
+    """A daemon whose time of day the tests set. What runs is let go on by a file."""
+
+    clock: ClassVar[Path]
+    configuration = """
+        [repositories]
+        protocols = ["file"]
+        [evaluations]
+        running = 4
+        grace = 0.3
+        [limits]
+        wall_clock = 3600
+        [sandbox]
+        kind = "none"
+        """
+
+    async def setUp(self) -> None:
+        cls = type(self)
+        if cls._shared is None:
+            cls._shared = daemon = Daemon(cls.configuration, cls.drain)
+            cls.clock = daemon.folder / "clock"
+            daemon.program = (sys.executable, str(_TWISTD), str(cls.clock))
+        self.clock.write_text("0")
+        await super().setUp()
+        self.gate = self.folder / "gate"
+        self.command = f"echo ready; until test -e {self.gate}; do sleep 0.01; done; echo went on"
+
+    async def set_clock(self, seconds: int) -> None:
+        """Let the daemon's time of day be so far from the true one."""
+        self.clock.write_text(str(seconds))
+        date = (await self.client.get("/health")).header("Date")
+        assert date is not None, "every answer has one"
+        shown = parsedate_to_datetime(date).timestamp() - time.time()
+        self.assertLess(abs(shown - seconds), DAY / 2)
+
+    async def check(self, jump: int) -> None:
+        """Hold that such a jump ends, loses and repeats nothing, and that timers still come.
+
+        Neither `wall_clock` nor `abandon_after`, `retain` or a connection's deadline is over.
+        """
+        key = {"Idempotency-Key": f"key {jump}"}
+        running = await self.client.post(
+            self.repository.url, self.commit, self.command, headers=key
+        )
+        identifier = running.json["evaluation_id"]
+        await self.client.printed(identifier, "ready")
+        ended = await self.begin("echo kept")
+        await self.client.ended(ended)
+        page = await self.client.page(identifier)
+        poll = Deferred.fromCoroutine(self.client.page(identifier, page["end"], wait=20))
+        await self.set_clock(jump)
+        again = await self.client.post(self.repository.url, self.commit, self.command, headers=key)
+        self.assertEqual(again.json, running.json)
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        self.assertFalse(poll.called)
+        in_vain = await self.client.page(identifier, page["end"], wait=1)
+        self.assertEqual(in_vain["data"], [])
+        self.gate.touch()
+        self.assertIn("went on", text((await poll)["data"]))
+        self.assertEqual((await self.client.ended(identifier))["state"], "finished")
+        self.assertEqual(text(await self.client.follow(ended)), "kept\n")
+        async with Client(self.daemon.url) as other:  # on a connection of its own
+            self.assertEqual((await other.get("/health/ready")).code, 200)
+
+    async def test_forward(self) -> None:
+        """A day forward."""
+        await self.check(DAY)
+
+    async def test_back(self) -> None:
+        """A year back."""
+        await self.check(-YEAR)
