@@ -216,7 +216,7 @@ class Git:
             self._spawn(
                 command,
                 [*prefix, *argv, *arguments],
-                {**self._environment(), **(environment or {})},
+                {**self._environment(), "GIT_DIR": str(repository), **(environment or {})},
                 "/",
                 descriptors=[one for one in (descriptor, opened) if one is not None],
             )

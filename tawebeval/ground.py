@@ -12,6 +12,7 @@ from tawebeval.cgroups import Cgroups
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitversion import check_git
+from tawebeval.leftovers import end_leftovers
 from tawebeval.sandbox import Sandbox
 from tawebeval.sandboxes import Places, close_sandbox, rely_on
 from tawebeval.signals import Threads
@@ -48,6 +49,7 @@ class Ground(Service):
         work.
         """
         super().startService()
+        end_leftovers(self.directories.evaluations, self.directories.repositories)
         try:
             self.directories.clear()
             write_accounts(self.directories.accounts)

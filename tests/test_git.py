@@ -69,6 +69,7 @@ class CommandTests(GitTestCase):
                 "GIT_PROTOCOL_FROM_USER": "0",
                 "GIT_NO_REPLACE_OBJECTS": "1",
                 "GIT_NO_LAZY_FETCH": "1",
+                "GIT_DIR": "/cache/x.git",
             },
         )
 

@@ -55,6 +55,9 @@ class FakeCrew:
         self.done.append("stop")
 
 
+ENDED = f"end {(Path('/state/evaluations'), Path('/cache/repositories'))}"
+
+
 class GroundTests(SynchronousTestCase):
     """The start and the stop."""
 
@@ -66,6 +69,7 @@ class GroundTests(SynchronousTestCase):
         self.cgroups: Any = FakeCgroups(self.done)
         self.sandbox: Any = object()
         self.git: ConfigurationError | None = None
+        self.patch(module, "end_leftovers", lambda *roots: self.done.append(f"end {roots}"))
         self.patch(module, "check_git", self.check_git)
         self.patch(module, "rely_on", self.rely_on)
         self.patch(module, "close_sandbox", lambda sandbox: self.done.append("trees"))
@@ -91,10 +95,10 @@ class GroundTests(SynchronousTestCase):
         return str(caught.exception)
 
     def test_start(self) -> None:
-        """What is left of an earlier daemon goes first; git and the sandbox are looked at."""
+        """What is left of an earlier daemon goes first, what still runs before what lies there."""
         with capturedLogs() as events:
             self.ground.startService()
-        self.assertEqual(self.done, ["clear", "git", "sandbox", "start", "start"])
+        self.assertEqual(self.done, [ENDED, "clear", "git", "sandbox", "start", "start"])
         self.assertEqual(list(events), [])
         self.assertTrue(self.ground.running)
         self.assertIs(self.ground.directories, self.directories)
@@ -111,7 +115,7 @@ class GroundTests(SynchronousTestCase):
         """What cannot be removed is named, and ends the start."""
         self.directories.error = PermissionError(1, "Not permitted", "/state/evaluations/x")
         self.assertEqual(self.refused(), "tawebeval: /state/evaluations/x: Not permitted")
-        self.assertEqual(self.done, ["clear"])
+        self.assertEqual(self.done, [ENDED, "clear"])
 
     def test_accounts(self) -> None:
         """The sandbox's users are there before it is tried; where they cannot be is told."""
@@ -131,7 +135,7 @@ class GroundTests(SynchronousTestCase):
         """So does a git that does not do, in the words of who has looked at it."""
         self.git = ConfigurationError("git is older than the hills")
         self.assertEqual(self.refused(), "tawebeval: git is older than the hills")
-        self.assertEqual(self.done, ["clear", "git"])
+        self.assertEqual(self.done, [ENDED, "clear", "git"])
 
     def test_limits(self) -> None:
         """What cannot be limited is told, each as it is; the daemon starts all the same."""
@@ -143,7 +147,7 @@ class GroundTests(SynchronousTestCase):
             ["limits: memory is {not} limited", "limits: write to {problem}"],
         )
         self.assertEqual({event["log_level"].name for event in events}, {"warn"})
-        self.assertEqual(self.done[2], "sandbox")
+        self.assertEqual(self.done[3], "sandbox")
 
     def test_sandbox(self) -> None:
         """A sandbox that does not work ends the start with its own message."""

@@ -42,7 +42,7 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
-        " records listing following closing chronicle readiness variables surroundings"
+        " leftovers records listing following closing chronicle readiness variables surroundings"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"

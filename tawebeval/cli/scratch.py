@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tawebeval.leftovers import end_leftovers
 from tawebeval.opening import LISTED, open_directory
 from tawebeval.removal import remove
 
@@ -42,6 +43,7 @@ def sweep(around: Path) -> None:
             try:
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    end_leftovers(place)
                     remove(place)
             finally:
                 os.close(descriptor)

@@ -1,0 +1,184 @@
+"""A daemon that is killed, beside one that lives: the next one ends and removes what it has left.
+
+Both are of one user, and have directories of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from tests.integration.client import Client, python, text
+from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
+from tests.integration.processes import alive, command_line, new_word, processes
+from tests.integration.repositories import HttpServer
+from tests.integration.unprivileged import give
+
+# Leaves its session, its parent, and, as far as it is told, its environment or directory.
+RUNAWAY = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    {shed}
+    time.sleep(60)
+    os._exit(0)
+os.wait()
+print("ready", flush=True)
+time.sleep(60)
+"""
+SHED = {
+    "directory": "os.chdir('/')",
+    "environment": "argv = [sys.executable, '-c', 'import time; time.sleep(60)', *sys.argv[1:]]\n"
+    "    os.execve(sys.executable, argv, {})",
+}
+
+
+# Ends when a signal comes.
+PATIENT = """
+import signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("ready", flush=True)
+signal.sigwait([signal.SIGUSR1])
+print("to its end")
+"""
+
+
+def leave_cgroups(pids: list[int]) -> None:
+    """Take processes out of all cgroups, as far as the tests may: as where there are none."""
+    with open("/proc/mounts") as mounts:
+        tops = [line.split()[1] for line in mounts if line.split()[2] in ("cgroup", "cgroup2")]
+    for top in tops:
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                Path(top, "cgroup.procs").write_text(str(pid))
+
+
+def mounts_of(pids: list[int]) -> set[int]:
+    """Return the numbers of the mount namespaces that these processes are in, but for our own."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            found.add(os.stat(f"/proc/{pid}/ns/mnt").st_ino)
+    return found - {os.stat("/proc/self/ns/mnt").st_ino}
+
+
+def everywhere() -> list[int]:
+    """Return the numbers of all processes."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+class KilledTests(DaemonTestCase):
+    """In the sandbox."""
+
+    configuration = CONFIGURATION
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.other = Daemon(self.configuration)
+        self.addCleanup(self.other.remove)
+        self.other.start()
+        await self.other.ready()
+        self.others = Client(self.other.url)
+        self.addCleanup(self.others.close)
+
+    async def begin_beside(self, word: str) -> str:
+        """Begin an evaluation of the other daemon, which ends when it is let."""
+        identifier = await self.others.evaluate(
+            self.repository.url, self.commit, python(PATIENT, word)
+        )
+        await self.others.printed(identifier, "ready")
+        return identifier
+
+    def before_start(self, word: str) -> None:
+        """Do nothing: all is dead, or in cgroups."""
+
+    async def test_processes(self) -> None:
+        """Evaluators and who ran away from them are dead; those beside go on to their end."""
+        words = {shed: new_word() for shed in SHED}
+        beside = new_word()
+        kept = await self.begin_beside(beside)
+        lost = [
+            await self.begin_and_wait(python(RUNAWAY.format(shed=SHED[shed]), word))
+            for shed, word in words.items()
+        ]
+        for word in words.values():
+            await until(lambda word=word: len(processes(word)) >= 2, "it has run away")
+        inside = mounts_of([pid for word in words.values() for pid in processes(word)])
+        await self.daemon.kill()
+        for word in words.values():
+            self.before_start(word)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual([pid for word in words.values() for pid in processes(word)], [])
+        self.assertEqual(self.daemon.leftovers(), [])
+        self.assertEqual(inside & mounts_of(everywhere()), set())
+        for identifier in lost:
+            self.assertIn(
+                "lost in a restart", (await self.client.ask(identifier)).problem(410)["detail"]
+            )
+        self.client.evaluations.clear()
+        for pid in processes(beside):
+            if PATIENT.encode() in command_line(pid).split(b"\0"):
+                os.kill(pid, signal.SIGUSR1)
+        self.assertEqual(text(await self.others.follow(kept)), "ready\nto its end\n")
+
+    async def test_fetch(self) -> None:
+        """A fetch that was under way is over, and what was half made is gone."""
+        server = HttpServer(self.folder)
+        self.addCleanup(server.stop)
+        self.addCleanup(server.release)
+        self.repository.write("big", os.urandom(2**20))
+        self.commit = self.repository.commit()
+        server.hold()
+        url = f"{server.url}/repository/.git"
+        await self.client.evaluate(url, self.commit, "true")
+        await until(server.half_sent.is_set, "a pack is half sent")
+        repositories = self.daemon.cache / "repositories"
+        word = str(repositories)
+        self.assertNotEqual(processes(word), [])
+        await self.daemon.kill()
+        self.before_start(word)
+        (repository,) = repositories.glob("*.git")
+        for name in (f"{repository.stem}-{'0' * 40}-1-1.tree.new7", "x.new", "x.damaged", "x.old1"):
+            (repositories / name / "tree").mkdir(parents=True)
+            for path in (repositories / name, repositories / name / "tree"):
+                give(path)
+        self.daemon.start()
+        await self.daemon.ready()
+        self.assertEqual(processes(word), [])
+        self.assertEqual({path.suffix for path in repositories.iterdir()}, {".git"})
+        self.assertEqual(list(repository.glob("objects/pack/*tmp*")), [])
+        server.release()
+        self.client.evaluations.clear()
+        identifier = await self.client.evaluate(url, self.commit, "wc -c <big")
+        self.assertEqual(text(await self.client.follow(identifier)), f"{2**20}\n")
+        self.assertTrue(self.other.running)
+
+    async def test_two_daemons(self) -> None:
+        """One that is started in the directories of a living one says so, and disturbs nothing."""
+        identifier = await self.begin_and_wait("echo ready; exec sleep 60")
+        second = Daemon(self.configuration)
+        self.addCleanup(second.remove)
+        second.state = self.daemon.state
+        second.start()
+        await until(lambda: not second.running, "the second one has ended")
+        self.assertIn(f"{self.daemon.state} is in use by another tawebeval", second.log)
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+        second.state = second.folder / "state"
+
+
+class UnheldTests(KilledTests):
+    """Without a sandbox, and without cgroups: they go on when their daemon is dead."""
+
+    configuration = CONFIGURATION + '[sandbox]\nkind = "none"\n[limits]\nprocesses = 2000\n'
+
+    def before_start(self, word: str) -> None:
+        """See to it that they are alive, and in no cgroup by which the next daemon would know."""
+        left = processes(word)
+        self.assertNotEqual(left, [])
+        leave_cgroups(left)
+        self.assertTrue(all(map(alive, left)))
