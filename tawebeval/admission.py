@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
+
+
+def count_places(running: int) -> int:
+    """Return how many may run at once: `running`, or, for 0, as many as there are processors."""
+    return running or len(os.sched_getaffinity(0))
 
 
 class Queue:

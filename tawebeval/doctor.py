@@ -7,7 +7,6 @@ secret that lies open; what protects less than it could is weaker.
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -17,7 +16,9 @@ from typing import Any, Literal
 import attrs
 from twisted.internet.endpoints import serverFromString
 
+from tawebeval import descriptors
 from tawebeval.access import find_tokens
+from tawebeval.admission import count_places
 from tawebeval.belongings import check_readable
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import REMEDY, Cgroups, open_cgroups
@@ -37,11 +38,6 @@ from tawebeval.process import Spawner
 from tawebeval.removal import remove
 from tawebeval.sandboxes import COPIED, open_bubblewrap, try_with_overlays
 from tawebeval.tap import read_configuration
-
-_DESCRIPTORS = (
-    9  # of an evaluation: pipes, pidfd, files of its sandbox, tree; and git's beside them
-)
-_SPARE = 128  # descriptors of the daemon's own, and connections that are just being refused
 
 # What holds where there is no cgroup for it: in the sandbox, and without one.
 _INSTEAD: Mapping[What, Mapping[Literal["sandbox", "none"], str]] = {
@@ -99,7 +95,7 @@ class Examination:
 
     @property
     def _running(self) -> int:
-        return self.configuration.evaluations.running or len(os.sched_getaffinity(0))
+        return count_places(self.configuration.evaluations.running)
 
     def _user(self) -> Iterator[Finding]:
         user = self.privileges.user
@@ -209,14 +205,12 @@ class Examination:
             yield Finding("callers", Health.OK, what)
 
     def _descriptors(self) -> Iterator[Finding]:
-        needed = self.configuration.http.connections + self._running * _DESCRIPTORS + _SPARE
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        what = f"{limit} are allowed here, and {needed} may be needed"
-        if limit == resource.RLIM_INFINITY or limit >= needed:
+        wanted, there = descriptors.needed(self.configuration), descriptors.allowed()
+        what = f"{there} are allowed here, and {wanted} may be needed"
+        if there >= wanted:
             yield Finding("descriptors", Health.OK, what)
         else:
-            remedy = f"LimitNOFILE={needed} in the unit (or ulimit -n), or fewer http.connections"
-            yield Finding("descriptors", Health.WEAKER, what, remedy)
+            yield Finding("descriptors", Health.WEAKER, what, descriptors.remedy(wanted))
 
 
 def examine(

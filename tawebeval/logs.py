@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -21,6 +22,7 @@ from twisted.python.logfile import LogFile
 from zope.interface import implementer
 
 from tawebeval.config import Log
+from tawebeval.repeats import Repeats
 
 _LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3, "critical": 4}
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}  # sd-daemon(3)
@@ -35,20 +37,31 @@ Line = Callable[[LogEvent], str]
 class LogWriter:
     """Writes events to `file`, each as `line` makes it, if they are of some `level` at least.
 
-    With `priorities` each line begins with its priority, as the journal of systemd wants.
+    With `priorities` each line begins with its priority, as the journal of systemd wants. What
+    cannot be written is counted, and told of when the next event can be.
     """
 
     _file: IO[Any]
     _line: Line
     _level: str
     _priorities: bool = False
+    _missing: int = 0  # events that could not be written, since one could
+    _repeats: Repeats = attrs.field(factory=Repeats)
 
     def __call__(self, event: LogEvent) -> None:
-        """Write one event."""
-        level = level_of(event)
-        if _LEVELS[level] < _LEVELS[self._level]:
+        """Write one event. Raises nothing: there is no other place to complain."""
+        if _LEVELS[level_of(event)] < _LEVELS[self._level] or self._repeats.hide(event):
             return
-        text = self._line(event)
+        try:
+            if self._missing:
+                self._write(_gap(self._missing))
+            self._missing = 0
+            self._write(event)
+        except OSError:
+            self._missing += 1
+
+    def _write(self, event: LogEvent) -> None:
+        level, text = level_of(event), self._line(event)
         if not text:
             return
         if self._priorities:
@@ -56,6 +69,17 @@ class LogWriter:
             text = prefix + text.replace("\n", f"\n{prefix}")
         self._file.write(text + "\n")
         self._file.flush()
+
+
+def _gap(missing: int) -> LogEvent:
+    words = "up to {missing} events before this one could not be written"
+    return {
+        "log_format": words,
+        "log_level": LogLevel.warn,
+        "log_namespace": __name__,
+        "log_time": time.time(),
+        "missing": missing,
+    }
 
 
 def level_of(event: LogEvent) -> str:

@@ -13,7 +13,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
-from tawebeval.admission import Queue
+from tawebeval.admission import Queue, count_places
 from tawebeval.budget import Budget
 from tawebeval.callbacks import Callbacks, open_callbacks
 from tawebeval.cgroups import Cgroups
@@ -223,7 +223,7 @@ def make_service(
         keyring,
         capacity=settings.cache,
     )
-    running = configuration.evaluations.running or len(os.sched_getaffinity(0))
+    running = count_places(configuration.evaluations.running)
     surroundings = Surroundings(
         configuration=configuration,
         clock=reactor,

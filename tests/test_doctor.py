@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import doctor, premises
+from tawebeval import descriptors, doctor, premises
 from tawebeval.cgroups import REMEDY, Cgroups
 from tawebeval.cli import main
 from tawebeval.controls import Memory
@@ -222,9 +222,9 @@ class ExaminationTests(DoctorTestCase):
 
     def test_descriptors(self) -> None:
         """More connections than descriptors."""
-        self.patch(doctor.resource, "getrlimit", lambda _: (1024, 4096))
+        self.patch(descriptors, "allowed", lambda: 4096)
         self.check("descriptors", WEAKER, "LimitNOFILE=", settings="[http]\nconnections = 4000")
-        self.patch(doctor.resource, "getrlimit", lambda _: (-1, -1))
+        self.patch(descriptors, "allowed", lambda: 2**31 - 1)
         self.assertEqual({each.health for each in self.examine()}, {OK})
 
     def test_what_cannot_be_looked_at(self) -> None:

@@ -33,8 +33,8 @@ LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
-        " allocator collector monotonic logs metrics vitals observing doors lag supervisor"
-        " reporting listening orders retrial",
+        " allocator collector descriptors monotonic repeats logs metrics vitals observing doors lag"
+        " supervisor reporting listening orders retrial",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.
@@ -42,7 +42,8 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
-        " leftovers records listing following closing chronicle readiness variables surroundings"
+        " leftovers records listing following closing chronicle readiness variables"
+        " surroundings"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.application.service import Application, Service
-from twisted.logger import ILogObserver, Logger, LogLevel
+from twisted.logger import ILogObserver, Logger, LogLevel, capturedLogs
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
@@ -147,6 +148,40 @@ class WriterTests(SynchronousTestCase):
         self.assertEqual([line[:3] for line in lines], ["<7>", "<6>", "<4>", "<3>", "<2>"])
         self.assertEqual(lines[0], "<7>[tawebeval.x#debug] debug it is")
 
+    def test_full(self) -> None:
+        """What a full disk does not take is counted; the next that it takes comes after that."""
+        lines: list[str] = []
+        stream = FullStream(lines)
+        log = Logger(namespace="tawebeval.x", observer=LogWriter(stream, plain_line, "info"))
+        for full in (False, True, True, False, False):
+            stream.full = full
+            log.info("it is {full}", full=full)
+        told = "[tawebeval.logs#warn] up to 2 events before this one could not be written"
+        quiet = "[tawebeval.x#info] it is False"
+        self.assertEqual([line.strip() for line in lines], [quiet, told, quiet, quiet])
+
+    def test_full_again(self) -> None:
+        """One that is full again while the gap is told of is not forgotten."""
+        lines: list[str] = []
+        stream = FullStream(lines)
+        log = Logger(namespace="tawebeval.x", observer=LogWriter(stream, json_line, "info"))
+        for full in (True, True, False):
+            stream.full = full
+            log.info("event")
+        self.assertEqual(json.loads(lines[0])["missing"], 2)
+        self.assertEqual(len(lines), 2)
+
+    def test_repeats(self) -> None:
+        """Twisted's lines for each connection that is closed are one of ours."""
+        stream = io.StringIO()
+        writer = LogWriter(stream, plain_line, "info")
+        log = Logger(namespace="twisted.internet.tcp.Port", observer=writer)
+        with capturedLogs() as ours:
+            for _ in range(3):
+                log.info("EMFILE encountered; releasing reserved file descriptor.")
+        self.assertEqual(stream.getvalue(), "")
+        self.assertEqual(len(list(ours)), 1)
+
     def test_priority_of_each_line(self) -> None:
         """A traceback is of the priority of what it belongs to, line by line."""
         stream = io.StringIO()
@@ -155,6 +190,22 @@ class WriterTests(SynchronousTestCase):
         lines = stream.getvalue().splitlines()
         self.assertGreater(len(lines), 2)
         self.assertEqual({line[:3] for line in lines}, {"<2>"})
+
+
+class FullStream(io.StringIO):
+    """A stream on a disk that may be full."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+        self.full = False
+
+    def write(self, text: str) -> int:
+        """Take a line, if there is room."""
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.lines.append(text)
+        return len(text)
 
 
 class OptionTests(SynchronousTestCase):

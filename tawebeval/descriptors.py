@@ -1,0 +1,70 @@
+"""File descriptors: how many the settings need, and how many there may be.
+
+Where connections could take all of them no evaluation could begin, and Twisted would close what it
+cannot serve without a word. So there may be as many connections as leave enough for the rest; those
+beyond are told.
+"""
+
+from __future__ import annotations
+
+import resource
+
+import msgspec
+from twisted.logger import Logger
+
+from tawebeval.admission import count_places
+from tawebeval.config import Configuration
+
+_OF_EVALUATION = 9  # pipes, pidfd, files of its sandbox, tree; and git's beside them
+_SPARE = 128  # the daemon's own, and connections that are just being refused
+_FEWEST = 16  # connections: with fewer there is no use in a start
+
+log = Logger()
+
+
+def needed(configuration: Configuration) -> int:
+    """Return how many descriptors the daemon may need at the same time."""
+    return configuration.http.connections + _besides(configuration)
+
+
+def _besides(configuration: Configuration) -> int:
+    """Return how many of these are for other things than connections."""
+    callbacks = configuration.callbacks
+    running = count_places(configuration.evaluations.running)
+    return running * _OF_EVALUATION + callbacks.enabled * callbacks.at_once + _SPARE
+
+
+def allowed() -> int:
+    """Return how many this process may have, once it has raised its limit as far as it may."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return hard if hard != resource.RLIM_INFINITY else 2**31 - 1
+
+
+def raise_limit() -> None:
+    """Let this process have as many as it may: a soft limit is for programs that use select(2)."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def fit(configuration: Configuration) -> Configuration:
+    """Return it with as many connections as descriptors are for; fewer are told in the log."""
+    there, wanted = allowed(), needed(configuration)
+    if there >= wanted:
+        return configuration
+    most = max(there - _besides(configuration), _FEWEST)
+    log.warn(
+        "descriptors: {there} are allowed here, and {wanted} may be needed: there may be {most} "
+        "connections, in place of http.connections = {connections}; {remedy}",
+        there=there,
+        wanted=wanted,
+        most=most,
+        connections=configuration.http.connections,
+        remedy=remedy(wanted),
+    )
+    http = msgspec.structs.replace(configuration.http, connections=most)
+    return msgspec.structs.replace(configuration, http=http)
+
+
+def remedy(wanted: int) -> str:
+    """Return what helps where so many may be needed, and are not allowed."""
+    return f"LimitNOFILE={wanted} in the unit (or ulimit -n), or fewer http.connections"

@@ -1,0 +1,77 @@
+"""`tawebeval.descriptors`: connections leave enough for evaluations."""
+
+from __future__ import annotations
+
+import resource
+
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import descriptors
+from tawebeval.config import CallbackSettings, Configuration, Evaluations, Http
+from tawebeval.descriptors import allowed, fit, needed, raise_limit
+
+USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
+
+
+class DescriptorsTests(SynchronousTestCase):
+    """A process with limits that a test sets."""
+
+    def setUp(self) -> None:
+        self.limits = (1024, 4096)
+        self.patch(resource, "getrlimit", lambda which: self.limits)
+        self.patch(resource, "setrlimit", self.set_limit)
+
+    def set_limit(self, which: int, limits: tuple[int, int]) -> None:
+        """Take the limits, if they are of descriptors."""
+        self.assertEqual(which, resource.RLIMIT_NOFILE)
+        self.limits = limits
+
+    def test_raised(self) -> None:
+        """The soft limit becomes what the hard one allows, and that is what counts."""
+        self.assertEqual(allowed(), 4096)
+        raise_limit()
+        self.assertEqual(self.limits, (4096, 4096))
+
+    def test_unlimited(self) -> None:
+        """Where there is no limit all settings do."""
+        self.limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        self.assertGreater(allowed(), needed(USUAL))
+
+    def test_needed(self) -> None:
+        """Connections count once, evaluations and callbacks, if there are any, besides."""
+        before = needed(USUAL)
+        for settings, more in (
+            ({"http": Http(connections=507)}, 7),
+            ({"evaluations": Evaluations(running=12)}, 18),
+            ({"callbacks": CallbackSettings(enabled=True, at_once=5)}, 5),
+            ({"callbacks": CallbackSettings(enabled=False, at_once=5)}, 0),
+        ):
+            kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
+            self.assertEqual(needed(Configuration(**{**kept, **settings})), before + more)
+
+    def test_enough(self) -> None:
+        """Just enough leaves the settings as they are, and says nothing."""
+        self.limits = (0, needed(USUAL))
+        with capturedLogs() as events:
+            self.assertIs(fit(USUAL), USUAL)
+        self.assertEqual(list(events), [])
+
+    def test_too_few(self) -> None:
+        """One too few is one connection less; the log says what there is, and what helps."""
+        self.limits = (0, needed(USUAL) - 1)
+        with capturedLogs() as events:
+            fitted = fit(USUAL)
+        self.assertEqual(fitted.http.connections, 499)
+        self.assertEqual(needed(fitted), allowed())
+        (event,) = events
+        self.assertEqual(event["log_level"].name, "warn")
+        said = formatEvent(event)
+        for word in (f"{allowed()} are allowed", "may be 499", "http.connections = 500"):
+            self.assertIn(word, said)
+        self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
+
+    def test_far_too_few(self) -> None:
+        """A few connections there are in any case."""
+        self.limits = (0, 10)
+        self.assertEqual(fit(USUAL).http.connections, descriptors._FEWEST)
