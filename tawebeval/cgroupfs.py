@@ -10,8 +10,8 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 import attrs
 
@@ -198,6 +198,21 @@ class Directory:
             with suppress(OSError):  # only where this hierarchy counts processes
                 self.write("pids.max", "0")
             self.kill_members()
+
+
+@contextmanager
+def removed_in_failure(*directories: Directory) -> Iterator[None]:
+    """Remove groups again, if they are empty, when the body raises OSError.
+
+    That takes no descriptor, for the lack of which it may have been raised.
+    """
+    try:
+        yield
+    except OSError:
+        for directory in directories:
+            with suppress(OSError):
+                directory.remove()
+        raise
 
 
 def sweep(directories: Iterable[Directory]) -> list[tuple[Directory, OSError]]:

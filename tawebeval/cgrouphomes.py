@@ -23,13 +23,13 @@ in a group that it gives to that user, for all daemons of that user. This one st
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.cgroupfs import Directory, sweep
+from tawebeval.cgroupfs import Directory, removed_in_failure, sweep
 
 _DAEMON = "daemon"
 _ENDED = "ended"
@@ -99,7 +99,7 @@ def settle_legacy(own: Directory, name: str, owner: Owner) -> Home:
     """Make a place under version 1; raises OSError."""
     shared = _shared(own, owner)
     home = (shared or own) / name
-    with _removed_in_failure(home, *filter(None, [shared])):
+    with removed_in_failure(home, *filter(None, [shared])):
         for group in filter(None, (shared, home)):
             group.make_if_missing()
             with suppress(OSError):  # always so in newer kernels, and sometimes not to be changed
@@ -123,7 +123,7 @@ def settle_unified(own: Directory, name: str, owner: Owner) -> UnifiedHome:
     home = (shared or own) / name
     daemon = home / _DAEMON
     around = [shared, shared / _ENDED] if shared is not None else []
-    with _removed_in_failure(daemon, home, *reversed(around)):
+    with removed_in_failure(daemon, home, *reversed(around)):
         for group in (*around, home):
             group.make_if_missing()
             if owner is not None:
@@ -175,15 +175,3 @@ def _end_leftovers(home: Directory, groups: Iterable[Directory]) -> None:
 def _sweep(groups: Iterable[Directory]) -> None:
     for group, error in sweep(groups):
         log.error("{path} stays: {error}", path=group.path, error=error)
-
-
-@contextmanager
-def _removed_in_failure(*directories: Directory) -> Iterator[None]:
-    """Remove groups again, if they are empty, when the body raises OSError."""
-    try:
-        yield
-    except OSError:
-        for directory in directories:
-            with suppress(OSError):
-                directory.remove()
-        raise

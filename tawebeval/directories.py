@@ -46,6 +46,18 @@ class Directories:
     key: bytes = attrs.field(repr=False)
     locks: tuple[IO[str], ...] = attrs.field(repr=False)
 
+    def restore(self) -> list[Path]:
+        """Make anew what somebody has removed meanwhile; return what that was. Raises OSError.
+
+        The key is not among that: who removes it wants another one at the next start.
+        """
+        gone = []
+        for path in (self.uploads, self.evaluations, self.accounts, self.repositories):
+            if not path.is_dir():
+                path.mkdir(mode=0o700)
+                gone.append(path)
+        return gone
+
     def clear(self) -> None:
         """Remove what an earlier daemon has left of evaluations; blocks. Raises OSError.
 
@@ -91,7 +103,10 @@ def open_directories(
             )
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
-        raise ConfigurationError(f"{error.filename}: {error.strerror}{whose}") from None
+        raise ConfigurationError(
+            f"{error.filename}: {error.strerror}{whose}; STATE_DIRECTORY and CACHE_DIRECTORY say "
+            "where to write"
+        ) from None
 
 
 def locate(environment: Mapping[str, str]) -> tuple[Path, Path]:

@@ -138,13 +138,14 @@ class Evaluation:
             await self._conclude(error)
         except CancelledError:
             await self._conclude(self._stopped)
+        except OSError as error:
+            # The machine's own, a path for one, stays in the log. It is no defect: no traceback.
+            words = "{evaluation}: could not be evaluated: {error}"
+            log.error(words, evaluation=self.name, error=error)  # noqa: TRY400
+            await self._conclude(_not_run(error.strerror))
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
             log.failure("{evaluation}: could not be evaluated", evaluation=self.name)
-            # Of the machine's own, such as a path, the log tells.
-            why = error.strerror if isinstance(error, OSError) else type(error).__name__
-            await self._conclude(
-                EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
-            )
+            await self._conclude(_not_run(type(error).__name__))
 
     def _open(self, cell: Cell, checkout: Checkout) -> Path:
         """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError.
@@ -262,8 +263,14 @@ class Evaluation:
                 remove(self.upload)
 
         try:
-            await self._surroundings.threads.run(remove_all)
+            await self._surroundings.arrears.attempt(
+                f"{self.name}: the removal of what it has left", remove_all
+            )
         except Exception:  # noqa: BLE001  (the evaluation is over all the same)
             log.failure("{evaluation}: what it has left could not be removed", evaluation=self.name)
         if self._checkout is not None:
             self._checkout.release()
+
+
+def _not_run(why: str | None) -> EvaluationError:
+    return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")

@@ -24,7 +24,7 @@ from twisted.python.failure import Failure
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.gitbox import COMPLAINT, JUST_READ, Box, NoBox, Reach
-from tawebeval.gitwords import is_starved
+from tawebeval.gitwords import hindrance, is_starved
 from tawebeval.hosts import SSH
 from tawebeval.process import ChildProcess, Spawner
 from tawebeval.signals import Latch, completed
@@ -237,6 +237,8 @@ class Git:
         said = {"stderr": outcome.stderr}
         if outcome.status and outcome.stderr.startswith(COMPLAINT):
             raise EvaluationError("lost", "the sandbox of git could not be started", said)
+        if outcome.status and (hindered := hindrance(outcome.stderr)):
+            raise EvaluationError("lost", f"the cache cannot be written to: {hindered}", said)
         if outcome.status and is_starved(outcome.stderr, serving=serving):
             raise EvaluationError(
                 "repository",

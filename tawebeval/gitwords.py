@@ -11,6 +11,11 @@ import re
 _STARVED = "out of memory|cannot allocate memory|unable to create thread"
 _STARVED_ANYWHERE = re.compile(_STARVED, re.IGNORECASE)
 _STARVED_HERE = re.compile(rf"^(?!remote:).*({_STARVED})", re.IGNORECASE | re.MULTILINE)
+_HINDERED = re.compile(
+    "^(?!remote:).*(no space left on device|disk quota exceeded|read-only file system|"
+    "too many open files)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _NOT_OFFERED = re.compile(
     "does not allow request for unadvertised object|find remote ref|dumb http transport|"
     "does not support shallow"
@@ -40,6 +45,15 @@ def is_damage(stderr: str) -> bool:
     Of its own accord nothing is; but disks fail, and people tidy up.
     """
     return _DAMAGED.search(stderr) is not None
+
+
+def hindrance(stderr: str) -> str | None:
+    """Return what of this machine was in git's way, in the words of strerror(3), if anything was.
+
+    These are about files that it writes, of which there are none but in the cache.
+    """
+    found = _HINDERED.search(stderr)
+    return found and found[1]
 
 
 def is_starved(stderr: str, *, serving: bool) -> bool:

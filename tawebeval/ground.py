@@ -68,6 +68,17 @@ class Ground(Service):
         for threads in self._crews:
             threads.start()
 
+    def mend(self) -> None:
+        """Make anew what of the directories is gone, as soon as that is possible."""
+        try:
+            gone = self.directories.restore()
+            if self.directories.accounts in gone:
+                write_accounts(self.directories.accounts)
+        except OSError:
+            return  # `GET /health/ready` says why no work is taken
+        for path in gone:
+            log.warn("{path} was gone, and is made anew", path=path)
+
     def stopService(self) -> None:
         """Let the threads end, and give back the cgroups. Blocks until they have."""
         super().stopService()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from math import inf
 from typing import Literal, TypeVar
 
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.cgroupfs import Directory, sweep
+from tawebeval.cgroupfs import Directory, removed_in_failure, sweep
 from tawebeval.config import Limits
 from tawebeval.controls import Control
 
@@ -62,16 +63,12 @@ class Group:
 
         Raises OSError when it cannot be made, and then leaves nothing behind.
         """
-        made: list[Directory] = []
-        try:
+        with ExitStack() as made:
             for directory in self._directories:
                 directory.make()
-                made.append(directory)
+                made.enter_context(removed_in_failure(directory))
             for _, control, directory in self._parts:
                 control.limit(directory, limits)
-        except OSError:
-            sweep(made)
-            raise
 
     def entry(self) -> Sequence[str]:
         """Return the files into which a process has to write "0" to get in, up to three.

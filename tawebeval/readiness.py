@@ -36,21 +36,25 @@ class Readiness:
             self._registry.check_admission()
         except Busy as error:
             found.append(error.detail)
-        found += [
-            f"the file system of the {name} is full, or nearly so"
-            for name, path in self._directories
-            if not self._has_room(path)
-        ]
+        for name, path in self._directories:
+            fault = self._fault(path)
+            if fault is not None:
+                found.append(f"the file system of the {name} {fault}")
         if self._tally.fault is not None:
             _, what = self._tally.fault
             found.append(f"the last evaluation was lost here: {what}")
         return found
 
-    def _has_room(self, path: Path) -> bool:
+    def _fault(self, path: Path) -> str | None:
+        """Return what is wrong with a directory, in words for after its name."""
         try:
             status = os.statvfs(path)
-        except OSError:
-            return False
+        except OSError as error:
+            return f"cannot be used: {error.strerror}"
+        if not os.access(path, os.W_OK | os.X_OK):
+            return "cannot be written to"
         # Some file systems have no fixed number of inodes, and say 0 of 0.
         out_of_inodes = status.f_files > 0 and status.f_favail == 0
-        return status.f_bavail * status.f_frsize >= self._free and not out_of_inodes
+        if out_of_inodes or status.f_bavail * status.f_frsize < self._free:
+            return "is full, or nearly so"
+        return None

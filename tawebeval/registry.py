@@ -131,9 +131,14 @@ class Registry:
 
     def discard(self, upload: Path, size: int) -> None:
         """Remove the directory of a form that no evaluation takes over, and of that size."""
-        removed = Deferred.fromCoroutine(self._surroundings.threads.run(remove, upload))
+        attempt = self._surroundings.arrears.attempt(
+            "the removal of an upload",
+            remove,
+            upload,
+            made=lambda: self.spool.give_back(size),
+        )
+        removed = Deferred.fromCoroutine(attempt)
         removed.addErrback(lambda failure: log.failure("an upload could not be removed", failure))
-        removed.addCallback(lambda _: self.spool.give_back(size))
 
     def _at(self, identifier: str, after: str | None, caller: str) -> Record | None:
         """Return the record in which to read after that cursor; None after the very end."""

@@ -135,7 +135,7 @@ class Repositories:
             except EvaluationError as error:
                 # What was never whole is not damaged: there the repository itself is broken.
                 stderr = str(error.members.get("stderr", ""))
-                if not (used and is_damage(stderr)):
+                if error.reason == "lost" or not (used and is_damage(stderr)):
                     raise
                 log.warn(
                     "{path} is damaged, and fetched anew: {stderr}",

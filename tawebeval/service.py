@@ -277,7 +277,7 @@ def make_service(
         part.setServiceParent(daemon)
 
     def keep_house() -> None:
-        for chore in (registry.expire, orphans.reap):
+        for chore in (registry.expire, orphans.reap, ground.mend, surroundings.arrears.settle):
             try:
                 chore()
             except Exception:  # noqa: BLE001  (a timer that fails once stops for good)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import attrs
 
+from tawebeval.arrears import Arrears
 from tawebeval.budget import Budget
 from tawebeval.checkouts import Checkout
 from tawebeval.config import Configuration
@@ -51,3 +52,6 @@ class Surroundings:
     budget: Budget
     time: Callable[[], float] = time.time
     tally: EvaluationTally = attrs.field(factory=EvaluationTally)
+    arrears: Arrears = attrs.field(
+        default=attrs.Factory(lambda self: Arrears(self.threads), takes_self=True)
+    )

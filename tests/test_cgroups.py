@@ -11,6 +11,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.cgroupfs import Directory
 from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.config import MIB, Limits
 from tawebeval.groups import Group, Usage
@@ -535,6 +536,14 @@ class GroupTests(CgroupsTestCase):
             self.machine.refusals = {end: errno.ENOSPC}
             self.assertRaises(OSError, cgroups.make, "abc", LIMITS)
             self.assertEqual(self.machine.groups(), ["x"] * 3)
+        self.machine.refusals = {"/evaluation-abc/pids.max": errno.EMFILE}
+
+        def no_descriptor(directory: Directory) -> list[Directory]:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        self.patch(Directory, "groups", no_descriptor)
+        self.assertRaises(OSError, cgroups.make, "abc", LIMITS)
+        self.assertEqual(self.machine.groups(), ["x"] * 3)
         self.machine.refusals = {}
         cgroups.make("abc", LIMITS)
         # One of this name is there: it is left alone.

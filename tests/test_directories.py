@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -101,6 +102,31 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((precious / "thing").exists())
         self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
+
+    def test_removed(self) -> None:
+        """What is removed while a daemon runs is made anew, and named; the rest is let be."""
+        directories = self.open(seed=1)
+        self.assertEqual(directories.restore(), [])
+        key = self.root / "state" / "key"
+        parts = (directories.uploads, directories.evaluations, directories.repositories)
+        (directories.accounts / "passwd").touch()
+        for path in parts:
+            path.rmdir()
+        key.unlink()
+        self.assertEqual(directories.restore(), list(parts))
+        for path in parts:
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
+        self.assertFalse(key.exists())  # it is to be another one, at the next start
+        self.assertTrue((directories.accounts / "passwd").exists())
+        self.assertEqual(directories.restore(), [])
+
+    def test_removed_with_all_around(self) -> None:
+        """Where the directory around them is gone they are not made: that is the operator's."""
+        directories = self.open()
+        shutil.rmtree(self.root / "state")
+        with self.assertRaises(FileNotFoundError):
+            directories.restore()
+        self.assertFalse((self.root / "state").exists())
 
     def test_in_use(self) -> None:
         """A second daemon does not start, is told why, and disturbs nothing."""

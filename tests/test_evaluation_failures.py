@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
+from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationError
@@ -55,7 +56,6 @@ class FailureTests(EvaluationTestCase):
         self.world.clock.advance(5)
         self.begin()
         error = self.assert_over(State.FAILED, "lost")
-        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
         self.assertEqual(tally.fault, (5, error["message"]))
         self.world.spawn.error = None
         self.evaluation = self.make()
@@ -114,11 +114,15 @@ class FailureTests(EvaluationTestCase):
         self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
 
     def test_cannot_be_spawned(self) -> None:
-        """A process that cannot be started: `lost`, and logged."""
-        self.world.spawn.error = OSError(11, "no more processes")
-        self.begin()
-        self.assertIn("no more processes", self.assert_over(State.FAILED, "lost")["message"])
-        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+        """A process that cannot be started: `lost`, and a line in the log, which has the path."""
+        self.world.spawn.error = OSError(11, "no more processes", "/bin/x")
+        with capturedLogs() as events:
+            self.begin()
+        message = self.assert_over(State.FAILED, "lost")["message"]
+        self.assertIn("no more processes", message)
+        self.assertNotIn("/bin/x", message)
+        (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
+        self.assertIn("could not be evaluated: [Errno 11] no more processes: '/bin/x'", said)
         self.assertNotIn(State.RUNNING.value, self.evaluation.times)
         self.assertEqual(self.released, 1)
 
@@ -288,6 +292,28 @@ class CleanUpTests(EvaluationTestCase):
         threads.finish()
         self.assert_over(State.FINISHED, None)
         self.successResultOf(over)
+
+    def test_cannot_be_removed_yet(self) -> None:
+        """Where the machine does not let them be removed just now that is done later."""
+        self.begin()
+        remove, broken = Workspace.remove, [True]
+
+        def remove_later(workspace: Workspace) -> None:
+            if broken:
+                raise OSError(24, "Too many open files")
+            remove(workspace)
+
+        self.patch(Workspace, "remove", remove_later)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        root = self.evaluation.workspace.root
+        arrears = self.evaluation._surroundings.arrears
+        arrears.settle()
+        self.assertTrue(root.exists())
+        broken.clear()
+        arrears.settle()
+        self.assertFalse(root.exists())
 
     def test_cannot_be_removed(self) -> None:
         """Where directories cannot be removed it is over all the same, and that is logged."""

@@ -337,6 +337,17 @@ class OutcomeTests(GitTestCase):
             )
             self.assertEqual(error.members["stderr"], said.decode())
 
+    def test_disk(self) -> None:
+        """Git that cannot write to the cache is this machine's fault, not the repository's."""
+        asked = self.run_git("fetch")
+        said = "fatal: write error: No space left on device\nfatal: index-pack failed"
+        self.spawn.child.complain(said.encode())
+        self.end(128)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual(error.reason, "lost")
+        self.assertEqual(error.message, "the cache cannot be written to: No space left on device")
+        self.assertEqual(error.members["stderr"], said)
+
     def test_memory_of_others(self) -> None:
         """It is not, where only the server says so, or git does not mind."""
         for said, status in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.gitwords import is_damage, is_not_offered, is_not_there, is_starved
+from tawebeval.gitwords import hindrance, is_damage, is_not_offered, is_not_there, is_starved
 
 OID = "c" * 40
 
@@ -39,10 +39,17 @@ STARVED = (
     "error: x\nfatal: packfile x cannot be mapped: Cannot allocate memory",
     "fatal: unable to create thread: Resource temporarily unavailable",
 )
+HINDRANCES = {
+    "error: unable to create file x: No space left on device": "No space left on device",
+    "x\nfatal: cannot create '/c/x/tmp_pack': Read-only file system": "Read-only file system",
+    "error: unable to write file x: Disk quota exceeded": "Disk quota exceeded",
+    "fatal: cannot open '/c/x.pack': Too many open files": "Too many open files",
+}
+HINDERED = tuple(HINDRANCES)
 OTHERS = (
+    "remote: fatal: sha1 file '<stdout>' write error: No space left on device",
     "",
     f"fatal: bad object {OID}",
-    "error: unable to create file x: No space left on device",
     "fatal: Authentication failed for 'https://example.org/x/'",
     "fatal: unable to access 'https://example.org/x/': Failed to connect",
     "fatal: git upload-pack: aborting due to possible repository corruption on the remote side.",
@@ -55,12 +62,13 @@ class MeaningTests(SynchronousTestCase):
 
     def test_meanings(self) -> None:
         """What says something is understood, and not as anything else."""
-        kinds = (OFFERED, THERE, DAMAGE, STARVED, OTHERS)
+        kinds = (OFFERED, THERE, DAMAGE, STARVED, HINDERED, OTHERS)
         for kind in kinds:
             for said in kind:
                 self.assertEqual(is_not_offered(said), kind is OFFERED, said)
                 self.assertEqual(is_not_there(said), kind is THERE, said)
                 self.assertEqual(is_damage(said), kind is DAMAGE, said)
+                self.assertEqual(hindrance(said), HINDRANCES.get(said), said)
                 for serving in (False, True):
                     self.assertEqual(is_starved(said, serving=serving), kind is STARVED, said)
 

@@ -25,6 +25,14 @@ class FakeDirectories:
     evaluations: Path = Path("/state/evaluations")
     error: OSError | None = None
 
+    gone: tuple[Path, ...] = ()
+
+    def restore(self) -> list[Path]:
+        self.done.append("restore")
+        if self.error is not None:
+            raise self.error
+        return list(self.gone)
+
     def clear(self) -> None:
         self.done.append("clear")
         if self.error is not None:
@@ -130,6 +138,27 @@ class GroundTests(SynchronousTestCase):
         said = self.refused()
         self.assertTrue(said.startswith(f"tawebeval: {accounts}/missing/"), said)
         self.assertTrue(said.endswith(": No such file or directory"), said)
+
+    def test_removed(self) -> None:
+        """What was removed meanwhile is made anew and told, and filled where it has to be."""
+        accounts = self.directories.accounts
+        for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
+            self.directories.gone = gone
+            with capturedLogs() as events:
+                self.ground.mend()
+            self.assertEqual(
+                [formatEvent(event) for event in events],
+                [f"{path} was gone, and is made anew" for path in gone],
+            )
+            self.assertEqual((accounts / "passwd").exists(), filled)
+
+    def test_removed_for_good(self) -> None:
+        """What cannot be made anew is no defect: it is tried again."""
+        self.directories.error = PermissionError(1, "Not permitted", "/state/uploads")
+        with capturedLogs() as events:
+            self.ground.mend()
+        self.assertEqual(list(events), [])
+        self.assertEqual(self.done, ["restore"])
 
     def test_git(self) -> None:
         """So does a git that does not do, in the words of who has looked at it."""

@@ -42,7 +42,7 @@ LAYERS = {
     # Evaluations from their place in the queue to their end: git, directories, processes.
     "work": Layer(
         "registry acceptance admission status evaluation run intake process pipes orphans signals"
-        " leftovers records listing following closing chronicle readiness variables"
+        " leftovers arrears records listing following closing chronicle readiness variables"
         " surroundings"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"

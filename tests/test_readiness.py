@@ -33,7 +33,18 @@ class ReadinessTests(SynchronousTestCase):
             Path(self.mktemp()).resolve(), Configuration(evaluations=Evaluations(queued=0)), 1, 0
         )
         self.systems = {"/s": file_system(), "/c": file_system()}
-        self.patch(module, "os", SimpleNamespace(statvfs=lambda path: self.systems[str(path)]))
+        self.closed: set[str] = set()
+        self.patch(
+            module,
+            "os",
+            SimpleNamespace(
+                statvfs=lambda path: self.systems[str(path)],
+                access=lambda path, mode: mode == self.wanted and str(path) not in self.closed,
+                W_OK=os.W_OK,
+                X_OK=os.X_OK,
+            ),
+        )
+        self.wanted = os.W_OK | os.X_OK
         self.tally = EvaluationTally()
         self.readiness = Readiness(
             self.service.registry,
@@ -67,13 +78,21 @@ class ReadinessTests(SynchronousTestCase):
             self.systems[path] = file_system()
 
     def test_disk_that_fails(self) -> None:
-        """One that cannot be looked at cannot be written to."""
+        """One that cannot be looked at cannot be used, and why is told."""
 
         def fail(path: object) -> Any:
             raise OSError(5, "Input/output error")
 
         self.patch(module, "os", SimpleNamespace(statvfs=fail))
-        self.check("state", "cache")
+        self.check("state cannot be used: Input/output", "cache cannot be used: Input/output")
+
+    def test_closed(self) -> None:
+        """So it is with one where nothing can be written, whatever room there is."""
+        for path, name in (("/s", "state"), ("/c", "cache")):
+            self.closed = {path}
+            self.check(f"{name} cannot be written to")
+        self.closed = set()
+        self.check()
 
     def test_real_disk(self) -> None:
         """A real one, of which the root may be full while we look."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from twisted.internet.defer import fail
+
+from tawebeval.errors import EvaluationError
 from tawebeval.git import Outcome
 from tests.fakes import OID, Command
 from tests.test_repositories import DONE, OTHER, RepositoriesTestCase, Running, failed
@@ -77,6 +80,14 @@ class DamageTests(RepositoriesTestCase):
             self.error(self.check_out())
             self.assertEqual(self.names(), ["read-tree"])
             self.git.commands.clear()
+
+    def test_full_disk(self) -> None:
+        """What a full disk leaves looks damaged, and is no reason to throw away what was whole."""
+        said = "error: No space left on device\nfatal: packed object cc is corrupt"
+        full = EvaluationError("lost", "the disk is full", {"stderr": said})
+        self.git.script = lambda command: fail(full)
+        self.assertEqual(self.error(self.check_out()).reason, "lost")
+        self.assertEqual(self.names(), ["read-tree"])
 
     def test_never_whole(self) -> None:
         """One that could never be fetched is not tried twice: it is the server's that is broken."""

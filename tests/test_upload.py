@@ -42,6 +42,7 @@ class UploadTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.uploads = Path(self.mktemp())
+        self.uploads.mkdir()
         self.count = 0
         self.spool = Spool(2**40)
 
@@ -209,7 +210,7 @@ class GoodFormTests(UploadTestCase):
         """Nothing is made on the disk before there is a file."""
         receiver = self.receiver()
         receiver.feed(form(without("submission[source]"))[:-10])
-        self.assertFalse(self.uploads.exists())
+        self.assertEqual(list(self.uploads.iterdir()), [])
 
 
 class DigestTests(UploadTestCase):

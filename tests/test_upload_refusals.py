@@ -88,7 +88,7 @@ class FieldTests(UploadTestCase):
         for filename in ("", ".", "..", "a/", "a/..", "..\\..", "x" * 256, "é" * 128, "a\0b"):
             part = Part("submission[a]", b"x", filename)
             self.refuse(InvalidField, form([part, *parts()]), "submission[a]")
-        self.assertFalse(self.uploads.exists())
+        self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_long_name(self) -> None:
         """A name too long for a directory is the client's fault, or it is none at all."""
@@ -229,6 +229,10 @@ class MalformedTests(UploadTestCase):
 
     def test_disk(self) -> None:
         """What the disk does not take is an OSError, for the web to answer."""
+        self.uploads.rmdir()
+        with self.assertRaises(FileNotFoundError):
+            self.receiver().feed(form(parts()))
+        self.assertFalse(self.uploads.exists())
         self.uploads.write_text("no directory")
-        with self.assertRaises(OSError):
+        with self.assertRaises(NotADirectoryError):
             self.receiver().feed(form(parts()))

@@ -116,7 +116,8 @@ class ApiRequest(Request):
                 if self._discarded > _BODY:
                     raise _body_not_expected()
         except OSError as error:
-            log.failure("a form cannot be stored")
+            # The machine's fault, not a defect of ours: it needs no traceback.
+            log.error("a form cannot be stored: {error}", error=error)  # noqa: TRY400
             self.refuse(Busy(f"the form cannot be stored: {error.strerror}", 60))
         except Exception as error:  # noqa: BLE001  (silence is no answer)
             self.refuse(error)

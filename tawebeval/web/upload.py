@@ -138,6 +138,8 @@ class FormReceiver:
             self._text = bytearray()
         else:
             self._submission.append(file)
+            # What is around it is not made here: it is for nobody else to look into.
+            self.directory.mkdir(mode=0o755, exist_ok=True)
             folder = self.directory / "submission" / file.field
             folder.mkdir(mode=0o755, parents=True)
             self._file = open(folder / file.filename, "xb")

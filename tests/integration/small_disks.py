@@ -1,0 +1,96 @@
+"""A daemon whose state and cache lie on small file systems, which fill up and are mended.
+
+They are mounted in a mount namespace of the daemon's own, and seen from outside through its root
+directory in `/proc`. Only root can do that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from tests.integration.harness import TWISTD, Daemon
+from tests.integration.unprivileged import USER
+
+_MOUNT = (
+    'mkdir -p "$STATE_DIRECTORY" "$CACHE_DIRECTORY"\n'
+    'for place in "$STATE_DIRECTORY" "$CACHE_DIRECTORY"; do\n'
+    '  mount -t tmpfs -o "$TEST_OPTIONS" tmpfs "$place" || exit 1\n'
+    "done\n"
+    'exec "$@"'
+)
+
+
+_PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
+
+
+class SmallDisks(Daemon):
+    """Such a daemon, with so many bytes on each of the two."""
+
+    program = (
+        *(*_PRIVATE, _MOUNT, "sh"),
+        str(TWISTD),
+    )
+
+    def __init__(self, configuration: str, size: int, *options: str) -> None:
+        """Let each be mounted with further options (tmpfs(5))."""
+        assert USER is not None, "only root can mount"
+        options = (f"size={size}", "mode=700", f"uid={USER.pw_uid}", *options)
+        super().__init__(configuration, TEST_OPTIONS=",".join(options))
+
+    def seen(self, place: Path) -> Path:
+        """Return where one of its directories is from outside."""
+        return Path(f"/proc/{self.pid}/root{place}")
+
+    def remains(self) -> list[str]:
+        """Return what is left of evaluations, where the daemon has it."""
+        found = [path for path in self.cgroups() if path.name.startswith("evaluation-")]
+        if self.running:
+            for name in ("evaluations", "uploads"):
+                found += self.seen(self.state / name).glob("*")
+        return list(map(str, found))
+
+    def fill(self, place: Path) -> None:
+        """Leave no room at all."""
+        with open(self.seen(place) / "filler", "ab", buffering=0) as filler:
+            for size in (2**16, 2**12, 1):
+                with suppress(OSError):
+                    while filler.write(bytes(size)):
+                        pass
+        room = os.statvfs(self.seen(place))
+        assert room.f_bavail == 0, room
+
+    def empty(self, place: Path) -> None:
+        """Give the room back."""
+        (self.seen(place) / "filler").unlink(missing_ok=True)
+
+    def close(self, place: Path) -> None:
+        """Let nothing be written there, as if the file system had become read-only."""
+        # What has a file open for writing, as the lock is, cannot be made so itself.
+        self._inside("mount", "--bind", str(place), str(place))
+        self._inside("mount", "-o", "remount,bind,ro", str(place))
+
+    def open(self, place: Path) -> None:
+        """Let it be written to again."""
+        self._inside("umount", "--lazy", str(place))
+
+    def _inside(self, *command: str) -> None:
+        """Run a command in the daemon's mount namespace."""
+        nsenter = ("nsenter", f"--mount=/proc/{self.pid}/ns/mnt")
+        assert shutil.which(nsenter[0]), "util-linux has it"
+        status = os.spawnvp(os.P_WAIT, nsenter[0], [*nsenter, *command])
+        assert status == 0, command
+
+
+class LoggedThere(SmallDisks):
+    """One that logs to the disk of its cache."""
+
+    program = (*_PRIVATE, f'{_MOUNT} >"$CACHE_DIRECTORY/log" 2>&1', "sh", str(TWISTD))
+
+    @property
+    def log(self) -> str:
+        """All that it has logged, and is still there."""
+        path = self.seen(self.cache) / "log"
+        return path.read_text(errors="replace") if self.running and path.exists() else ""

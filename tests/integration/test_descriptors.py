@@ -1,0 +1,107 @@
+"""A daemon that has no more file descriptors: told clearly, survived, and over when there are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+from twisted.trial.unittest import TestCase
+
+from tests.integration.client import Client, failure, text
+from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, DaemonTestCase
+from tests.integration.raw import Connection
+from tests.integration.unprivileged import USER
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+MANY = 60
+
+
+class DescriptorsTests(DaemonTestCase):
+    """Their limit is lowered while the daemon runs, by its own user: others may not."""
+
+    configuration = CONFIGURATION
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        self.most = self.limit()[1]
+        self.addCleanup(self.allow, self.most)
+
+    def limit(self) -> tuple[int, int]:
+        """Return how many the daemon may have, and to how many it may raise that."""
+        (line,) = (
+            line
+            for line in Path(f"/proc/{self.daemon.pid}/limits").read_text().splitlines()
+            if line.startswith("Max open files")
+        )
+        soft, hard = line.split()[3:5]
+        return int(soft), int(hard)
+
+    def allow(self, count: int) -> None:
+        """Let the daemon have so many."""
+        become = (
+            ("setpriv", f"--reuid={USER.pw_uid}", f"--regid={USER.pw_gid}", "--clear-groups")
+            if USER
+            else ()
+        )
+        command = ("prlimit", f"--pid={self.daemon.pid}", f"--nofile={count}:{self.most}")
+        subprocess.run([*become, *command], check=True)
+
+    def allow_more(self, count: int) -> None:
+        """Let the daemon have so many more than it has."""
+        self.allow(len(os.listdir(f"/proc/{self.daemon.pid}/fd")) + count)
+
+    async def test_evaluations(self) -> None:
+        """Those that cannot be run are `lost`, and say why; what runs already comes to its end."""
+        running = await self.begin_and_wait("echo ready; exec sleep 2")
+        for more in range(1, 8, 2):
+            self.allow_more(more)
+            error = failure(await self.run_command("cat README"), "lost")
+            self.assertIn("Too many open files", error["message"])
+        self.assertEqual(text(await self.client.follow(running)), "ready\n")
+        self.allow(self.most)
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        # A line for each, and a traceback for none: a defect would have one.
+        told = [line for line in self.daemon.log.splitlines() if "could not be evaluated" in line]
+        self.assertEqual(len(told), 4, told)
+
+    async def test_connections(self) -> None:
+        """Those beyond are closed, those that are there are answered, and the log says it once."""
+        with Connection(self.daemon.port) as there, contextlib.ExitStack() as others:
+            self.assertEqual(there.ask(HEALTH).code, 200)
+            self.allow_more(5)
+            for _ in range(MANY):
+                others.enter_context(socket.create_connection(("127.0.0.1", self.daemon.port)))
+            for _ in range(3):
+                self.assertEqual(there.ask(HEALTH).code, 200)
+            log = self.daemon.log
+            self.assertEqual(log.count("there are no more file descriptors"), 1)
+            self.assertNotIn("EMFILE", log)
+        self.allow(self.most)
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+
+
+class FewDescriptorsTests(TestCase):
+    """A daemon that may have few from its start."""
+
+    timeout = 60
+
+    async def test_start(self) -> None:
+        """It takes all that it may have, says that it would need more, and how many more."""
+        daemon = Daemon()
+        self.addCleanup(daemon.remove)
+        daemon.program = ("prlimit", "--nofile=64:300", str(TWISTD))
+        daemon.start()
+        await daemon.ready()
+        limits = Path(f"/proc/{daemon.pid}/limits").read_text()
+        self.assertRegex(limits, r"Max open files +300 +300 ")
+        # 9 for each of 4 evaluations, and 128 for the daemon itself, leave 136.
+        self.assertIn("300 are allowed here", daemon.log)
+        self.assertIn("there may be 136 connections", daemon.log)
+        async with Client(daemon.url) as client:
+            metrics = (await client.get("/metrics")).body.decode()
+        self.assertIn("tawebeval_connections_limit 136.0", metrics)
+        await daemon.stop()

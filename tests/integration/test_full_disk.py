@@ -1,0 +1,221 @@
+"""A state or cache directory that is full, closed or gone: said clearly, survived, and mended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+from twisted.trial.unittest import SkipTest, TestCase
+
+from tests.integration.client import failure, text
+from tests.integration.harness import DaemonTestCase, until
+from tests.integration.small_disks import LoggedThere, SmallDisks
+from tests.integration.unprivileged import USER
+
+MIB = 2**20
+FULL = "No space left on device"
+CLOSED = "Read-only file system"
+
+
+class SmallDisksTestCase(DaemonTestCase):
+    """A daemon with 24 MiB for each of the two; what a test does to them is undone after it."""
+
+    kind: ClassVar[type[SmallDisks]] = SmallDisks
+
+    configuration = """
+        [repositories]
+        protocols = ["file"]
+        cache = 8388608
+        [evaluations]
+        running = 4
+        grace = 0.3
+        [health]
+        free_disk = 1048576
+        """
+
+    async def setUp(self) -> None:
+        if USER is None:
+            raise SkipTest("only root can mount file systems of its own for a daemon")
+        cls = type(self)
+        if cls._shared is None:
+            cls._shared = self.disks = self.kind(cls.configuration, 24 * MIB)
+        else:
+            assert isinstance(cls._shared, SmallDisks)
+            self.disks = cls._shared
+        await super().setUp()
+        self.assertEqual(await self.obstacles(), [])
+
+    async def obstacles(self) -> list[str]:
+        """Return why the daemon says that it is not ready."""
+        answer = await self.client.get("/health/ready")
+        return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
+
+    async def check_mended(self) -> None:
+        """Hold that all is as before, by itself: ready, and evaluations come to a good end."""
+        await self.daemon.nothing_left()
+        self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
+        self.assertEqual(await self.obstacles(), [])
+
+
+class DiskTests(SmallDisksTestCase):
+    """Evaluations and forms."""
+
+    async def lost(self, command: str = "true") -> dict[str, Any]:
+        """Return the end of an evaluation that is accepted and cannot be run."""
+        return failure(await self.run_command(command), "lost")
+
+    def other_commit(self) -> None:
+        """Let evaluations be by a commit that was never fetched."""
+        self.repository.write("new", os.urandom(MIB))
+        self.commit = self.repository.commit()
+
+    async def test_upload(self) -> None:
+        """A form for which there is no room, whether its files are large or small: 503."""
+        self.disks.fill(self.disks.state)
+        for content in (b"x", bytes(3 * MIB)):
+            answer = await self.client.post(
+                self.repository.url,
+                self.commit,
+                "true",
+                files=[("solution", "solution.txt", content)],
+            )
+            problem = answer.problem(503)
+            self.assertEqual(problem["detail"], f"the form cannot be stored: {FULL}")
+            self.assertIsNotNone(answer.header("Retry-After"))
+        self.assertIn("the file system of the state is full", "".join(await self.obstacles()))
+        self.disks.empty(self.disks.state)
+        await self.check_mended()
+
+    async def test_upload_that_fills_it(self) -> None:
+        """So it is where the form itself is what does not fit; of it nothing stays."""
+        files = [("solution", "solution.txt", bytes(25 * MIB))]
+        answer = await self.client.post(self.repository.url, self.commit, "true", files=files)
+        answer.problem(503)
+        await self.check_mended()
+
+    async def test_evaluator(self) -> None:
+        """An evaluator that fills the disk is told so; the daemon tells how it ended."""
+        events = await self.run_command("cat /dev/zero >file")
+        error = failure(events, "exit")
+        self.assertIn(FULL, error["stderr"])
+        await self.check_mended()
+
+    async def test_running(self) -> None:
+        """Who runs while the disk fills up prints on, and its reader gets all of it."""
+        command = "cd $TEMPORARY_DIRECTORY; touch gate; echo ready"
+        command += "; while test -e gate; do sleep 0.01; done; seq 1000"
+        identifier = await self.begin_and_wait(command)
+        (gate,) = self.disks.seen(self.disks.state / "evaluations").glob("*/tmp/gate")
+        self.disks.fill(self.disks.state)
+        gate.unlink()
+        numbers = "".join(f"{number}\n" for number in range(1, 1001))
+        self.assertEqual(text(await self.client.follow(identifier)), f"ready\n{numbers}")
+        self.disks.empty(self.disks.state)
+        await self.check_mended()
+
+    async def test_fetch(self) -> None:
+        """A commit that does not fit into the cache: `lost`, in words that name the cache."""
+        await self.run_command("true")
+        self.other_commit()
+        self.disks.fill(self.disks.cache)
+        error = await self.lost()
+        self.assertIn(FULL, error["message"])
+        self.assertIn("the file system of the cache is full", "".join(await self.obstacles()))
+        self.disks.empty(self.disks.cache)
+        await self.check_mended()
+
+    async def test_fetch_that_fills_it(self) -> None:
+        """So it is where it is the pack that fills it; the repository is not taken for damaged."""
+        self.repository.write("huge", os.urandom(25 * MIB))
+        self.commit = self.repository.commit()
+        error = await self.lost()
+        self.assertEqual(error["message"], f"the cache cannot be written to: {FULL}")
+        self.assertIn(FULL, error["stderr"])
+        self.repository.write("huge", b"")
+        self.commit = self.repository.commit()
+        await self.check_mended()
+        self.assertNotIn("is damaged", self.daemon.log)
+
+    async def test_closed(self) -> None:
+        """File systems that become read-only, as Linux makes them when a disk fails."""
+        for place, name in ((self.disks.state, "state"), (self.disks.cache, "cache")):
+            self.other_commit()
+            self.disks.close(place)
+            try:
+                (obstacle,) = await self.obstacles()
+                self.assertEqual(obstacle, f"the file system of the {name} cannot be written to")
+                if name == "state":
+                    answer = await self.client.post(self.repository.url, self.commit, "true")
+                    self.assertIn(CLOSED, answer.problem(503)["detail"])
+                else:
+                    self.assertIn(CLOSED, (await self.lost())["message"])
+            finally:
+                self.disks.open(place)
+            await self.check_mended()
+
+    async def remove(self, place: Path, name: str) -> None:
+        """Remove what is in one of the two, and hold that it is there again soon."""
+        folder = self.disks.seen(place) / name
+        folder.rename(folder.with_name("gone"))
+        shutil.rmtree(folder.with_name("gone"))
+        while not folder.exists():
+            await self.client.get("/health")
+        await self.check_mended()
+        self.assertIn(f"{place / name} was gone, and is made anew", self.daemon.log)
+
+    async def test_gone(self) -> None:
+        """Directories that somebody removes while the daemon runs are made anew."""
+        await self.run_command("true")
+        for name in ("uploads", "evaluations", "accounts"):
+            await self.remove(self.disks.state, name)
+        await self.remove(self.disks.cache, "repositories")
+
+
+class LogTests(SmallDisksTestCase):
+    """The log on a full disk."""
+
+    kind = LoggedThere
+
+    async def test_log(self) -> None:
+        """All goes on without a log, and afterwards it tells that something is missing."""
+        await self.check_mended()
+        self.disks.fill(self.disks.cache)
+        identifiers = [await self.begin("cat README") for _ in range(50)]
+        for identifier in identifiers:
+            self.assertEqual(text(await self.client.follow(identifier)), "an evaluator\n")
+        self.disks.empty(self.disks.cache)
+        last = await self.begin("cat README")
+        name = (await self.client.ended(last))["log_name"]
+        self.assertEqual(text(await self.client.follow(last)), "an evaluator\n")
+        self.assertRegex(self.disks.log, r"up to \d+ events before this one could not be written")
+        self.assertIn(f"{name}: finished", self.disks.log)
+
+
+class StartTests(TestCase):
+    """A start where nothing can be written."""
+
+    timeout = 60
+
+    async def refused(self, *options: str, size: int = MIB) -> str:
+        """Return the last line of a daemon that does not start."""
+        if USER is None:
+            raise SkipTest("only root can mount file systems of its own for a daemon")
+        daemon = SmallDisks("", size, *options)
+        self.addCleanup(daemon.remove)
+        daemon.start()
+        await until(lambda: not daemon.running, "it has ended")
+        line = daemon.log.splitlines()[-1]
+        self.assertIn(str(daemon.folder), line)
+        return line
+
+    async def test_closed(self) -> None:
+        """One that is read-only is named, with where to name another."""
+        line = await self.refused("ro")
+        self.assertRegex(line, f"^tawebeval: .*/state/.*: {CLOSED}")
+        self.assertIn("STATE_DIRECTORY", line)
+
+    async def test_full(self) -> None:
+        """So is one that is full, before anything is accepted."""
+        self.assertRegex(await self.refused("nr_inodes=3"), f"tawebeval: .*/state/.*: {FULL}")
