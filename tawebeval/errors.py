@@ -68,12 +68,17 @@ class UnknownEvaluation(RequestError):
 
 
 class EvaluationGone(RequestError):
-    """The identifier was issued here, but nothing is kept of its evaluation any more."""
+    """The identifier was issued here, but nothing is kept of its evaluation any more.
 
-    def __init__(self) -> None:
+    Which of the reasons it was nobody knows by then, but for this: `started`, when the daemon was
+    (RFC 3339), tells whether it can have been a restart.
+    """
+
+    def __init__(self, started: str) -> None:
         super().__init__(
-            "nothing is kept of this evaluation any more: it was read to its end, "
-            "cancelled, expired, or lost in a restart"
+            "nothing is kept of this evaluation any more: it was read to its end, cancelled, "
+            f"expired, or lost in a restart; the last start was at {started}",
+            started=started,
         )
 
 

@@ -30,7 +30,7 @@ from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place,
 from tawebeval.records import Record, Records, Upload
 from tawebeval.removal import remove
 from tawebeval.spool import Spool
-from tawebeval.status import status
+from tawebeval.status import shown_time, status
 from tawebeval.surroundings import Surroundings
 from tawebeval.telling import Telling
 from tawebeval.workspace import Workspace, directory_of
@@ -57,6 +57,7 @@ class Registry:
         self._surroundings = surroundings
         self._configuration = surroundings.configuration
         self._clock = surroundings.clock
+        self._started = shown_time(surroundings.time())
         self._identities = identities
         self._queue = queue
         self._root = root
@@ -145,7 +146,7 @@ class Registry:
         cursor = parse_cursor(after)
         record = self._records.find(identifier, caller)
         if record is None and cursor != DUMMY_END:
-            raise EvaluationGone
+            raise EvaluationGone(self._started)
         if cursor == DUMMY_END and (record is None or record.evaluation.ring.closed):
             return None
         return record
@@ -225,7 +226,7 @@ class Registry:
         """
         record = self._records.find(identifier, caller, reads=False)
         if record is None:
-            raise EvaluationGone
+            raise EvaluationGone(self._started)
         return status(record.evaluation, self._queue.place(identifier))
 
     def evaluations(self, after: str | None, caller: str = "") -> Listing:

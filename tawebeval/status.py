@@ -83,6 +83,9 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 
 def _time(evaluation: Evaluation, name: str) -> str | None:
     moment = evaluation.times.get(name)
-    if moment is None:
-        return None
+    return None if moment is None else shown_time(moment)
+
+
+def shown_time(moment: float) -> str:
+    """Return a time, in seconds since the epoch, as documents have it (RFC 3339)."""
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

@@ -7,6 +7,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
 
+STARTED = "2026-11-21T09:00:00.000+00:00"
+
 
 class RequestErrorTests(SynchronousTestCase):
     """Errors that refuse a request."""
@@ -44,10 +46,15 @@ class RequestErrorTests(SynchronousTestCase):
 
     def test_sentences(self) -> None:
         """Errors that always say the same say something, and apart from each other."""
-        unknown, gone = errors.UnknownEvaluation(), errors.EvaluationGone()
+        unknown, gone = (
+            errors.UnknownEvaluation(),
+            errors.EvaluationGone(STARTED),
+        )
         self.assertTrue(unknown.detail)
         self.assertTrue(gone.detail)
         self.assertNotEqual(unknown.detail, gone.detail)
+        self.assertTrue(gone.detail.endswith(STARTED))
+        self.assertEqual(gone.members, {"started": STARTED})
 
 
 class EvaluationErrorTests(SynchronousTestCase):

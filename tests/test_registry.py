@@ -212,8 +212,10 @@ class PageTests(RegistryTestCase):
         self.finish(child)
         self.page(identifier, END)
         self.assert_refused(EvaluationGone, identifier)
-        with self.assertRaises(EvaluationGone):
+        with self.assertRaises(EvaluationGone) as caught:
             self.registry.status(identifier)
+        # When the registry was made, in no words but the clock's.
+        self.assertEqual(caught.exception.members, {"started": "2023-11-14T22:13:20.000+00:00"})
         self.assertEqual(self.page(identifier, END)["end"], None)
 
     def test_end_before_the_end(self) -> None:

@@ -120,6 +120,9 @@ def examples() -> Iterator[tuple[str, dict[str, Any], Any]]:
             yield from ((path, schema, example["value"]) for example in found.values())
 
 
+STARTED = "2026-11-21T09:00:00.000+00:00"
+
+
 class DocumentTests(SynchronousTestCase):
     """The document by itself."""
 
@@ -157,7 +160,10 @@ class DocumentTests(SynchronousTestCase):
             example = response["content"]["application/problem+json"]["example"]
             self.assertEqual(example["status"], int(status))
             self.assertEqual(example["message"], example["detail"])
-        for refusal in (errors.UnknownEvaluation(), errors.EvaluationGone()):
+        for refusal in (
+            errors.UnknownEvaluation(),
+            errors.EvaluationGone(STARTED),
+        ):
             status = str(problems.STATUS[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]

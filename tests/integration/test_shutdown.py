@@ -105,12 +105,14 @@ class ShutdownTests(DaemonTestCase):
         await self.client.cancel(lost)
         end = (await self.client.ended(read)) and (await self.client.page(read))["end"]
         self.assertIsNone((await self.client.page(read, end))["end"])
+        created = (await self.client.status(lost))["created"]
         self.daemon.interrupt()
         await self.begin_again()
         self.assertEqual(await self.client.page(read, end), {"begin": end, "end": None, "data": []})
         self.assertEqual((await self.client.page(lost, end))["end"], None)
         for path in ("/events", "/events?after=0", ""):
-            (await self.client.get(f"/evaluation/{lost}{path}")).problem(410)
+            problem = (await self.client.get(f"/evaluation/{lost}{path}")).problem(410)
+            self.assertGreater(problem["started"], created)
             forged = lost[:-1] + ("A" if lost[-1] != "A" else "B")
             (await self.client.get(f"/evaluation/{forged}{path}")).problem(404)
         (await self.client.get(f"/evaluation/{forged}/events?after={end}")).problem(404)
