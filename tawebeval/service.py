@@ -6,7 +6,7 @@ import os
 from time import time
 from typing import Any
 
-from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.application.internet import StreamServerEndpointService
 from twisted.application.service import MultiService, Service
 from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
@@ -23,6 +23,7 @@ from tawebeval.doors import check_exposure, open_access
 from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.hosts import HostPolicy
+from tawebeval.housekeeping import keep_house
 from tawebeval.identity import Identities
 from tawebeval.interrupts import interrupts
 from tawebeval.keyring import Keyring
@@ -52,7 +53,6 @@ from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
 
 _FAREWELL = 0.5  # seconds in which clients can still fetch the end that the stop has brought
-_HOUSEKEEPING = 1.0  # seconds between two looks for what is abandoned
 _THREADS = 20  # at most, for what blocks: checking out, counting, removing
 
 log = Logger()
@@ -275,17 +275,8 @@ def make_service(
         TakingOrders(orders, reloading.reload, reactor).setServiceParent(daemon)
     for part in (observing.lag, observing.retrial):
         part.setServiceParent(daemon)
-
-    def keep_house() -> None:
-        for chore in (registry.expire, orphans.reap, ground.mend, surroundings.arrears.settle):
-            try:
-                chore()
-            except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
-                log.failure("{chore} failed", chore=chore.__name__)
-
-    housekeeping = TimerService(_HOUSEKEEPING, keep_house)
-    housekeeping.clock = reactor
-    housekeeping.setServiceParent(daemon)
+    chores = registry.expire, orphans.reap, ground.mend, surroundings.arrears.settle
+    keep_house(chores, reactor).setServiceParent(daemon)
     for endpoint in dict.fromkeys(configuration.listen):
         listen(endpoint, site, reactor).setServiceParent(daemon)
     if access.open:

@@ -34,7 +34,7 @@ LAYERS = {
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
         " allocator collector descriptors monotonic repeats logs metrics vitals observing doors lag"
-        " supervisor reporting listening orders retrial",
+        " supervisor reporting listening orders retrial housekeeping",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +38,7 @@ from tawebeval.config import (
 from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError, InvalidField
 from tawebeval.gitbox import GitBox
+from tawebeval.housekeeping import keep_house
 from tawebeval.privileges import Privileges, User
 from tawebeval.reloading import Reloading
 from tawebeval.service import Daemon, EvaluationService, make_service
@@ -148,21 +149,19 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.subreaper, 1)
         self.assertFalse(stray.exists())
 
-    def test_expires(self) -> None:
-        """Every second abandoned evaluations are looked for."""
-        looks: list[float] = []
+    def test_chores(self) -> None:
+        """Evaluations expire, orphans are reaped, what is gone is mended, what is left is done."""
+        kept: list[str] = []
+
+        def note(chores: Iterable[Callable[[], object]], reactor: object) -> TimerService:
+            self.assertIs(reactor, self.reactor)
+            kept.extend(chore.__name__ for chore in chores)
+            return keep_house(chores, reactor)
+
+        self.patch(module, "keep_house", note)
         daemon = self.make()
-        (timer,) = (one for one in daemon if isinstance(one, TimerService))
-        _, args, kwargs = timer.call
-        self.assertEqual((timer.step, args, kwargs), (1.0, (), {}))
-        expire: Callable[[], None] = timer.call[0]
-        self.assertEqual(expire.__name__, "keep_house")
-        timer.clock = self.reactor
-        timer.call = (lambda: looks.append(self.reactor.seconds()), (), {})
-        timer.startService()
-        self.reactor.pump([1, 1])
-        self.assertEqual(looks, [0, 1, 2])
-        timer.stopService()
+        self.assertEqual(kept, ["expire", "reap", "mend", "settle"])
+        self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
     def test_stop(self) -> None:
         """To stop it is to end all evaluations, and takes as long."""
