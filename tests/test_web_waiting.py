@@ -93,13 +93,13 @@ class WaitTests(WebTestCase):
     def test_looks_once(self) -> None:
         """A poll looks for its page when it comes, and again when there is something new."""
         read = []
-        peek = self.service.registry.peek
+        page = self.service.registry.page
 
         def counting(*arguments: Any) -> Page:
             read.append(arguments)
-            return peek(*arguments)
+            return page(*arguments)
 
-        self.patch(self.service.registry, "peek", counting)
+        self.patch(self.service.registry, "page", counting)
         for headers in ({}, {"Connection": "close"}):  # by the shortcut, and not
             read.clear()
             asked = self.wait(**headers)
