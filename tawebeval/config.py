@@ -1,54 +1,62 @@
 """The configuration: every setting, its default, its range. TOML text in, values out.
 
-`etc/tawebeval.toml` shows the same to operators, and a test holds the two together.
+`etc/tawebeval.toml` shows the same to operators, and a test holds the two together. What the
+daemon connects to by itself has its settings in `outbound`, and kinds of values are in `settings`.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
-from ipaddress import ip_network
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from tawebeval.callers import NAME
 from tawebeval.errors import ConfigurationError
 from tawebeval.identity import NAME as DAEMON_NAME
+from tawebeval.outbound import CallbackSettings, CredentialSettings, Repositories
+from tawebeval.settings import (
+    GIB,
+    KIB,
+    MIB,
+    AbsolutePath,
+    Bytes,
+    ByteShare,
+    Count,
+    Origin,
+    Seconds,
+    Section,
+    Share,
+)
 
-KIB = 1024
-MIB = 1024 * KIB
-GIB = 1024 * MIB
-
-Protocol = Literal["https", "http", "git", "ssh", "file"]
-Count = Annotated[int, Meta(ge=1, le=10**9)]
-Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
-Host = Annotated[str, Meta(pattern=r"^(\*\.)?[A-Za-z0-9_.:-]+\Z")]
-Seconds = Annotated[float, Meta(gt=0, le=10**9)]
-
-# Written plainly, so that what is mounted there is what stands there.
-AbsolutePath = Annotated[str, Meta(pattern=r"^(/(?!\.{1,2}(/|\Z))[^/\0]+)+\Z")]
-# A file of a secret: a path, or the name of what systemd hands over. ssh would take more than
-# these characters apart.
-SecretFile = Annotated[str, Meta(pattern=r"^(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?\Z")]
-Share = Annotated[int, Meta(ge=0, le=10**6)]
-ByteShare = Annotated[int, Meta(ge=0, le=2**50)]
-CallerName = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
-# As browsers write it: in lower case, and without a slash at the end.
-Origin = Annotated[
-    str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)\Z")
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "Buffers",
+    "CallbackSettings",
+    "Callers",
+    "Configuration",
+    "CredentialSettings",
+    "Evaluations",
+    "Health",
+    "Http",
+    "Limits",
+    "Log",
+    "Metrics",
+    "Polls",
+    "Repositories",
+    "Sandbox",
+    "Section",
+    "Service",
+    "Streams",
+    "parse_configuration",
 ]
-
 
 # What an evaluator is always told by tawebeval, whatever is configured.
 _OWN_NAMES = frozenset({"HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED"})
 _OWN_PREFIXES = ("SUBMISSION_FILE_", "EVALUATION_DATA_", "EVALUATION_FILE_")
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file; what it does not know is an error."""
 
 
 class Service(Section, frozen=True):
@@ -72,54 +80,6 @@ class Callers(Section, frozen=True):
     requests_per_minute: Share = 6000
 
 
-def _check_networks(networks: Iterable[str]) -> None:
-    for network in networks:
-        try:
-            ip_network(network)
-        except ValueError as error:
-            raise ValueError(f"private_networks: {error}") from None
-
-
-class CredentialSettings(Section, frozen=True):
-    """`[[repositories.credentials]]`: a name and a secret for one server, or some, of git."""
-
-    host: Host
-    username: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][^\x00-\x20\x7f:%]*\Z")]
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    password_file: SecretFile = ""
-    key_file: SecretFile = ""
-    known_hosts_file: SecretFile = ""
-    callers: tuple[CallerName, ...] = ()
-
-    def __post_init__(self) -> None:
-        if bool(self.password_file) == bool(self.key_file):
-            raise ValueError("credentials: one of password_file and key_file is needed")
-        if bool(self.key_file) != bool(self.known_hosts_file):
-            raise ValueError(
-                "credentials: known_hosts_file belongs to key_file, for host keys are never"
-                " believed unseen"
-            )
-
-
-class Repositories(Section, frozen=True):
-    """`[repositories]`: from where evaluators are fetched, and what is kept of them."""
-
-    protocols: tuple[Protocol, ...] = ("https",)
-    allow_hosts: tuple[Host, ...] = ()
-    deny_hosts: tuple[Host, ...] = ()
-    private_networks: tuple[str, ...] = ()
-    credentials: tuple[CredentialSettings, ...] = ()
-    cache: Bytes = 10 * GIB
-    fetch_timeout: Seconds = 300
-    fetch_bytes: Bytes = GIB
-    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
-    tree_files: Count = 100_000
-    tree_bytes: Bytes = GIB
-
-    def __post_init__(self) -> None:
-        _check_networks(self.private_networks)
-
-
 class Evaluations(Section, frozen=True):
     """`[evaluations]`: how many at once, and how long for."""
 
@@ -129,7 +89,9 @@ class Evaluations(Section, frozen=True):
     abandon_after: Seconds = 900
     retain: Seconds = 900
     kept: Count = 10_000
-    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], str] = {}
+    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], str] = (
+        msgspec.field(default_factory=dict)
+    )
 
     def __post_init__(self) -> None:
         for name, value in self.environment.items():
@@ -187,25 +149,6 @@ class Streams(Section, frozen=True):
     """`[streams]`: connections on which events come as they are printed."""
 
     heartbeat: Seconds = 15
-
-
-class CallbackSettings(Section, frozen=True):
-    """`[callbacks]`: to whom the end of an evaluation is told, and how insistently."""
-
-    enabled: bool = False
-    secrets: str = ""
-    allow_hosts: tuple[Host, ...] = ()
-    deny_hosts: tuple[Host, ...] = ()
-    private_networks: tuple[str, ...] = ()
-    attempts: Annotated[int, Meta(ge=1, le=100)] = 8
-    first_delay: Seconds = 5
-    longest_delay: Seconds = 600
-    timeout: Seconds = 15
-    at_once: Count = 10
-    buffer: Bytes = 16 * MIB
-
-    def __post_init__(self) -> None:
-        _check_networks(self.private_networks)
 
 
 class Http(Section, frozen=True):

@@ -43,6 +43,8 @@ CORE = (
     "exposure",
     "form",
     "config",
+    "settings",
+    "outbound",
     "hosts",
     "trees",
     "commits",
