@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tawebeval.errors import ConfigurationError
+from tawebeval.forwarded import UNIX, Proxies
 from tawebeval.identity import NAME as DAEMON_NAME
 from tawebeval.outbound import CallbackSettings, CredentialSettings, Repositories
 from tawebeval.settings import (
@@ -53,6 +54,15 @@ __all__ = [
     "Streams",
     "parse_configuration",
 ]
+
+OWN_PATHS = frozenset(
+    {"evaluate", "evaluation", "evaluation_events", "evaluations", "health", "metrics"}
+    | {"openapi.json", "static"}
+)
+"""With what the paths of the API begin: behind a proxy that takes the base path away they would be
+taken for it."""
+
+_BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
 
 # What an evaluator is always told by tawebeval, whatever is configured.
 _OWN_NAMES = frozenset({"HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED"})
@@ -163,6 +173,26 @@ class Http(Section, frozen=True):
     window: Seconds = 30
     rate: Bytes = 4 * KIB
     idle: Seconds = 60
+    base_path: str = ""
+    trusted_proxies: tuple[str, ...] = ()
+    client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
+
+    def __post_init__(self) -> None:
+        if not _BASE_PATH.fullmatch(self.base_path):
+            raise ValueError(
+                f".base_path: {self.base_path!r} is no path such as '/judge', with a slash before"
+                " each part and none at the end"
+            )
+        if self.base_path[1:].partition("/")[0] in OWN_PATHS:
+            raise ValueError(
+                f".base_path: {self.base_path!r} begins as paths of the API do; take another one"
+            )
+        try:
+            Proxies.of(self.trusted_proxies, self.client_header)
+        except ValueError as error:
+            raise ValueError(
+                f".trusted_proxies: {error}; there may be addresses, networks and {UNIX!r}"
+            ) from None
 
 
 class Log(Section, frozen=True):

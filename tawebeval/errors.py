@@ -82,6 +82,14 @@ class EvaluationGone(RequestError):
         )
 
 
+class Elsewhere(RequestError):
+    """What is asked for is at another place: `location`, a path."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(f"this is at {location}")
+        self.location = location
+
+
 class TooLarge(RequestError):
     """The request's body, or a part of it, is over a limit (bytes or number)."""
 

@@ -45,6 +45,7 @@ CORE = (
     "config",
     "settings",
     "outbound",
+    "forwarded",
     "hosts",
     "trees",
     "commits",

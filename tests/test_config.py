@@ -10,7 +10,14 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import GIB, Configuration, CredentialSettings, Section, parse_configuration
+from tawebeval.config import (
+    GIB,
+    OWN_PATHS,
+    Configuration,
+    CredentialSettings,
+    Section,
+    parse_configuration,
+)
 from tawebeval.errors import ConfigurationError
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "etc" / "tawebeval.toml"
@@ -245,6 +252,50 @@ class ErrorTests(SynchronousTestCase):
     def test_environment_name_with_a_line_end(self) -> None:
         """A name of a variable is one whole word, without a line's end after it."""
         self.check('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: ")
+
+    def test_base_path(self) -> None:
+        """A base path is a path, and none of those that the API has itself."""
+        for path in ("", "/judge", "/a/b.c/~d-e_f"):
+            http = parse_configuration(f"[http]\nbase_path = '{path}'").http
+            self.assertEqual(http.base_path, path)
+        for path in (
+            "judge",
+            "/judge/",
+            "/",
+            "//a",
+            "/a//b",
+            "/a b",
+            "/..",
+            "/a/./b",
+            "/%41",
+            "/ä",
+        ):
+            self.check(
+                f"[http]\nbase_path = '{path}'",
+                f"http.base_path: '{path}' is no path such as '/judge', with a slash before each"
+                " part and none at the end",
+            )
+        for name in OWN_PATHS:
+            for path in (f"/{name}", f"/{name}/x"):
+                self.check(
+                    f"[http]\nbase_path = '{path}'",
+                    f"http.base_path: '{path}' begins as paths of the API do; take another one",
+                )
+
+    def test_trusted_proxies(self) -> None:
+        """Proxies are addresses, networks, or whoever connects to a UNIX socket."""
+        listed = ("127.0.0.1", "10.0.0.0/29", "::1", "2001:db8::/48", "unix")
+        text = f"[http]\ntrusted_proxies = {list(listed)}\nclient_header = 'Forwarded'"
+        self.assertEqual(parse_configuration(text).http.trusted_proxies, listed)
+        for wrong, why in (
+            ("localhost", "'localhost' does not appear to be an IPv4 or IPv6 network"),
+            ("10.0.0.1/8", "10.0.0.1/8 has host bits set"),
+            ("", "'' does not appear to be an IPv4 or IPv6 network"),
+        ):
+            self.check(
+                f"[http]\ntrusted_proxies = ['{wrong}']",
+                f"http.trusted_proxies: {why}; there may be addresses, networks and 'unix'",
+            )
 
     def test_environment_of_ours(self) -> None:
         """A variable that evaluators get from the daemon anyway cannot be set, and is named."""

@@ -56,8 +56,9 @@ LAYERS = {
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config settings outbound callers exposure hosts trees commits hierarchies credentials"
-        " gitwords retention framing budget life spool backoff signatures callback tally",
+        "config settings outbound forwarded callers exposure hosts trees commits hierarchies"
+        " credentials gitwords retention framing budget life spool backoff signatures callback"
+        " tally",
         below="",
     ),
 }

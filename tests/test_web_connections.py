@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
-from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, Http
-from tawebeval.web.connections import group_of
 from tests.fake_clients import Connection
 from tests.test_web_problems import RawTestCase
 
@@ -109,23 +107,3 @@ class UnlimitedTests(ConnectionsTestCase):
         for _ in range(5):
             self.check_open(self.connect_from(ipv4(1)))
         self.check_turned_away(self.connect_from(ipv4(1)))
-
-
-class GroupTests(SynchronousTestCase):
-    """What counts as one client."""
-
-    def test_groups(self) -> None:
-        """An IPv4 address, however written; a network of IPv6; nothing for a Unix socket."""
-        for host, group in (
-            ("2001:db8::1", "2001:db8::"),
-            ("2001:db8:0:0:ffff::1", "2001:db8::"),
-            ("2001:db8:0:1::1", "2001:db8:0:1::"),
-            ("fe80::1%eth0", "fe80::"),
-            ("::1", "::"),
-            ("::ffff:192.0.2.1", "192.0.2.1"),
-            ("192.0.2.1", "192.0.2.1"),
-        ):
-            self.assertEqual(group_of(IPv6Address("TCP", host, 1)), group)
-        self.assertEqual(group_of(ipv4(7)), "192.0.2.7")
-        self.assertEqual(group_of(UNIXAddress(None)), "")
-        self.assertEqual(group_of(None), "")

@@ -53,6 +53,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.MalformedRequest: ALL,
     errors.InvalidField: {"evaluate", "readOlderEvents"},
     errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
+    errors.Elsewhere: set(),  # without any operation's path
     errors.UnknownEvaluation: {*OF_ONE, "cancel"},
     errors.EvaluationGone: OF_ONE,
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
@@ -212,7 +213,7 @@ class ContentTests(SynchronousTestCase):
         """The form of identifiers, which the page knows, too."""
         self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER}$")
         location = DOCUMENT["components"]["headers"]["Location"]
-        self.assertEqual(location["schema"]["pattern"], f"^/evaluation/{IDENTIFIER}$")
+        self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER}$")
         self.assertIn(f"({IDENTIFIER})$", assets.ASSETS["/static/page.js"].content.decode())
 
     def test_submission(self) -> None:

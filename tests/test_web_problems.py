@@ -56,6 +56,7 @@ class TableTests(SynchronousTestCase):
                 "MalformedRequest": 400,
                 "InvalidField": 400,
                 "InvalidCursor": 400,
+                "Elsewhere": 308,
                 "UnknownEvaluation": 404,
                 "EvaluationGone": 410,
                 "DiscardedCursor": 410,

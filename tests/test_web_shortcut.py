@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.web.http import datetimeToString
 
-from tawebeval.config import Buffers, Callers, Configuration, Http
+from tawebeval.config import Buffers, Callers, Configuration, Http, Log
 from tawebeval.config import Service as Process
 from tawebeval.web import site
 from tests.fake_clients import MULTIPART, Connection, Service, form, parts
@@ -32,6 +32,11 @@ CONFIGURATIONS = {
     "little": Configuration(http=Http(headers=4, line=150, header_bytes=250)),
     "tokens": Configuration(callers=Callers(requests_per_minute=3)),
     "named": Configuration(service=Process(name="a")),
+    "below": Configuration(http=Http(base_path="/judge/a.b")),
+    "proxied": Configuration(
+        http=Http(trusted_proxies=("127.0.0.1",), connections_per_address=1),
+        log=Log(access=True),
+    ),
 }
 
 PLAIN = (
@@ -60,6 +65,14 @@ PLAIN = (
     "If-None-Match: *",
     f"Authorization: Bearer {TOKEN}",
     "Authorization: Bearer another",
+    "X-Forwarded-For: 192.0.2.1",
+    "X-Forwarded-For: 192.0.2.2, 127.0.0.1",
+    "X-Forwarded-For: 2001:db8::1",
+    "X-Forwarded-For: 2001:db8::2",
+    "X-Forwarded-For: unknown",
+    "X-Forwarded-For: _a",
+    "X-Forwarded-For: nobody",  # for which a proxy is refused
+    "Forwarded: for=192.0.2.3",
 )
 ODD_HOSTS = ("Host: [::1", "Host: ..", "Host:", "Host: a b")
 NOT_PLAIN = (
@@ -100,6 +113,9 @@ PATHS = st.sampled_from(
     ["/evaluation/ID/events"] * 12
     + ["/evaluation/NONE/events", "/evaluation/x/events", "//evaluation//ID/events"]
     + ["http://localhost/evaluation/ID/events", "/evaluation/ID/event%73", "/health"]
+    + ["/judge/a.b/evaluation/ID/events"] * 4
+    + ["//judge//a.b//evaluation/ID/events", "http://localhost/judge/a.b/evaluation/ID/events"]
+    + ["/judge/a.b", "/judge/a_b/evaluation/ID/events", "/judge/a.b/judge/a.b/evaluation/ID/events"]
 )
 FIELDS = st.lists(
     st.sampled_from(PLAIN) | st.sampled_from(PLAIN + NOT_PLAIN), max_size=6, unique=True

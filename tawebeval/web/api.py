@@ -15,6 +15,8 @@ from tawebeval.config import Configuration
 from tawebeval.errors import MalformedRequest, Unauthorized
 from tawebeval.exposure import check_change, check_reading
 from tawebeval.registry import Registry
+from tawebeval.web.clients import Clients
+from tawebeval.web.mount import Mount
 from tawebeval.web.operations import Operations
 from tawebeval.web.traffic import Traffic
 from tawebeval.web.upload import FormReceiver
@@ -38,6 +40,16 @@ class Api:
     operations: Operations = attrs.field(factory=Operations)
     traffic: Traffic = attrs.field(factory=Traffic)
     time: Callable[[], float] = time.time
+    clients: Clients = attrs.field(init=False)
+    mount: Mount = attrs.field(init=False)
+
+    @clients.default
+    def _clients(self) -> Clients:
+        return Clients.of(self.configuration.http)
+
+    @mount.default
+    def _mount(self) -> Mount:
+        return Mount(self.configuration.http.base_path)
 
     def admit(self, method: bytes, headers: Headers) -> str:
         """Return the name of the caller whose request has these headers, and count it.

@@ -16,7 +16,8 @@ from twisted.web.http_headers import Headers
 from tawebeval.config import Http
 from tawebeval.errors import Stopping, TooSlow
 from tawebeval.web import problems
-from tawebeval.web.connections import group_of
+from tawebeval.web.clients import Peer
+from tawebeval.web.connections import RETRY_AFTER
 from tawebeval.web.exchange import general_headers, lines, status_line
 from tawebeval.web.pacing import LINGER, PacedChannel, Phase
 from tawebeval.web.shortcut import Shortcut
@@ -24,7 +25,6 @@ from tawebeval.web.shortcut import Shortcut
 if TYPE_CHECKING:
     from tawebeval.web.site import ApiSite
 
-_RETRY_AFTER = 5  # seconds
 _TURNED_AWAY = 64  # connections over the limit that are told so at the same time
 _SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send, all frames together
 _TOO_BIG = 1009  # the close code for that
@@ -40,6 +40,7 @@ class ApiChannel(PacedChannel):
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
+    peer: Peer
     _shortcut: Shortcut
     _group: str | None = None  # None while the connection is not counted
     _turned_away = False
@@ -57,12 +58,6 @@ class ApiChannel(PacedChannel):
         """The clock of all deadlines."""
         return self.site.api.clock
 
-    @property
-    def client(self) -> str:
-        """The client's address, empty for one that has none."""
-        assert self.transport is not None
-        return str(getattr(self.transport.getPeer(), "host", ""))
-
     def request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
         return self._command, self._path, self._version
@@ -76,10 +71,10 @@ class ApiChannel(PacedChannel):
         self._shortcut = Shortcut(self, self.site.api)
         self.site.presence.enter(self)
         assert self.transport is not None
-        group = group_of(self.transport.getPeer())
+        self.peer = self.site.api.clients.peer(self.transport.getPeer())
         connections = self.site.connections
-        if connections.enter(group):
-            self._group = group
+        if connections.enter(self.peer.group):
+            self._group = self.peer.group
             self.connection_begins()
         elif connections.turned_away < _TURNED_AWAY:
             connections.turned_away += 1
@@ -108,7 +103,7 @@ class ApiChannel(PacedChannel):
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "there are as many connections as there may be; try again later",
-                {b"Retry-After": b"%d" % _RETRY_AFTER},
+                {b"Retry-After": b"%d" % RETRY_AFTER},
             )
         if self.phase is Phase.CLOSED:
             return
@@ -280,7 +275,7 @@ class ApiChannel(PacedChannel):
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
-        self.site.api.traffic.refused(status.value, self.client)
+        self.site.api.traffic.refused(status.value, self.peer.address)
         body = problems.document(status, detail)
         headers = {
             **general_headers(self.site.api.configuration.callers.origins, []),

@@ -1,14 +1,19 @@
-"""How many connections there may be: in all, and for each client."""
+"""How many connections there may be: in all, and for each client.
+
+The connections of a trusted proxy are counted in all only, and for each client behind it those
+requests that are not answered yet: without the proxy each of them would have a connection.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from ipaddress import IPv6Address, ip_address
 
 import attrs
-from twisted.internet.interfaces import IAddress
 
 from tawebeval.config import Http
+
+RETRY_AFTER = 5
+"""Seconds after which those who were too many may try again."""
 
 
 @attrs.define
@@ -22,32 +27,32 @@ class Connections:
 
     def enter(self, group: str) -> bool:
         """Count a connection of a group, and return True, unless there are as many as may be."""
-        most = self.limits.connections_per_address
-        if self.total >= self.limits.connections or (
-            group and most and self._groups[group] >= most
-        ):
+        if self.total >= self.limits.connections or not self.begin(group):
             return False
         self.total += 1
-        self._groups[group] += 1
         return True
 
     def leave(self, group: str) -> None:
         """Count one less."""
         self.total -= 1
-        self._groups[group] -= 1
-        if not self._groups[group]:
-            del self._groups[group]
+        self.end(group)
 
+    def begin(self, group: str) -> bool:
+        """Count a request of a group, as a connection of its own; return whether there may be one.
 
-def group_of(address: IAddress | None) -> str:
-    """Return what stands for a client: its IPv4 address, or the /64 of its IPv6 address.
+        An empty group is nobody's, and has no limit.
+        """
+        if not group:
+            return True
+        most = self.limits.connections_per_address
+        if most and self._groups[group] >= most:
+            return False
+        self._groups[group] += 1
+        return True
 
-    It is empty for one that has none, such as the other end of a Unix socket.
-    """
-    try:
-        found = ip_address(getattr(address, "host", "").partition("%")[0])
-    except ValueError:
-        return ""
-    if not isinstance(found, IPv6Address):
-        return str(found)
-    return str(found.ipv4_mapped or IPv6Address(int(found) >> 64 << 64))
+    def end(self, group: str) -> None:
+        """Count one request less."""
+        if group:
+            self._groups[group] -= 1
+            if not self._groups[group]:
+                del self._groups[group]

@@ -51,7 +51,7 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
     media_type = negotiate(request.requestHeaders, OFFERED)
     if media_type == PAGE:
         poll, page = await read_page(api, request, identifier)
-        set_headers(request, poll.link(page))
+        set_headers(request, poll.link(page, api.mount.path))
         return send(request, page.encode())
     await _send_stream(api, request, identifier, media_type, skip)
     return b""

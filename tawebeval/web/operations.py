@@ -88,10 +88,9 @@ def check_reader(api: Api, request: ApiRequest) -> None:
 
 def _is_this_machine(request: ApiRequest) -> bool:
     try:
-        address = ip_address(request.channel.client)
+        return ip_address(request.channel.peer.address).is_loopback
     except ValueError:  # over a UNIX socket: mostly a proxy
         return False
-    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _check_no_page(request: ApiRequest) -> None:

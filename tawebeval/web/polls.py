@@ -64,9 +64,10 @@ class Poll:
             return {}
         return {b"Retry-After": _POLL_AGAIN}
 
-    def link(self, page: Page) -> dict[bytes, bytes]:
+    def link(self, page: Page, base_path: str) -> dict[bytes, bytes]:
         """Return the header that tells for what to ask then, if anything."""
         if page.end is None:
             return {}
-        link = f'</evaluation/{self.identifier}/events?after={page.end}>; rel="next"'
+        target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}"
+        link = f'<{target}>; rel="next"'
         return {b"Link": link.encode()}

@@ -22,6 +22,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
     errors.InvalidField: HTTPStatus.BAD_REQUEST,
     errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
+    errors.Elsewhere: HTTPStatus.PERMANENT_REDIRECT,
     errors.UnknownEvaluation: HTTPStatus.NOT_FOUND,
     errors.EvaluationGone: HTTPStatus.GONE,
     errors.DiscardedCursor: HTTPStatus.GONE,
@@ -76,6 +77,8 @@ def problem_of(error: BaseException | None) -> Problem:
         members.update(error.members)
         if isinstance(error, errors.Busy):
             headers[b"Retry-After"] = b"%d" % error.retry_after
+        if isinstance(error, errors.Elsewhere):
+            headers[b"Location"] = error.location.encode()
         if isinstance(error, errors.Unauthorized):
             headers[b"WWW-Authenticate"] = b"Bearer"
     elif isinstance(error, HTTPException) and error.code is not None:

@@ -22,7 +22,7 @@ log = Logger()
 def make_app(api: Api) -> Klein:
     """Return the Klein application over `api`."""
     app = Klein()
-    registry = api.registry
+    registry, base_path = api.registry, api.mount.path
 
     @app.route("/evaluate", methods=["POST"])
     def evaluate(request: IRequest) -> bytes:
@@ -32,7 +32,7 @@ def make_app(api: Api) -> Klein:
             raise NotFound  # another spelling of the path, for which no form was received
         identifier = registry.accept(form.finish(), received(request).caller)
         received(request).form = None  # from now on its files are the evaluation's
-        request.setHeader(b"Location", b"/evaluation/" + identifier.encode())
+        request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
         return send_json(request, older.answer_to_form(identifier))
 
     @app.route("/evaluation/<identifier>/events", methods=["GET"])
@@ -46,7 +46,7 @@ def make_app(api: Api) -> Klein:
         api.check_listing(request.requestHeaders)
         listing = registry.evaluations(argument(request, "after"), received(request).caller)
         if listing.end is not None:
-            target = f"/evaluations?after={listing.end}"
+            target = f"{base_path}/evaluations?after={listing.end}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
         return send_json(request, attrs.asdict(listing))
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ from tawebeval.errors import RequestError
 from tawebeval.identity import IDENTIFIER
 from tawebeval.pages import Page
 from tawebeval.web import problems
+from tawebeval.web.clients import Client, Peer
 from tawebeval.web.events import OFFERED, PAGE
 from tawebeval.web.exchange import (
     body_headers,
@@ -48,10 +50,9 @@ if TYPE_CHECKING:
 
 _LONGEST = 4096  # bytes of a request; longer ones are not plain
 
-_LINE = re.compile(
-    rb"GET /evaluation/(%b)/events"
-    rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=([0-9]{1,9}))?)? HTTP/1\.1"
-    % IDENTIFIER.encode()
+_TARGET = (
+    rb"/evaluation/(%b)/events"
+    rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=([0-9]{1,9}))?)?" % IDENTIFIER.encode()
 )
 _HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)\r\n"
 _BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)
@@ -68,10 +69,11 @@ log = Logger()
 class Fields:
     """What the headers of a plain poll come to.
 
-    `authorization` is what such headers say, `wait` the seconds that `Prefer` asks for. The
-    answer has the lines `before` its date, and those `behind` it.
+    `client` is who asks, `authorization` what such headers say, `wait` the seconds that `Prefer`
+    asks for. The answer has the lines `before` its date, and those `behind` it.
     """
 
+    client: Client
     authorization: Sequence[bytes] = attrs.field(repr=False)
     wait: int | None
     before: bytes
@@ -81,12 +83,13 @@ class Fields:
 class Shortcut:
     """The shortcut on one connection."""
 
-    __slots__ = ("_api", "_block", "_channel", "_fields", "_longest")
+    __slots__ = ("_api", "_block", "_channel", "_fields", "_line", "_longest")
 
     def __init__(self, channel: ApiChannel, api: Api) -> None:
         limits = api.configuration.http
         self._channel = channel
         self._api = api
+        self._line = _line_below(limits.base_path)
         self._longest = min(_LONGEST, limits.line, limits.header_bytes)
         self._block = b""  # the headers that came last, with the empty line
         self._fields: Fields | None = None  # what these come to, None if they are not plain
@@ -99,17 +102,22 @@ class Shortcut:
         if len(data) > self._longest:
             return False
         line, _, block = data.partition(b"\r\n")
-        found = _LINE.fullmatch(line)
+        found = self._line.fullmatch(line)
         if found is None:
             return False
         if block != self._block:
-            self._block, self._fields = block, read_fields(block, self._api)
+            self._block = block
+            self._fields = read_fields(block, self._channel.peer, self._api)
         fields = self._fields
         if fields is None:
+            return False
+        connections, group = self._channel.site.connections, fields.client.group
+        if group and not connections.begin(group):
             return False
         try:
             caller = self._api.access.admit(fields.authorization)
         except RequestError:
+            connections.end(group)
             return False  # it has not been counted, and is refused on the usual road
         identifier, after, wait = found.groups()
         poll = Poll.of(
@@ -156,6 +164,7 @@ class PlainRequest:
         if self._waiting is not None:
             self._waiting.cancel()
         if not self.startedWriting:
+            self._end()
             self._note(GONE, 0)
 
     def _took(self) -> float:
@@ -163,7 +172,7 @@ class PlainRequest:
         return self._api.clock.seconds() - self._begun
 
     def _send(self, page: Page) -> None:
-        headers = {**self._poll.headers(page), **self._poll.link(page)}
+        headers = {**self._poll.headers(page), **self._poll.link(page, self._api.mount.path)}
         body = page.encode()
         self._write(HTTPStatus.OK, {**headers, **body_headers(body)}, body)
         traffic = self._api.traffic
@@ -198,7 +207,12 @@ class PlainRequest:
                 )
             )
         )
+        self._end()
         self._channel.requestDone(self)
+
+    def _end(self) -> None:
+        if self._fields.client.group:
+            self._channel.site.connections.end(self._fields.client.group)
 
     def _note(self, status: int, size: int) -> None:
         """Count an answer without a page, and log it where that is wanted."""
@@ -210,12 +224,27 @@ class PlainRequest:
     def _log(self, status: int, size: int) -> None:
         path = f"/evaluation/{self._poll.identifier}/events"
         self._api.traffic.write_line(
-            self._channel.client, self._poll.caller, "GET", path, status, size, self._took()
+            self._fields.client.address,
+            self._poll.caller,
+            "GET",
+            path,
+            status,
+            size,
+            self._took(),
         )
 
 
-def read_fields(block: bytes, api: Api) -> Fields | None:
-    """Return what headers come to, with the empty line behind them; None if they are not plain."""
+@cache
+def _line_below(base_path: str) -> re.Pattern[bytes]:
+    """Return what the first line of a plain poll is, where the API is below that path."""
+    return re.compile(rb"GET (?:%b)?%b HTTP/1\.1" % (re.escape(base_path.encode()), _TARGET))
+
+
+def read_fields(block: bytes, peer: Peer, api: Api) -> Fields | None:
+    """Return what headers of `peer` come to, with the empty line behind them.
+
+    None if they are not plain.
+    """
     if not _BLOCK.fullmatch(block) or block.count(b"\r\n") > api.configuration.http.headers:
         return None
     headers = Headers()
@@ -227,6 +256,7 @@ def read_fields(block: bytes, api: Api) -> Fields | None:
     if len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
         return None
     try:
+        client = api.clients.asking(peer, headers)
         api.check_origin(b"GET", headers)
         if negotiate(headers, OFFERED) != PAGE:
             return None
@@ -239,7 +269,10 @@ def read_fields(block: bytes, api: Api) -> Fields | None:
         answer.setRawHeaders(name, [value])
     answer.addRawHeader(b"Vary", b"Accept")
     return Fields(
-        headers.getRawHeaders(b"Authorization", []), preference_of(headers), *_around_date(answer)
+        client,
+        headers.getRawHeaders(b"Authorization", []),
+        preference_of(headers),
+        *_around_date(answer),
     )
 
 

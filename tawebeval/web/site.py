@@ -27,7 +27,8 @@ from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web import assets, description, operations, problems
 from tawebeval.web.api import Api
 from tawebeval.web.channel import ApiChannel
-from tawebeval.web.connections import Connections
+from tawebeval.web.clients import Client
+from tawebeval.web.connections import RETRY_AFTER, Connections
 from tawebeval.web.exchange import SERVER, general_headers, set_headers
 from tawebeval.web.pacing import LINGER
 from tawebeval.web.presence import Presence
@@ -61,6 +62,8 @@ class ApiRequest(Request):
     caller = ANYBODY
     # Whether the answer is to wait for events, or for the end of an evaluation.
     waits = False
+    sender: Client
+    _counted = ""  # as whose this request counts besides its connection
     _begun: float | None = None  # when there was something to answer, in seconds of the clock
     _refused = False
     _discarded = 0
@@ -74,9 +77,12 @@ class ApiRequest(Request):
         asking = self.requestHeaders.getRawHeaders(b"Origin", [])
         set_headers(self, general_headers(origins, asking))
         self.method, target, self.clientproto = self.channel.request_line()
-        self.uri = _origin_form(target)
-        self.path = self.uri.split(b"?", 1)[0]
+        self.uri = self.path = _origin_form(target)
+        self.sender = Client(self.channel.peer.address)
         try:
+            self._find_sender()
+            self.uri = self.channel.site.api.mount.inside(self.uri)
+            self.path = self.uri.split(b"?", 1)[0]
             self._check_target()
             if self.method != b"OPTIONS" and _SLASHES.sub(b"/", self.path) not in _OPEN:
                 self.caller = self.channel.site.api.admit(self.method, self.requestHeaders)
@@ -87,6 +93,15 @@ class ApiRequest(Request):
                 raise _body_not_expected()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
             self.refuse(error, body_follows=length != 0)
+
+    def _find_sender(self) -> None:
+        """Find out who asks, and whether there may be another request of his. Raises Busy."""
+        self.sender = self.channel.site.api.clients.asking(self.channel.peer, self.requestHeaders)
+        if not self.channel.site.connections.begin(self.sender.group):
+            raise Busy(
+                "this client has as many requests as there may be; try again later", RETRY_AFTER
+            )
+        self._counted = self.sender.group
 
     def _check_target(self) -> None:
         """Refuse what Twisted or Klein would answer in HTML. Raises MalformedRequest."""
@@ -148,7 +163,7 @@ class ApiRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         """Take the end of the request."""
-        super().requestReceived(command, _origin_form(path), version)
+        super().requestReceived(command, self.uri, version)
 
     def process(self) -> None:
         """Answer, once the whole body is there."""
@@ -185,6 +200,8 @@ class ApiRequest(Request):
 
     def _note(self, status: int) -> None:
         """Count the request: it is over, unless its head has never come."""
+        self.channel.site.connections.end(self._counted)
+        self._counted = ""
         if self._begun is None:
             return
         site, traffic = self.channel.site, self.channel.site.api.traffic
@@ -192,7 +209,7 @@ class ApiRequest(Request):
         method, route = site.routes.of(self.method, self.path)
         traffic.answered(method, route, status, None if self.waits else took)
         if traffic.logged:
-            path, client = readable(self.path), self.channel.client
+            path, client = readable(self.path), self.sender.address
             traffic.write_line(client, self.caller, method, path, status, self.sentLength, took)
 
     def connectionLost(self, reason: Failure) -> None:

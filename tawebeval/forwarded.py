@@ -1,0 +1,158 @@
+"""For whom a proxy asks: `X-Forwarded-For`, and `Forwarded` (RFC 7239).
+
+Each proxy on the way adds by whom it was asked itself. So what stands there is to be believed
+from the right, for as long as who has written it is one of the proxies that the operator trusts:
+the first address that is none of these is the client's. Whatever stands before it is the client's
+own word, and not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+import attrs
+
+from tawebeval.errors import MalformedRequest
+
+UNIX = "unix"
+"""Among trusted proxies: whoever connects to a UNIX socket."""
+
+_WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+# A pair or nothing, and what ends it. Spaces beside a semicolon are more than RFC 7239 has, and
+# are written by some.
+_PAIR = re.compile(
+    rf'[ \t]*+(?:(?P<name>{_WORD})=(?:(?P<token>{_WORD})|"(?P<quoted>(?:[^"\\]|\\.)*+)"))?'
+    r"[ \t]*+(?P<end>[,;]|\Z)"
+)
+_QUOTED_PAIR = re.compile(r"\\(.)")
+_HIDDEN = r"_[A-Za-z0-9._-]{1,64}"
+_PORT = rf"(?::(?:[0-9]{{1,5}}|{_HIDDEN}))?"
+_BRACKETED = re.compile(rf"\[([0-9A-Fa-f:.]+)\]{_PORT}")
+_PLAIN = re.compile(rf"([0-9.]+|unknown|{_HIDDEN}){_PORT}", re.IGNORECASE)
+_LONGEST = 80  # characters of what is no address, in a message
+
+
+@attrs.frozen
+class Proxies:
+    """The proxies that are trusted, and the header in which they say for whom they ask.
+
+    Both headers cannot be read: a proxy passes on the one that it does not write as it came.
+    """
+
+    networks: Sequence[IPv4Network | IPv6Network]
+    unix: bool
+    header: str
+
+    @classmethod
+    def of(cls, trusted: Collection[str], header: str) -> Proxies:
+        """Return those of the settings. Raises ValueError for what is no network."""
+        networks = tuple(ip_network(each) for each in trusted if each != UNIX)
+        return cls(networks, UNIX in trusted, header)
+
+    def trusts(self, address: str) -> bool:
+        """Tell whether an address, as `canonical` writes it, is that of a trusted proxy."""
+        if not self.networks:
+            return False
+        try:
+            found = ip_address(address)
+        except ValueError:
+            return False
+        return any(found in network for network in self.networks)
+
+    def client(self, values: Sequence[str]) -> str | None:
+        """Return for whom a trusted proxy asks; `values` are those of the header in a request.
+
+        That is an address, or an identifier with which the proxy hides one (RFC 7239, section
+        6.3); it is empty where the proxy does not know. None: it asks for itself. Raises
+        MalformedRequest.
+        """
+        said = ",".join(values)
+        nodes = self._nodes(said)
+        client: str | None = None
+        for node in reversed(nodes):
+            client = self._node(node)
+            if not self.trusts(client):
+                break
+        return client
+
+    def _nodes(self, said: str) -> list[str]:
+        if self.header == "Forwarded":
+            try:
+                return list(_forwarded(said))
+            except ValueError as error:
+                raise MalformedRequest(f"Forwarded: {error}") from None
+        return [node for node in (each.strip(" \t") for each in said.split(",")) if node]
+
+    def _node(self, node: str) -> str:
+        try:
+            return _name_of(node, bare=self.header != "Forwarded")
+        except ValueError:
+            raise MalformedRequest(
+                f"{self.header}: {node[:_LONGEST]!r} is no address; the proxy should write there "
+                "by which one it was asked"
+            ) from None
+
+
+def canonical(address: str) -> str:
+    """Return an IP address as it is always written, without a zone. Raises ValueError."""
+    found = ip_address(address.partition("%")[0])
+    return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
+
+
+def group_of(address: str) -> str:
+    """Return what stands for a client: its IPv4 address, or the /64 of its IPv6 address.
+
+    It is empty for what is no address.
+    """
+    try:
+        found = ip_address(canonical(address))
+    except ValueError:
+        return ""
+    if isinstance(found, IPv6Address):
+        found = IPv6Address(int(found) >> 64 << 64)
+    return str(found)
+
+
+def _forwarded(said: str) -> Iterator[str]:
+    """Yield what `for` is in each element of `Forwarded`, `unknown` where it is absent.
+
+    Raises ValueError for what is not of the form of RFC 7239, section 4.
+    """
+    at, pairs = 0, dict[str, str]()
+    while True:
+        found = _PAIR.match(said, at)
+        if found is None:
+            raise ValueError(f"{said[at : at + _LONGEST]!r} is no list of pairs such as for=…")
+        if found["name"] is not None:
+            name, token = found["name"].lower(), found["token"]
+            if name in pairs:
+                raise ValueError(f"{name} stands twice in one element")
+            pairs[name] = _QUOTED_PAIR.sub(r"\1", found["quoted"]) if token is None else token
+        if found["end"] != ";":
+            if pairs:
+                yield pairs.get("for", "unknown")
+            pairs = {}
+        if not found["end"]:
+            return
+        at = found.end()
+
+
+def _name_of(node: str, bare: bool) -> str:
+    """Return the name of a node, without its port; empty for one that is unknown.
+
+    `bare` is whether an IPv6 address may stand without brackets. Raises ValueError.
+    """
+    bracketed, plain = _BRACKETED.fullmatch(node), _PLAIN.fullmatch(node)
+    if bracketed is not None:
+        return canonical(str(IPv6Address(bracketed[1])))
+    if plain is None:
+        if bare and node == "unix:":  # nginx's name for who came over a UNIX socket
+            return ""
+        if bare and ":" in node:
+            return canonical(node)
+        raise ValueError(node)
+    if plain[1].lower() == "unknown":
+        return ""
+    return plain[1] if plain[1].startswith("_") else canonical(plain[1])

@@ -1,0 +1,42 @@
+"""Where on its host the API is: at the root, or below a path that a proxy gives it."""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from tawebeval.errors import Elsewhere
+
+
+def _pattern(mount: Mount) -> re.Pattern[bytes] | None:
+    if not mount.path:
+        return None
+    parts = (re.escape(part.encode()) for part in mount.path[1:].split("/"))
+    return re.compile(rb"/+%b(?=[/?]|\Z)" % rb"/+".join(parts))  # clients join paths carelessly
+
+
+@attrs.frozen
+class Mount:
+    """The path below which clients find the API, without a slash at its end; empty for the root.
+
+    Requests may have it or not, for some proxies take it away.
+    """
+
+    path: str
+    _found: re.Pattern[bytes] | None = attrs.field(
+        init=False, repr=False, default=attrs.Factory(_pattern, takes_self=True)
+    )
+
+    def inside(self, target: bytes) -> bytes:
+        """Return the target of a request as it is without the path.
+
+        Raises Elsewhere for the path alone: what is relative to that is not below it.
+        """
+        found = None if self._found is None else self._found.match(target)
+        if found is None:
+            return target
+        rest = target[found.end() :]
+        if not rest.startswith(b"/"):
+            raise Elsewhere(f"{self.path}/")
+        return rest

@@ -1,0 +1,218 @@
+"""`tawebeval.forwarded`: for whom a proxy asks, whoever else has written into its header."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv6Address
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import MalformedRequest
+from tawebeval.forwarded import UNIX, Proxies, canonical, group_of
+
+TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX)
+FORWARDED = Proxies.of(TRUSTED, "Forwarded")
+PLAIN = Proxies.of(TRUSTED, "X-Forwarded-For")
+
+HIDDEN = st.from_regex(r"\A_[A-Za-z0-9._-]{1,64}\Z")
+ADDRESSES = st.ip_addresses().map(str)
+STRANGERS = ADDRESSES.map(canonical).filter(lambda address: not PLAIN.trusts(address))
+PROXIES = st.sampled_from(["127.0.0.1", "10.1.2.3", "2001:db8:1::7"])
+PORTS = st.none() | st.integers(0, 65535).map(str)
+HIDDEN_PORTS = PORTS | HIDDEN
+# The client's own word, in as many elements as it likes, but none that would swallow the next.
+WORDS = st.lists(st.text("abc123.:_[] \t", max_size=12), max_size=5).map(",".join)
+OTHER_PAIRS = st.sampled_from(
+    [
+        "proto=https",
+        'host="judge.example.org:443"',
+        "by=_a",
+        'ext="a,b;c=\\"d\\\\"',
+        "",
+        " ",
+        "FOO=1",
+    ]
+)
+
+
+def with_port(address: str, port: str | None) -> str:
+    """Return an address as a node: one of IPv6 is in brackets."""
+    name = f"[{address}]" if ":" in address else address
+    return name if port is None else f"{name}:{port}"
+
+
+@st.composite
+def quoted(draw: st.DrawFn, value: str) -> str:
+    """Draw a value in quotes, with more of it escaped than need be."""
+    return '"' + "".join("\\" * draw(st.booleans()) + each for each in value) + '"'
+
+
+@st.composite
+def elements(draw: st.DrawFn, node: str) -> str:
+    """Draw an element of `Forwarded` with this node, among other pairs."""
+    must_quote = bool(set(node) & set('[]:"'))
+    value = draw(quoted(node)) if must_quote or draw(st.booleans()) else node
+    name = draw(st.sampled_from(["for", "For", "FOR"]))
+    pairs = draw(st.lists(OTHER_PAIRS, unique=True, max_size=3))
+    pairs.insert(draw(st.integers(0, len(pairs))), f"{name}={value}")
+    return draw(st.sampled_from([";", "; "])).join(pairs)
+
+
+class NodeTests(SynchronousTestCase):
+    """What a client may be called."""
+
+    @given(STRANGERS, HIDDEN_PORTS, st.data())
+    def test_addresses(self, address: str, port: str | None, data: st.DataObject) -> None:
+        """An address comes through, whatever its port, in both headers."""
+        node = with_port(address, port)
+        self.assertEqual(FORWARDED.client([data.draw(elements(node))]), address)
+        self.assertEqual(PLAIN.client([node]), address)
+
+    @given(STRANGERS)
+    def test_without_brackets(self, address: str) -> None:
+        """`X-Forwarded-For` has IPv6 addresses without brackets; `Forwarded` never."""
+        self.assertEqual(PLAIN.client([address]), address)
+        if ":" in address:
+            self.assertRaises(MalformedRequest, FORWARDED.client, [f'for="{address}"'])
+
+    @given(HIDDEN, HIDDEN_PORTS, st.data())
+    def test_hidden(self, name: str, port: str | None, data: st.DataObject) -> None:
+        """A name with which a proxy hides an address is a name."""
+        node = name if port is None else f"{name}:{port}"
+        self.assertEqual(FORWARDED.client([data.draw(elements(node))]), name)
+        self.assertEqual(PLAIN.client([node]), name)
+        self.assertEqual(group_of(name), "")
+
+    def test_unknown(self) -> None:
+        """What the proxy does not know is empty, and nobody's word is taken in its place."""
+        for value in ("for=unknown", 'for="Unknown:80"', "proto=https", "for=192.0.2.1, by=_x"):
+            self.assertEqual(FORWARDED.client([value]), "")
+        for value in ("unknown", "unix:", "192.0.2.1, unknown"):
+            self.assertEqual(PLAIN.client([value]), "")
+
+    def test_mapped(self) -> None:
+        """An IPv4 address within one of IPv6 is that address, also as a proxy's."""
+        self.assertEqual(PLAIN.client(["::ffff:192.0.2.1"]), "192.0.2.1")
+        self.assertEqual(PLAIN.client(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1")
+
+    def test_no_address(self) -> None:
+        """What should be an address and is none is refused, with the name of the header."""
+        for node in (
+            *("1.2.3", "1.2.3.4.5", "256.1.1.1", "01.2.3.4", "[::1", "::1]", "[1.2.3.4]", "[]"),
+            *("[fe80::1%eth0]", "example.org", "_", "_" + "a" * 65, "1.2.3.4:", "1.2.3.4:123456"),
+            *("1.2.3.4:x", "-", "'1.2.3.4'", "unknown1", "1.2.3.4 5", "[::1]x"),
+        ):
+            error = self.assertRaises(MalformedRequest, PLAIN.client, [node])
+            self.assertEqual(
+                str(error),
+                f"X-Forwarded-For: {node!r} is no address; the proxy should write there by which"
+                " one it was asked",
+            )
+            error = self.assertRaises(MalformedRequest, FORWARDED.client, [f'for="{node}"'])
+            self.assertTrue(str(error).startswith(f"Forwarded: {node!r} is no address"), error)
+
+
+class ForwardedTests(SynchronousTestCase):
+    """The form of `Forwarded`."""
+
+    def test_specification(self) -> None:
+        """The examples of RFC 7239."""
+        for value, client in (
+            ('for="_gazonk"', "_gazonk"),
+            ('For="[2001:db8:cafe::17]:4711"', "2001:db8:cafe::17"),
+            ("for=192.0.2.60;proto=http;by=203.0.113.43", "192.0.2.60"),
+            ("for=192.0.2.43, for=198.51.100.17", "198.51.100.17"),
+            ('for=192.0.2.43, for="[2001:db8:cafe::17]", for=10.0.0.1', "2001:db8:cafe::17"),
+            ("for=_hidden, for=_SEVKISEK", "_SEVKISEK"),
+        ):
+            self.assertEqual(FORWARDED.client([value]), client)
+
+    def test_nothing(self) -> None:
+        """Without an element a proxy asks for itself; empty ones do not count (RFC 9110, 5.6.1)."""
+        for values in ([], [""], [" , ,"], [";"]):
+            self.assertIsNone(FORWARDED.client(values))
+        self.assertEqual(FORWARDED.client([",for=192.0.2.1, ,", ""]), "192.0.2.1")
+
+    def test_broken(self) -> None:
+        """A header that is not of that form is refused as a whole, for its ends are not clear."""
+        for value in (
+            *('for="192.0.2.1', 'for="a, for=192.0.2.1', "for", "=a", "for=", "for =192.0.2.1"),
+            *("for= 192.0.2.1", "for=192.0.2.1 for=192.0.2.2", "for=[::1]", 'for="a"b', 'x="\\'),
+            *("for=192.0.2.1;x", "for=1.2.3.4:80", "ä=1"),
+        ):
+            error = self.assertRaises(MalformedRequest, FORWARDED.client, [value])
+            self.assertIn("is no list of pairs", str(error))
+        for value in ("for=192.0.2.1;for=192.0.2.2", "a=1;A=2"):
+            error = self.assertRaises(MalformedRequest, FORWARDED.client, [value])
+            self.assertIn("stands twice", str(error))
+
+    def test_long(self) -> None:
+        """The longest headers that may come do not take longer than others, byte for byte."""
+        for value in (" " * 32_000 + "x", '"' * 32_000, 'a="' + "\\\\" * 16_000, "a=b;" * 8_000):
+            self.assertRaises(MalformedRequest, FORWARDED.client, [value])
+            self.assertRaises(MalformedRequest, PLAIN.client, [value])
+
+
+class TrustTests(SynchronousTestCase):
+    """Whose word is taken."""
+
+    @given(WORDS, STRANGERS, st.lists(PROXIES, max_size=3), st.integers(0, 4))
+    def test_forgery(self, word: str, client: str, proxies: list[str], cut: int) -> None:
+        """Whatever a client claims, its own address stands where the first proxy has put it."""
+        said = [with_port(each, None) for each in (client, *proxies)]
+        lines = [word, ", ".join(said[:cut]), ", ".join(said[cut:])]
+        self.assertEqual(PLAIN.client(lines), client)
+        self.assertEqual(PLAIN.client([",".join(lines)]), client)
+
+    @given(st.data(), st.lists(ADDRESSES, max_size=3), STRANGERS, st.lists(PROXIES, max_size=3))
+    def test_forwarded_forgery(
+        self, data: st.DataObject, word: list[str], client: str, proxies: list[str]
+    ) -> None:
+        """So it is in `Forwarded`, in one line or in several."""
+        nodes = [with_port(each, None) for each in (*word, client, *proxies)]
+        said = [data.draw(elements(node)) for node in nodes]
+        self.assertEqual(FORWARDED.client(said), client)
+        self.assertEqual(FORWARDED.client([" , ".join(said)]), client)
+
+    @given(st.lists(PROXIES, min_size=1, max_size=3))
+    def test_only_proxies(self, proxies: list[str]) -> None:
+        """Where all are proxies the first of them is who asks."""
+        self.assertEqual(PLAIN.client([",".join(proxies)]), proxies[0])
+
+    def test_trusts(self) -> None:
+        """Trusted are those that are listed, and nobody without a list, or without an address."""
+        for address, trusted in (
+            *(("127.0.0.1", True), ("127.0.0.2", False), ("10.255.0.1", True), ("11.0.0.1", False)),
+            *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
+        ):
+            self.assertEqual(PLAIN.trusts(address), trusted, address)
+            self.assertFalse(Proxies.of((UNIX,), "Forwarded").trusts(address))
+        self.assertTrue(PLAIN.unix)
+        self.assertFalse(Proxies.of(("::1",), "Forwarded").unix)
+
+
+class GroupTests(SynchronousTestCase):
+    """What counts as one client."""
+
+    def test_groups(self) -> None:
+        """An IPv4 address, however written; a network of IPv6; nothing for what is no address."""
+        for address, group in (
+            ("2001:db8::1", "2001:db8::"),
+            ("2001:db8:0:0:ffff::1", "2001:db8::"),
+            ("2001:db8:0:1::1", "2001:db8:0:1::"),
+            ("fe80::1%eth0", "fe80::"),
+            ("::1", "::"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("192.0.2.1", "192.0.2.1"),
+            ("", ""),
+            ("_hidden", ""),
+        ):
+            self.assertEqual(group_of(address), group)
+
+    @given(st.ip_addresses())
+    def test_canonical(self, address: IPv4Address | IPv6Address) -> None:
+        """An address has one spelling, whichever it came in."""
+        name = canonical(address.exploded)
+        self.assertEqual(canonical(name), name)
+        self.assertEqual(canonical(str(address).upper()), name)
