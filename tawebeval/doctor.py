@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.exposure import check_endpoints
 from tawebeval.findings import Finding, Health, broken, judged
+from tawebeval.forwarded import Proxies
 from tawebeval.gitversion import check_git
 from tawebeval.groups import What
 from tawebeval.kernel import Process
@@ -83,6 +85,7 @@ class Examination:
             ("git", lambda: [judged("git", check_git)]),
             ("listen", self._listen),
             ("callers", self._callers),
+            ("proxies", self._proxies),
             ("secrets", self.premises.secrets),
             ("permissions", self.premises.permissions),
             ("disk", lambda: self.premises.room(self._running)),
@@ -204,6 +207,29 @@ class Examination:
             what = "there are no tokens: every program of this machine may call"
             yield Finding("callers", Health.OK, what)
 
+    def _proxies(self) -> Iterator[Finding]:
+        http = self.configuration.http
+        if not http.trusted_proxies:
+            return
+        found = list(self._doubts(Proxies.of(http.trusted_proxies, http.client_header)))
+        what = f"{', '.join(http.trusted_proxies)} tell by {http.client_header} for whom they ask"
+        yield from found or [Finding("proxies", Health.OK, what)]
+
+    def _doubts(self, proxies: Proxies) -> Iterator[Finding]:
+        for network in proxies.too_wide():
+            what = f"{network}: whoever connects from there can claim any address"
+            remedy = "name the addresses of the proxies in http.trusted_proxies"
+            yield Finding("proxies", Health.WEAKER, what, remedy)
+        if proxies.unix and not any(map(_may_be_unix, self.configuration.listen)):
+            what = "unix: the daemon listens on no UNIX socket"
+            remedy = 'listen = ["unix:/run/tawebeval/socket:mode=660"], or another trusted proxy'
+            yield Finding("proxies", Health.WEAKER, what, remedy)
+        callers = self.configuration.callers
+        with suppress(ConfigurationError):  # which is said of the callers
+            if find_tokens(callers, self.environment) is None and not callers.open:
+                what = "there are no tokens: whoever reaches a proxy may run programs"
+                yield Finding("proxies", Health.WEAKER, what, "tawebeval token new NAME")
+
     def _descriptors(self) -> Iterator[Finding]:
         wanted, there = descriptors.needed(self.configuration), descriptors.allowed()
         what = f"{there} are allowed here, and {wanted} may be needed"
@@ -211,6 +237,10 @@ class Examination:
             yield Finding("descriptors", Health.OK, what)
         else:
             yield Finding("descriptors", Health.WEAKER, what, descriptors.remedy(wanted))
+
+
+def _may_be_unix(endpoint: str) -> bool:
+    return endpoint.startswith(("unix:", "systemd:", "fd:"))
 
 
 def examine(

@@ -19,6 +19,13 @@ from tawebeval.errors import MalformedRequest
 UNIX = "unix"
 """Among trusted proxies: whoever connects to a UNIX socket."""
 
+# Networks of one's own: addresses that mean the same to nobody else.
+_OWN_NETWORKS = (
+    *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
+    *("100.64.0.0/10", "::1/128", "fc00::/7", "fe80::/10"),
+)
+_OWN = tuple(map(ip_network, _OWN_NETWORKS))
+
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 # A pair or nothing, and what ends it. Spaces beside a semicolon are more than RFC 7239 has, and
 # are written by some.
@@ -60,6 +67,14 @@ class Proxies:
         except ValueError:
             return False
         return any(found in network for network in self.networks)
+
+    def too_wide(self) -> list[str]:
+        """Return the networks in which strangers may be: not of one address, nor one's own."""
+        return [
+            str(network)
+            for network in self.networks
+            if network.num_addresses > 1 and not any(_within(network, own) for own in _OWN)
+        ]
 
     def client(self, values: Sequence[str]) -> str | None:
         """Return for whom a trusted proxy asks; `values` are those of the header in a request.
@@ -113,6 +128,10 @@ def group_of(address: str) -> str:
     if isinstance(found, IPv6Address):
         found = IPv6Address(int(found) >> 64 << 64)
     return str(found)
+
+
+def _within(network: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network) -> bool:
+    return network[0] in other and network[-1] in other
 
 
 def _forwarded(said: str) -> Iterator[str]:

@@ -220,6 +220,31 @@ class ExaminationTests(DoctorTestCase):
         self.check("callers", WEAKER, "systemd:domain", "token new", settings=systemd)
         self.check("callers", WEAKER, "callers.open", settings="[callers]\nopen = true")
 
+    def test_proxies(self) -> None:
+        """Whose word is taken for the addresses of others."""
+        tokens = self.folder / "tokens"
+        tokens.write_text(f"alice sha256:{'0' * 64}\n")
+        callers = f"[callers]\ntokens = '{tokens}'\n"
+
+        def settings(proxy: str) -> str:
+            return f"{callers}[http]\ntrusted_proxies = ['{proxy}']"
+
+        def believed(text: str) -> list[str]:
+            found = self.examine(text)
+            self.assertEqual({each.health for each in found}, {OK}, found)
+            return [each.what for each in found if each.part == "proxies"]
+
+        what = "127.0.0.1 tell by X-Forwarded-For for whom they ask"
+        self.assertEqual(believed(settings("127.0.0.1")), [what])
+        self.assertEqual(believed(""), [])
+        self.check("proxies", WEAKER, "0.0.0.0/0: whoever", settings=settings("0.0.0.0/0"))
+        self.check("proxies", WEAKER, "listens on no UNIX", settings=settings("unix"))
+        for endpoint in ("unix:/run/x", "systemd:domain=UNIX:index=0"):
+            listen = f"listen = ['{endpoint}']\n"
+            self.assertIn("unix tell", believed(listen + settings("unix"))[0])
+        callers = ""
+        self.check("proxies", WEAKER, "no tokens", settings=settings("127.0.0.1"))
+
     def test_descriptors(self) -> None:
         """More connections than descriptors."""
         self.patch(descriptors, "allowed", lambda: 4096)

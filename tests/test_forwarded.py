@@ -191,6 +191,13 @@ class TrustTests(SynchronousTestCase):
         self.assertTrue(PLAIN.unix)
         self.assertFalse(Proxies.of(("::1",), "Forwarded").unix)
 
+    def test_too_wide(self) -> None:
+        """Networks in which strangers may be are found; a single address is named on purpose."""
+        fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8", UNIX)
+        self.assertEqual(Proxies.of(fine, "Forwarded").too_wide(), [])
+        wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
+        self.assertEqual(tuple(Proxies.of((*fine, *wide), "Forwarded").too_wide()), wide)
+
 
 class GroupTests(SynchronousTestCase):
     """What counts as one client."""
