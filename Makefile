@@ -13,8 +13,8 @@ MACHINE := systemd-analyze,nsenter,ip,pgrep
 PACKAGED := lintian,bash,zsh,fish
 # What looks at the page; axe-core looks at its accessibility.
 BROWSER := chromium,chromedriver
-# What stands before several daemons.
-PROXY := /usr/sbin/haproxy
+# What stands before the daemon, with the configurations of etc/proxies.
+PROXIES := /usr/sbin/nginx,/usr/sbin/haproxy,caddy
 
 # Where to install, and a Python that every user can read.
 PREFIX ?= /usr/local
@@ -35,7 +35,7 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
 	$(SETUP) --extras test --needs git,curl,$(SANDBOX) \
-		--wants g++,$(MACHINE),$(PACKAGED),$(BROWSER),$(PROXY) --npm axe-core
+		--wants g++,$(MACHINE),$(PACKAGED),$(BROWSER),$(PROXIES) --npm axe-core
 	$(BIN)/python tests/run.py $(TESTS)
 
 check: ## check style, types, and that the layers import downwards only

@@ -13,8 +13,9 @@ import attrs
 from treq.client import HTTPClient
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
-from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionPool
 from twisted.web.http_headers import Headers
+from twisted.web.iweb import IPolicyForHTTPS
 
 from tests.integration.unprivileged import PYTHON
 
@@ -61,14 +62,32 @@ class Answer:
 
 
 class Client:
-    """Talks to the daemon at `url`, over connections that are kept, with a token if need be."""
+    """Talks to the daemon at `url`, over connections that are kept, with a token if need be.
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    `trust` decides over TLS, and `source` is the address from which to connect.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        *,
+        trust: IPolicyForHTTPS | None = None,
+        source: str | None = None,
+    ) -> None:
         self.url = url
         self._credentials = {"Authorization": f"Bearer {token}"} if token else {}
         self.evaluations: list[str] = []
         self._pool = HTTPConnectionPool(reactor)
-        self._http = HTTPClient(Agent(reactor, connectTimeout=10, pool=self._pool))
+        self._http = HTTPClient(
+            Agent(
+                reactor,
+                trust or BrowserLikePolicyForHTTPS(),
+                connectTimeout=10,
+                bindAddress=(source, 0) if source else None,
+                pool=self._pool,
+            )
+        )
 
     async def __aenter__(self) -> Client:
         return self

@@ -253,7 +253,7 @@ class DaemonTestCase(TestCase):
             cls._shared = Daemon(cls.configuration, cls.drain, **cls.environment)
         self.daemon = cls._shared
         if not self.daemon.running:  # not yet, or because a test that failed has stopped it
-            self.daemon.start()
+            self.daemon.start(*self.options())
         await self.daemon.ready()
         self.client = Client(self.daemon.url)
         self.folder = temporary_folder()
@@ -262,6 +262,10 @@ class DaemonTestCase(TestCase):
         self.repository.write("README", "an evaluator\n")
         self.commit = self.repository.commit()
         self.addCleanup(self._settle)
+
+    def options(self) -> tuple[str, ...]:
+        """Return further options with which the daemon is started."""
+        return ()
 
     async def run_command(self, command: str, **fields: str) -> list[dict[str, Any]]:
         """Return the events of a command that is run in the test's repository."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable
+from select import select
 
 import attrs
 
@@ -36,8 +37,13 @@ class RawAnswer:
 class Connection:
     """A connection to the daemon, on which everything has a deadline."""
 
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE)
+    def __init__(self, port: int, receives: int = 0) -> None:
+        """Connect; the kernel keeps about `receives` bytes until they are read, if it is told."""
+        self._socket = socket.socket()
+        if receives:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        self._socket.settimeout(_PATIENCE)
+        self._socket.connect(("127.0.0.1", port))
         self._file = self._socket.makefile("rb")
 
     def __enter__(self) -> Connection:
@@ -54,6 +60,15 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Send all of it."""
         self._socket.sendall(data)
+
+    def send_until_answered(self, data: bytes) -> None:
+        """Send as much of it as is taken before something comes back."""
+        rest = memoryview(data)
+        while rest:
+            readable, writable, _ = select([self._socket], [self._socket], [], _PATIENCE)
+            if readable or not writable:
+                return
+            rest = rest[self._socket.send(rest[: 64 * 1024]) :]
 
     def ask(self, data: bytes, *, head: bool = False) -> RawAnswer:
         """Send a request and return the answer, which for a HEAD has no body."""
@@ -72,6 +87,11 @@ class Connection:
             length = 0
         body = self._file.read(length if length >= 0 else None)
         return RawAnswer(int(code), headers, body)
+
+    def read_until(self, word: bytes) -> None:
+        """Read lines up to one with this word in it."""
+        while word not in (line := self._file.readline()):
+            assert line, f"{word!r} has not come"
 
     def rest(self) -> bytes:
         """Return all that comes until the other side closes."""

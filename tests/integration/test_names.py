@@ -112,6 +112,17 @@ class NamedTests(TestCase):
             first, again = [await self.evaluate(**headers) for _ in range(2)]
             self.assertEqual(first, again)
 
+    async def test_away(self) -> None:
+        """What a daemon has that is away is told by a problem, and the other one goes on."""
+        identifiers = [await self.evaluate() for _ in range(2)]
+        await self.daemons[0].kill()
+        for identifier in identifiers:
+            answer = await self.client.get(f"/evaluation/{identifier}")
+            if identifier.startswith("a-"):
+                answer.problem(503)
+            else:
+                self.assertEqual(answer.code, 200)
+
     async def test_unknown(self) -> None:
         """What nobody has is answered all the same: 404, as a problem."""
         own = (await self.evaluate()).partition("-")[2]

@@ -1,0 +1,271 @@
+"""nginx, HAProxy and Caddy as processes, with the configurations that operators get.
+
+Of these a test changes what any operator has to change: names, ports and certificates, and which
+of the variants holds that stand there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from grp import getgrgid
+from ipaddress import ip_address
+from pathlib import Path
+from typing import ClassVar
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.integration.harness import free_port, until
+from tests.integration.unprivileged import USER, temporary_folder
+
+PROXIES = Path(__file__).resolve().parent.parent.parent / "etc" / "proxies"
+BELOW = "/judge"
+"""The base path of these configurations' variants."""
+
+_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+
+
+def changed(text: str, changes: Mapping[str, str]) -> str:
+    """Return a text in which each of these has another in its place; each must be there once."""
+    for old, new in changes.items():
+        assert text.count(old) == 1, f"{old!r} stands there {text.count(old)} times"
+        text = text.replace(old, new)
+    return text
+
+
+def variant(text: str, commented: str, usual: str) -> str:
+    """Return a text in which a line that is commented out holds in place of the usual one."""
+    lines = text.splitlines(keepends=True)
+    (there,) = (line for line in lines if line.strip() == f"# {commented}")
+    (gone,) = (line for line in lines if line.strip() == usual)
+    return changed(text, {there: f"{commented}\n", gone: ""})
+
+
+def make_certificate(folder: Path) -> Path:
+    """Write a certificate for 127.0.0.1, which nobody has signed, and its key; return its path.
+
+    Both are in the file, as HAProxy wants them, and the key is beside it, with the ending `.key`.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "judge.example.org")])
+    names = [x509.IPAddress(ip_address("127.0.0.1")), x509.DNSName("judge.example.org")]
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    path = folder / "judge.pem"
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
+    path.with_suffix(".key").write_bytes(private)
+    return path
+
+
+class Proxy:
+    """A proxy before the daemon at `upstream`, over HTTP and over TLS; below a path if need be."""
+
+    program: ClassVar[str]
+    file: ClassVar[str]
+
+    def __init__(self, upstream: str, below: bool) -> None:
+        self.folder = temporary_folder("tawebeval-proxy-")
+        self.certificate = make_certificate(self.folder)
+        self.port, self.tls_port = free_port(), free_port()
+        while self.tls_port == self.port:
+            self.tls_port = free_port()
+        path = BELOW if below else ""
+        self.url = f"http://127.0.0.1:{self.port}{path}"
+        self.tls_url = f"https://127.0.0.1:{self.tls_port}{path}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = self.folder / "log"
+        text = (PROXIES / self.file).read_text()
+        (self.folder / self.file).write_text(self.configuration(text, upstream, below))
+        atexit.register(self.remove)
+
+    @classmethod
+    def find(cls) -> str | None:
+        """Return where the program is, if it is installed."""
+        return shutil.which(cls.program, path=_PATH)
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration as it holds here."""
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """Return what runs it in the foreground, without the program itself."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """Start the process; `ready` waits until it listens."""
+        program = self.find()
+        assert program is not None
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, *self.command()],
+                cwd=self.folder,
+                env={**os.environ, "HOME": str(self.folder), "XDG_DATA_HOME": str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    async def ready(self) -> None:
+        """Wait until it listens on both ports."""
+
+        def listens() -> bool:
+            assert self._process is not None, "start it first"
+            assert self._process.poll() is None, f"{self.program} has ended:\n{self.log}"
+            return all(map(_listens, (self.port, self.tls_port)))
+
+        await until(listens, f"{self.program} listens", 30)
+
+    @property
+    def log(self) -> str:
+        """What it has said."""
+        return self._log.read_text(errors="replace")
+
+    async def stop(self) -> None:
+        """End it, with all of its connections."""
+        process = self._process
+        if process is not None:
+            process.terminate()
+            await until(lambda: process.poll() is not None, f"{self.program} ends")
+
+    def remove(self) -> None:
+        """See to it that nothing is left of it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.remove)
+
+
+class Nginx(Proxy):
+    """nginx; the configuration is what is included in one that everybody has."""
+
+    program = "nginx"
+    file = "nginx.conf"
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration as it holds here."""
+        if below:
+            text = variant(text, "location /judge/ {", "location / {")
+        if upstream.startswith("unix:"):
+            text = variant(
+                text, "server unix:/run/tawebeval/socket;", "server 127.0.0.1:8080;"
+            ).replace("unix:/run/tawebeval/socket", upstream)
+        else:
+            text = changed(text, {"127.0.0.1:8080": upstream})
+        certificate = str(self.certificate)
+        text = changed(
+            text,
+            {
+                "listen 80 ": f"listen 127.0.0.1:{self.port} ",
+                "listen 443 ": f"listen 127.0.0.1:{self.tls_port} ",
+                "/etc/ssl/judge.example.org.crt": certificate,
+                "/etc/ssl/private/judge.example.org.key": certificate,
+            },
+        )
+        kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        places = "".join(f"{kind}_temp_path {self.folder}/{kind};\n" for kind in kinds)
+        # Where the tests are root's it is the daemons' user, who can enter their folders.
+        user = f"user {USER.pw_name} {getgrgid(USER.pw_gid).gr_name};\n" if USER else ""
+        return (
+            f"daemon off;\npid {self.folder}/pid;\n{user}events {{}}\n"
+            f"http {{\naccess_log off;\n{places}{text}}}\n"
+        )
+
+    def command(self) -> list[str]:
+        """Return what runs it in the foreground."""
+        return ["-p", str(self.folder), "-c", self.file, "-e", "stderr"]
+
+
+class StrippingNginx(Nginx):
+    """nginx that takes the path away before it passes a request on."""
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration, but for the slash that does it."""
+        own = super().configuration(text, upstream, below)
+        return changed(own, {"proxy_pass http://tawebeval;": "proxy_pass http://tawebeval/;"})
+
+
+class HAProxy(Proxy):
+    """HAProxy."""
+
+    program = "haproxy"
+    file = "haproxy.cfg"
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration as it holds here."""
+        if below:
+            use = "use_backend tawebeval if { path /judge } || { path_beg /judge/ }"
+            text = variant(text, use, "default_backend tawebeval")
+        return changed(
+            text,
+            {
+                "127.0.0.1:8080": upstream,
+                "bind :80\n": f"bind 127.0.0.1:{self.port}\n",
+                "bind :443": f"bind 127.0.0.1:{self.tls_port}",
+                "/etc/haproxy/judge.example.org.pem": str(self.certificate),
+            },
+        )
+
+    def command(self) -> list[str]:
+        """Return what runs it in the foreground."""
+        return ["-db", "-f", self.file]
+
+
+class Caddy(Proxy):
+    """Caddy, which talks to nobody about certificates here."""
+
+    program = "caddy"
+    file = "Caddyfile"
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration as it holds here."""
+        if below:
+            text = variant(text, "@tawebeval path /judge /judge/*", "@tawebeval path *")
+        text = changed(text, {"127.0.0.1:8080": upstream})
+        certificate = str(self.certificate)
+        secure = {
+            "# tls /etc/ssl/judge.example.org.crt": f"tls {certificate}",
+            "/etc/ssl/private/judge.example.org.key": certificate,
+        }
+        # It has one scheme only, for Caddy sends all others to that.
+        plain = changed(text, {"\njudge.example.org {": "\nhttp:// {"})
+        text = changed(text, {"\njudge.example.org {": "\nhttps://127.0.0.1 {", **secure})
+        options = (
+            *("admin off", "auto_https disable_redirects", "default_bind 127.0.0.1"),
+            *(f"http_port {self.port}", f"https_port {self.tls_port}"),
+            "grace_period 1ms",  # at its end it would wait for that of streams
+        )
+        return "\n".join(["{", *options, "}", plain, text])
+
+    def command(self) -> list[str]:
+        """Return what runs it in the foreground."""
+        return ["run", "--config", self.file, "--adapter", "caddyfile"]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

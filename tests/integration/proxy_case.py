@@ -1,0 +1,363 @@
+"""What holds of the daemon behind any proxy, with the configurations of `etc/proxies`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import attrs
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.ssl import Certificate, trustRootFromCertificates
+from twisted.internet.task import deferLater
+from twisted.web.client import BrowserLikePolicyForHTTPS
+from twisted.web.websocket import WebSocketClientEndpoint
+
+from tawebeval import client as library
+from tawebeval.workspace import log_name
+from tests.event_source import EventSource
+from tests.integration.client import Client, Event, failure, python, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.proxies import BELOW, Proxy
+from tests.integration.raw import Connection, body_of, head_of, part
+from tests.integration.test_streams import SocketReader
+from tests.integration.uploads import DESCRIBE, MIB, described
+from tests.test_web_assets import LINK
+
+WAITING = "printf one; exec sleep 600"
+COUNT = 20_000
+LINES = python(f"for number in range({COUNT}): print('line', number)")
+ENDLESS = python("import itertools\nfor number in itertools.count(): print('line', number)")
+PRINTED = "".join(f"line {number}\n" for number in range(COUNT))
+
+
+def settings(base_path: str = "", trusted: str = "127.0.0.1", more: str = "") -> str:
+    """Return the configuration of a daemon behind a proxy."""
+    return (
+        f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\ntrusted_proxies = ['{trusted}']\n"
+        f"[streams]\nheartbeat = 0.3\n[log]\nformat = 'json'\naccess = true\n{more}"
+    )
+
+
+def asking(path: str, accept: str) -> bytes:
+    """Return a request for a stream."""
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n".encode()
+
+
+def lacking(proxy: type[Proxy]) -> str | None:
+    """Return why the tests of a proxy are skipped, None if they are not."""
+    return None if proxy.find() else f"there is no {proxy.program} (Debian package of that name)"
+
+
+@attrs.define
+class Reading:
+    """A stream that is read: `pieces` are what has come of it, `ended` fires at its end."""
+
+    client: Client
+    pieces: list[bytes] = attrs.field(factory=list)
+    ended: Deferred[None] = attrs.field(init=False)
+
+    @classmethod
+    def begin(cls, client: Client, path: str, **headers: str) -> Reading:
+        """Ask for a stream."""
+        reading = cls(client)
+        reading.ended = Deferred.fromCoroutine(reading._read(path, headers))
+        return reading
+
+    async def _read(self, path: str, headers: dict[str, str]) -> None:
+        response = await self.client._http.get(self.client.url + path, headers=headers)
+        assert response.code == 200, response.code
+        await response.collect(self.pieces.append)
+
+    @property
+    def received(self) -> bytes:
+        """All that has come."""
+        return b"".join(self.pieces)
+
+    def lines(self) -> list[Event]:
+        """Return the events of JSON Lines."""
+        return [json.loads(line) for line in self.received.splitlines()]
+
+    def server_sent(self) -> list[Event]:
+        """Return the events of server-sent events that have come to their end."""
+        source = EventSource()
+        source.feed(self.received)
+        *events, end = source.events
+        assert end.type == "end", end
+        return [json.loads(event.data) for event in events]
+
+
+class ProxyTestCase(DaemonTestCase):
+    """One proxy for each test.
+
+    `plain` asks it over HTTP, `secure` over TLS, and `client` asks the daemon itself.
+    """
+
+    proxy_type: ClassVar[type[Proxy]]
+    below: ClassVar[bool] = False
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.proxy = self.proxy_type(self.upstream(), self.below)
+        self.addCleanup(self.proxy.remove)
+        self.proxy.start()
+        await self.proxy.ready()
+        certificate = Certificate.loadPEM(self.proxy.certificate.read_bytes())
+        self.trust = BrowserLikePolicyForHTTPS(trustRootFromCertificates([certificate]))
+        self.plain = Client(self.proxy.url)
+        self.secure = Client(self.proxy.tls_url, trust=self.trust)
+        for client in (self.plain, self.secure):
+            client.evaluations = self.client.evaluations
+            self.addCleanup(client.close)
+
+    async def begin_by(self, client: Client, command: str) -> str:
+        """Begin an evaluation through the proxy; return its identifier."""
+        return await client.evaluate(self.repository.url, self.commit, command)
+
+    def upstream(self) -> str:
+        """Return where the proxy finds the daemon."""
+        return f"127.0.0.1:{self.daemon.port}"
+
+    def socket(self, client: Client, identifier: str) -> tuple[SocketReader, Deferred[Any]]:
+        """Return what reads a WebSocket, and what fires when that is connected."""
+        reader = SocketReader()
+        url = f"ws{client.url.removeprefix('http')}/evaluation/{identifier}/events"
+        endpoint = WebSocketClientEndpoint.new(reactor, url, self.trust)
+        return reader, Deferred.fromCoroutine(endpoint.connect(reader))
+
+
+class FollowingTests:
+    """Every way of following, over HTTP and TLS; for a `ProxyTestCase`."""
+
+    async def test_as_they_come(self: Any) -> None:
+        """Each reader has an event before the evaluator goes on, which it never does."""
+        for client in (self.plain, self.secure):
+            await self.read_along(client)
+
+    async def read_along(self: Any, client: Client) -> None:
+        """Read in all ways while an evaluator waits, and then the end of that."""
+        identifier = await self.begin_by(client, WAITING)
+        path = f"/evaluation/{identifier}/events"
+        sent = Reading.begin(client, path, Accept="text/event-stream")
+        lines = Reading.begin(client, path, Accept="application/jsonl")
+        socket, connected = self.socket(client, identifier)
+        await connected
+        await until(lambda: b'"one"' in sent.received, "server-sent events have it")
+        await until(lambda: b'"one"' in lines.received, "JSON Lines have it")
+        await until(lambda: '"one"' in "".join(socket.messages), "the WebSocket has it")
+        page = await client.page(identifier, wait=10)
+        poll = Deferred.fromCoroutine(client.page(identifier, page["end"], wait=30))
+        self.assertEqual((await client.status(identifier))["state"], "running")
+        await client.cancel(identifier)
+        await gatherResults([sent.ended, lines.ended, socket.closed])
+        messages = [json.loads(message) for message in socket.messages]
+        for events in (sent.server_sent(), lines.lines(), messages, (await poll)["data"]):
+            failure(events, "cancelled")
+
+    async def test_all_events(self: Any) -> None:
+        """Each gets all there is, in order."""
+        for client in (self.plain, self.secure):
+            identifier = await self.begin_by(client, LINES)
+            path = f"/evaluation/{identifier}/events"
+            sent = Reading.begin(client, path, Accept="text/event-stream")
+            lines = Reading.begin(client, path, Accept="application/x-ndjson")
+            socket, connected = self.socket(client, identifier)
+            await connected
+            await gatherResults([sent.ended, lines.ended, socket.closed])
+            messages = [json.loads(message) for message in socket.messages]
+            for events in (sent.server_sent(), lines.lines(), messages):
+                self.assertTrue(text(events) == PRINTED, "not what was printed")
+            pages = await client.follow(await self.begin_by(client, LINES))
+            self.assertTrue(text(pages) == PRINTED, "not what was printed")
+
+    async def test_resume(self: Any) -> None:
+        """A stream that the proxy's end cuts off goes on behind it, and no event is lost."""
+        identifier = await self.begin_by(self.plain, f"{LINES.removeprefix('exec ')}; {WAITING}")
+        path = f"/evaluation/{identifier}/events"
+        sent = Reading.begin(self.plain, path, Accept="text/event-stream")
+        sent.ended.addErrback(lambda _: None)
+        await until(lambda: len(sent.received) > 100_000, "some have come")
+        await self.proxy.stop()
+        await sent.ended
+        source = EventSource()
+        source.feed(sent.received)
+        first = [json.loads(event.data) for event in source.events]
+        self.proxy.start()
+        await self.proxy.ready()
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": source.last_event_id}
+        rest = Reading.begin(self.plain, path, **headers)
+        await until(lambda: b'"one"' in rest.received, "the rest has come")
+        await self.plain.cancel(identifier)
+        await rest.ended
+        events = first + rest.server_sent()
+        self.assertTrue(text(events) == PRINTED + "one", "not what was printed")
+
+    async def test_slow_reader(self: Any) -> None:
+        """Of what a slow reader has not got when its line breaks, nothing is lost in the proxy."""
+        identifier = await self.begin_by(self.plain, ENDLESS)
+        path = f"/evaluation/{identifier}/events"
+        with Connection(self.proxy.port, receives=16 * 1024) as connection:
+            connection.send(asking(self.base_path + path, "application/jsonl"))
+            connection.read_until(b'"line 0"')
+            printed = -1
+            while printed != (printed := await self.printed(identifier)):
+                await deferLater(reactor, 0.5)
+        again = Reading.begin(self.plain, f"{path}?after=0&skip=1", Accept="application/jsonl")
+        await until(lambda: b'"line 1"' in again.received, "it goes on")
+        await self.plain.cancel(identifier)
+        await again.ended
+        failure(again.lines(), "cancelled")
+
+    async def printed(self: Any, identifier: str) -> int:
+        """Return how many events there were."""
+        return sum((await self.plain.status(identifier))["events"].values())
+
+    async def test_gone(self: Any) -> None:
+        """The daemon learns that readers have gone, although nothing is printed."""
+        identifier = await self.begin_by(self.plain, WAITING)
+        path = f"{self.base_path}/evaluation/{identifier}/events"
+        connections = [Connection(self.proxy.port) for _ in range(2)]
+        for connection, accept in zip(
+            connections, ("text/event-stream", "application/jsonl"), strict=True
+        ):
+            connection.send(asking(path, accept))
+            connection.read_until(b'"one"')
+        self.assertEqual(self.answered(identifier), [])
+        for connection in connections:
+            connection.close()
+        await until(lambda: len(self.answered(identifier)) == 2, "both streams end")
+
+    def answered(self: Any, identifier: str) -> list[str]:
+        """Return the lines of the access log about streams of an evaluation that are over."""
+        path = f"/evaluation/{log_name(identifier)}/events"
+        return [line for line in self.daemon.log.splitlines() if path in line]
+
+    async def test_library(self: Any) -> None:
+        """The client library gets each event once, although the proxy is restarted meanwhile."""
+        identifier = await self.begin_by(self.plain, LINES)
+        found: list[str] = []
+        async with library.Client(self.proxy.url) as client:
+            async for event in client.events(identifier):
+                found.append(event.text if isinstance(event, library.Text) else "?")
+                if len(found) == 100:
+                    await self.proxy.stop()
+                    self.proxy.start()
+        self.assertTrue("".join(found) == PRINTED, "not what was printed")
+
+
+class SurfaceTests:
+    """The rest of what clients meet; for a `ProxyTestCase`."""
+
+    async def test_links(self: Any) -> None:
+        """What the daemon writes leads back to it through the proxy."""
+        base = BELOW if self.below else ""
+        answer = await self.plain.post(self.repository.url, self.commit, WAITING)
+        location = answer.header("Location")
+        self.assertEqual(location, f"{base}/evaluation/{answer.json['evaluation_id']}")
+        page = await self.plain.get(f"{location.removeprefix(base)}/events?wait=10")
+        link = page.header("Link").partition("<")[2].partition(">")[0]
+        self.assertTrue(link.startswith(f"{location}/events?after="), link)
+        following = await self.plain.get(link.removeprefix(base))
+        self.assertEqual(following.json["begin"], page.json["end"])
+
+    async def test_page(self: Any) -> None:
+        """The page and all that it is made of come as they are."""
+        for client in (self.plain, self.secure):
+            page = await client.get("/")
+            for link in ["", *LINK.findall(page.body.decode())]:
+                if not link.startswith("#"):
+                    answers = [await each.get(f"/{link}") for each in (client, self.client)]
+                    self.assertEqual([answer.code for answer in answers], [200, 200])
+                    self.assertEqual(answers[0].body, answers[1].body)
+                    kinds = {answer.header("Content-Type") for answer in answers}
+                    self.assertEqual(len(kinds), 1)
+
+    async def test_problems(self: Any) -> None:
+        """Errors are documents, as they are without a proxy; preflights are answered."""
+        for client in (self.plain, self.secure):
+            for method, path, code in (
+                ("GET", "/nowhere", 404),
+                ("PUT", "/evaluate", 405),
+                ("POST", "/evaluate", 415),
+                ("GET", "/metrics", 403),
+                ("GET", f"/evaluation/{'a' * 40}/events", 404),
+            ):
+                (await client.request(method, path)).problem(code)
+            answer = await client.request("OPTIONS", "/evaluate")
+            self.assertEqual(answer.code, 204)
+            self.assertIn("POST", answer.header("Access-Control-Allow-Methods"))
+
+    async def test_doubled_slashes(self: Any) -> None:
+        """Paths that clients of 2018 join carelessly lead where they did."""
+        answer = await self.plain.get("//evaluation//x")
+        self.assertIn("no evaluation of this identifier", answer.problem(404)["detail"])
+
+    async def test_upload(self: Any) -> None:
+        """A large form reaches the daemon while it is sent, and arrives whole."""
+        content = bytes(range(256)) * (12 * MIB // 256)
+        fields = {
+            "repository[url]": self.repository.url,
+            "commit_oid": self.commit,
+            "evaluator_cmd": DESCRIBE,
+        }
+        parts = [part(name, value.encode()) for name, value in fields.items()]
+        body = body_of([*parts, part("submission[source]", content, "solution.bin")])
+        with Connection(self.proxy.port) as connection:
+            connection.send(head_of(len(body), target=f"{self.base_path}/evaluate"))
+            half = len(body) // 2
+            connection.send(body[:half])
+            await until(lambda: self.arrived() > half - MIB, "half of it is there")
+            connection.send(body[half:])
+            answer = connection.answer()
+        self.assertEqual(answer.code, 200, answer)
+        identifier = json.loads(answer.body)["evaluation_id"]
+        self.plain.evaluations.append(identifier)
+        (found,) = (event["payload"] for event in await self.plain.follow(identifier))
+        self.assertEqual(found, described(("source", "solution.bin", content)))
+
+    def arrived(self: Any) -> int:
+        """Return how many bytes of forms are on the daemon's disk."""
+        files = (self.daemon.state / "uploads").rglob("*")
+        return sum(path.stat().st_size for path in files if path.is_file())
+
+    async def test_too_large(self: Any) -> None:
+        """A form over the limit is refused by the daemon, and not sent to its end."""
+        with Connection(self.proxy.port) as connection:
+            connection.send(head_of(200 * MIB, target=f"{self.base_path}/evaluate"))
+            connection.send_until_answered(b"x" * (100 * MIB))
+            self.assertEqual(connection.answer().problem(413)["limit"], 64 * MIB)
+
+    async def test_address(self: Any) -> None:
+        """The access log has the client's own address, whatever it claims."""
+        for url, source in ((self.proxy.url, "127.0.0.2"), (self.proxy.tls_url, "127.0.0.3")):
+            async with Client(url, trust=self.trust, source=source) as client:
+                claims = {"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
+                await client.get(f"/{source}", headers=claims)
+            self.assertEqual(await self.logged(f"/{source}"), [source])
+
+    async def logged(self: Any, path: str) -> list[str]:
+        """Return from which addresses somebody asked for this."""
+
+        def lines() -> list[str]:
+            found = (json.loads(line) for line in self.daemon.log.splitlines())
+            return [line["client"] for line in found if line.get("path") == path]
+
+        found: list[str] = await until(lines, "it is in the log")
+        return found
+
+    async def test_away(self: Any) -> None:
+        """While the daemon is away there is a document that says so, and then all is well."""
+        await self.daemon.kill()
+        for client in (self.plain, self.secure):
+            answer = await client.get("/health")
+            answer.problem(503)
+            self.assertEqual(answer.header("Retry-After"), "5")
+        self.daemon.start(*self.options())
+        await self.daemon.ready()
+        for client in (self.plain, self.secure):
+            self.assertEqual((await client.get("/health")).code, 200)
+
+    @property
+    def base_path(self: Any) -> str:
+        """The path below which the proxy has the API."""
+        return BELOW if self.below else ""

@@ -1,0 +1,93 @@
+"""`etc/proxies`: what proxies are told fits what the daemon does by default.
+
+That they work is shown by `tests/integration/test_proxies_nginx.py` and the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration
+from tawebeval.tap import read_configuration
+
+ROOT = Path(__file__).resolve().parent.parent
+PROXIES = ROOT / "etc" / "proxies"
+HAPROXY = ("haproxy.cfg", "haproxy-several.cfg")
+UNITS = {"s": 1, "h": 3600}
+
+
+class ProxiesTests(SynchronousTestCase):
+    """The configurations as they are shipped."""
+
+    configuration = Configuration()
+
+    def read(self, name: str) -> str:
+        """Return a configuration."""
+        return (PROXIES / name).read_text("utf-8")
+
+    def seconds(self, name: str, setting: str) -> int:
+        """Return a duration, in seconds."""
+        (found,) = re.findall(rf"^\s*{setting} (\d+)([sh]);?$", self.read(name), re.MULTILINE)
+        return int(found[0]) * UNITS[found[1]]
+
+    def test_documented(self) -> None:
+        """Each is told of in operations.md, and tells what the daemon has to know in turn."""
+        operations = (ROOT / "docs" / "operations.md").read_text("utf-8")
+        names = sorted(path.name for path in PROXIES.iterdir())
+        self.assertEqual(names, ["Caddyfile", "haproxy-several.cfg", "haproxy.cfg", "nginx.conf"])
+        for name in names:
+            self.assertIn(f"etc/proxies/{name}", operations)
+            self.assertIn('[http] trusted_proxies = ["127.0.0.1"]', self.read(name))
+            # Before several daemons evaluations are found by the second part of the path.
+            if name != "haproxy-several.cfg":
+                self.assertIn('[http] base_path = "/judge"', self.read(name))
+
+    def test_kept_connections(self) -> None:
+        """A proxy forgets a connection before the daemon closes it."""
+        for name, setting in (
+            ("nginx.conf", "keepalive_timeout"),
+            *((name, "timeout http-keep-alive") for name in HAPROXY),
+            ("Caddyfile", "keepalive"),
+        ):
+            self.assertLess(self.seconds(name, setting), self.configuration.http.idle)
+
+    def test_quiet_connections(self) -> None:
+        """No poll and no stream is quiet for longer than a proxy has patience.
+
+        JSON Lines are for as long as an evaluator may run and print nothing.
+        """
+        polls, streams = self.configuration.polls, self.configuration.streams
+        longest = max(polls.wait, streams.heartbeat, self.configuration.limits.wall_clock)
+        sides = tuple(f"timeout {side}" for side in ("client", "server", "tunnel"))
+        for name, settings in (
+            ("nginx.conf", ("proxy_read_timeout", "proxy_send_timeout")),
+            *((name, sides) for name in HAPROXY),
+        ):
+            for setting in settings:
+                self.assertGreater(self.seconds(name, setting), 2 * longest)
+
+    def test_away(self) -> None:
+        """What a proxy answers for a daemon that is away is a problem document like the others."""
+        for name, count in (
+            ("nginx.conf", 1),
+            ("haproxy.cfg", 2),
+            ("haproxy-several.cfg", 2),
+            ("Caddyfile", 1),
+        ):
+            documents = [json.loads(each) for each in re.findall(r"{\"type.*}", self.read(name))]
+            self.assertEqual(len(documents), count, name)
+            for document in documents:
+                self.assertEqual(document["type"], "about:blank")
+                self.assertIn(document["status"], (502, 503))
+                self.assertTrue(document["title"])
+                self.assertEqual(document["detail"], document["message"])
+
+    def test_examples(self) -> None:
+        """The configurations for a contest and a public instance believe the proxy before them."""
+        for path in (ROOT / "etc" / "examples").iterdir():
+            http = read_configuration(str(path)).http
+            self.assertEqual(http.trusted_proxies, ("127.0.0.1",), path)
