@@ -22,7 +22,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
@@ -34,10 +33,11 @@ from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
+from tawebeval.launching import FIRST, Launch
 from tawebeval.orphans import Orphans
 from tawebeval.overlay import Overlays
 from tawebeval.process import ChildProcess
-from tawebeval.sandbox import Cell, Exit, Launch
+from tawebeval.sandbox import Cell, Exit
 from tawebeval.workspace import View, Workspace
 
 # The first process, whose end is that of all others, waits for the command. The evaluator is the
@@ -133,6 +133,10 @@ class Descriptors:
         return iter((self.filter, self.environment, self.status))
 
 
+_GIVEN = Descriptors(FIRST, FIRST + 1, FIRST + 2)
+"""The numbers that bwrap has for them."""
+
+
 @attrs.frozen
 class Bubblewrap:
     """Makes cells of bubblewrap.
@@ -157,9 +161,7 @@ class Bubblewrap:
         """Return what the evaluator of this evaluation is to run in."""
         return BubblewrapCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self)
 
-    def argv(
-        self, view: View, directory: Path, command: Sequence[str], descriptors: Descriptors
-    ) -> Sequence[str]:
+    def argv(self, view: View, directory: Path, command: Sequence[str]) -> Sequence[str]:
         """Return what runs `command` in `directory`, a path inside."""
         argv = [
             self.program,
@@ -167,9 +169,9 @@ class Bubblewrap:
             "--as-pid-1",
             *(("--share-net",) if self.network else ()),
         ]
-        argv += ["--seccomp", str(descriptors.filter)]
-        argv += ["--json-status-fd", str(descriptors.status)]
-        argv += ["--args", str(descriptors.environment)]
+        argv += ["--seccomp", str(_GIVEN.filter)]
+        argv += ["--json-status-fd", str(_GIVEN.status)]
+        argv += ["--args", str(_GIVEN.environment)]
         argv += [*self.shown, "--proc", "/proc", "--dev", "/dev"]
         # What the operator shows may lie below /tmp, and hides nothing of the evaluation's.
         own = [pair for pair in view.writable if pair[0].is_relative_to(view.root)]
@@ -207,38 +209,39 @@ class BubblewrapCell(Cell):
     def _seen(self) -> View:
         return self.workspace.elsewhere(_ROOM)
 
-    def open(self) -> None:
-        """Make the groups and the descriptors. Blocks. Raises OSError."""
-        super().open()
-        filter_ = reopened(self._sandbox.filter)
-        self._opened.callback(os.close, filter_)
-        files = []
-        for name in ("environment", "status"):
-            files.append(os.memfd_create(name, os.MFD_CLOEXEC))
-            self._opened.callback(os.close, files[-1])
-        self._descriptors = Descriptors(filter_, *files)
-
     def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return what runs the command in the sandbox, by the shell.
+        """Return what runs the command in the sandbox, by the shell. Raises OSError.
 
         bwrap has another environment: the evaluator could read it, and so could whatever it runs,
         also if it hides its own.
         """
-        assert self._descriptors is not None, "open it first"
+        opened = self._open()
         words = ["--clearenv"]
         for name, value in environment.items():
             words += ["--setenv", name, value]
-        os.pwrite(self._descriptors.environment, os.fsencode("\0".join(words)), 0)
-        inside = self._limited(["/bin/sh", "-c", command], apart=True)
-        view = self.view
-        argv = self._sandbox.argv(view, view.of(directory), inside, self._descriptors)
-        return Launch(
-            self._grouped([*self._tree.prefix, *argv]),
-            {},
-            "/",
-            tuple(self._descriptors),
-            subprocess.DEVNULL if self._tree.namespace is None else self._tree.namespace,
-        )
+        os.pwrite(opened.environment, os.fsencode("\0".join(words)), 0)
+        view = self._seen()
+        inside = [*self._limiter(), "/bin/sh", "-c", command]
+        argv = self._sandbox.argv(view, view.of(directory), inside)
+        return Launch(argv, {}, "/", tuple(opened))
+
+    def _open(self) -> Descriptors:
+        """Open, once, what there is for bwrap."""
+        if self._descriptors is None:
+            filter_ = reopened(self._sandbox.filter)
+            self._opened.callback(os.close, filter_)
+            files = []
+            for name in ("environment", "status"):
+                files.append(os.memfd_create(name, os.MFD_CLOEXEC))
+                self._opened.callback(os.close, files[-1])
+            self._descriptors = Descriptors(filter_, *files)
+        return self._descriptors
+
+    def _limiter(self) -> Sequence[str]:
+        """Return what sets limits within, where the user's processes are those of this run."""
+        bounds = self._bounds(apart=True).items()
+        options = (f"--{name}={soft}:{hard}" for name, (soft, hard) in bounds)
+        return ["/usr/bin/prlimit", *options, "--"]
 
     def signal(self, child: ChildProcess, number: int) -> None:
         """Send a signal to those in the sandbox."""
@@ -267,7 +270,7 @@ class BubblewrapCell(Cell):
         return os.pread(self._descriptors.status, 4096, 0) if self._descriptors else b""
 
     def close(self) -> None:
-        """Remove what `open` has made. Blocks."""
+        """Remove what the start has made. Blocks."""
         super().close()
         self._descriptors = None
         self._opened.close()

@@ -29,6 +29,7 @@ from tawebeval.run import Run
 from tawebeval.sandbox import Cell
 from tawebeval.segi import Parser
 from tawebeval.signals import Latch, Signal
+from tawebeval.starting import Started
 from tawebeval.surroundings import Places, Surroundings
 from tawebeval.variables import variables
 from tawebeval.workspace import Workspace, log_name
@@ -73,6 +74,7 @@ class Evaluation:
     _stopped: EvaluationError | None = None
     _places: Places | None = None
     _coming: Deferred[None] | None = None
+    _launching: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.share = self._surroundings.budget.enter(self.caller)
@@ -101,7 +103,7 @@ class Evaluation:
             self._stopped = reason
             if self.run is not None:
                 self.run.stop(reason)
-            elif self._coming is not None:
+            elif self._coming is not None and not self._launching:
                 self._coming.cancel()
 
     def acknowledged(self) -> None:
@@ -132,8 +134,10 @@ class Evaluation:
             )
             self.commit = checkout.commit
             cell = self._cell = self._surroundings.sandbox.cell(self.workspace, checkout)
-            directory = await self._surroundings.threads.run(self._open, cell, checkout)
-            self._start(directory, cell)
+            run = self._prepare(cell)
+            self._launching = True  # from here on it is not cancelled: the child would be lost
+            started = await self._surroundings.threads.run(self._launch, cell, checkout)
+            self._run(run, started)
         except EvaluationError as error:
             await self._conclude(error)
         except CancelledError:
@@ -147,43 +151,47 @@ class Evaluation:
             log.failure("{evaluation}: could not be evaluated", evaluation=self.name)
             await self._conclude(_not_run(type(error).__name__))
 
-    def _open(self, cell: Cell, checkout: Checkout) -> Path:
-        """Return where the evaluator runs, once it can. Blocks. Raises EvaluationError, OSError.
-
-        All that blocks is done here, in one thread: each change of threads costs time.
-        """
-        assert self.upload is not None, "nobody else takes it"
-        self.workspace.create(self.upload)
-        self.upload = None
-        directory = self.workspace.working_directory(self.request.directory, checkout.path)
-        cell.open()
-        return directory
-
-    def _start(self, directory: Path, cell: Cell) -> None:
-        """Start the evaluator. Raises OSError."""
+    def _prepare(self, cell: Cell) -> Run:
+        """Return what is to watch over the evaluator."""
         surroundings, clock = self._surroundings, self._surroundings.clock
         settings, limits = surroundings.configuration.evaluations, surroundings.configuration.limits
         markers = self.markers = Markers.fresh(surroundings.random)
         parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
         intake = self._intake = Intake(clock, parser, self.ring, self.share, self)
-        run = Run(clock, intake, settings.grace, cell, surroundings.threads)
+        return Run(clock, intake, settings.grace, cell, surroundings.threads)
+
+    def _launch(self, cell: Cell, checkout: Checkout) -> Started:
+        """Start the evaluator. Blocks. Raises EvaluationError, OSError.
+
+        All that blocks is done here, in one thread: each change of threads costs time.
+        """
+        assert self.upload is not None and self.markers is not None, "nobody else takes them"
+        self.workspace.create(self.upload)
+        self.upload = None
+        directory = self.workspace.working_directory(self.request.directory, checkout.path)
         environment = variables(
-            self.request, self.seed, self.workspace, cell.view, markers, settings.environment
+            self.request,
+            self.seed,
+            self.workspace,
+            cell.view,
+            self.markers,
+            self._surroundings.configuration.evaluations.environment,
         )
-        launch = cell.launch(self.request.evaluator_cmd, environment, directory)
-        surroundings.spawn(
-            run,
-            launch.argv,
-            launch.environment,
-            launch.directory,
-            descriptors=launch.descriptors,
-            stdin=launch.stdin,
-        )
+        if self._stopped is not None:
+            raise self._stopped
+        return cell.start(self.request.evaluator_cmd, environment, directory)
+
+    def _run(self, run: Run, started: Started) -> None:
+        """Take over the evaluator, which runs; and end it if it was stopped meanwhile."""
+        self._surroundings.spawn.adopt(run, started)
         self.run = run
         self._coming = None
         self._enter(State.RUNNING)
-        surroundings.watch.begin(cell, run.stop)
+        assert self._cell is not None, "it runs there"
+        self._surroundings.watch.begin(self._cell, run.stop)
         run.ended.tell(self._ran)
+        if self._stopped is not None:
+            run.stop(self._stopped)
 
     def _ran(self, run: Run) -> None:
         assert self._cell is not None, "it has run there"

@@ -14,7 +14,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from twisted.internet.task import deferLater
@@ -98,13 +99,22 @@ class Orphans:
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 list(self._adopted())
 
+    def expecting(self) -> AbstractContextManager[Callable[[int], object]]:
+        """Within it a child that is no orphan comes to be, as `Spawner.expecting` says."""
+        return self._spawner.expecting()
+
     def _adopted(self) -> Iterator[int]:
         """Yield the living children that nobody here has started, and reap the dead ones."""
-        for pid in list(children("self")):
+        found = list(children("self"))
+        # Asked before who is known: none of those found can become known after that.
+        complete = self._spawner.complete
+        for pid in found:
             if not self._spawner.is_child(pid):
                 with contextlib.suppress(ChildProcessError):
-                    if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                         yield pid
+                    elif complete:
+                        os.waitpid(pid, os.WNOHANG)
 
 
 def _belongs(pid: int, mark: bytes, directory: str) -> bool:

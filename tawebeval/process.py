@@ -1,11 +1,9 @@
-"""Child processes: a `Popen` and a pidfd that drive an ordinary `ProcessProtocol`.
+"""Child processes, however they were started: they drive an ordinary `ProcessProtocol`.
 
 Why not `reactor.spawnProcess`: it walks over every open descriptor in the reactor's
 thread, forks where a directory is given, looks at every child whenever one ends, and
-reads 8 KiB at a time. `Popen` uses vfork, the pidfd tells of one child's end and of no
-other's, and `PipeReader` reads 64 KiB from a pipe that holds 256.
-
-Each child leads a session and process group of its own.
+reads 8 KiB at a time. Here a pidfd tells of one child's end and of no other's, and
+`PipeReader` reads 64 KiB from a pipe that holds 256.
 """
 
 from __future__ import annotations
@@ -13,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from resource import struct_rusage
 from typing import Any
 
@@ -25,7 +22,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from tawebeval.pipes import PipeReader, open_pipe
+from tawebeval.pipes import PipeReader
+from tawebeval.starting import Started, start
 
 STDOUT, STDERR = 1, 2
 
@@ -71,49 +69,19 @@ class ChildProcess:
         self,
         reactor: Any,
         protocol: ProcessProtocol,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        directory: str,
-        *,
-        descriptors: Sequence[int] = (),
-        stdin: int = subprocess.DEVNULL,
+        started: Started,
         reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        """Start `argv` in `directory` with just that environment and, as a rule, nothing on stdin.
-
-        Raises OSError where that is impossible. The child gets `descriptors` under the same
-        numbers; they stay open here, too. `reaped(pid)` is called when the child has ended and
-        `pid` may be another's.
-        """
+        """Take over a child. `reaped(pid)` is called when `pid` may be another's again."""
         self.usage: struct_rusage | None = None
+        self.pid = started.pid
         self._reaped = reaped
         self._protocol = protocol
         self._reason: Failure | None = None  # of its end
         self._ended = False
-        with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
-            stdout, stderr = (open_pipe(reading, writing) for _ in (STDOUT, STDERR))
-            started = subprocess.Popen(
-                argv,
-                env=dict(environment),
-                cwd=directory,
-                stdin=stdin,
-                stdout=stdout[1],
-                stderr=stderr[1],
-                start_new_session=True,
-                pass_fds=descriptors,
-                umask=0o022,
-            )
-            try:
-                _PidReader(reactor, os.pidfd_open(started.pid), self)
-            except OSError:
-                started.kill()
-                started.wait()
-                raise
-            self.pid = started.pid
-            started.returncode = 0  # it is not to wait for the child: that is done here
-            reading.pop_all()
-        self._stdout = PipeReader(reactor, stdout[0], STDOUT, self)
-        self._stderr = PipeReader(reactor, stderr[0], STDERR, self)
+        _PidReader(reactor, started.pidfd, self)
+        self._stdout = PipeReader(reactor, started.stdout, STDOUT, self)
+        self._stderr = PipeReader(reactor, started.stderr, STDERR, self)
         protocol.makeConnection(self)
 
     @property
@@ -236,6 +204,7 @@ class Spawner:
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._children: set[int] = set()
+        self._coming: set[object] = set()
         self._reaped = self._children.discard
 
     def __call__(
@@ -246,21 +215,33 @@ class Spawner:
         directory: str,
         *,
         descriptors: Sequence[int] = (),
-        stdin: int = subprocess.DEVNULL,
     ) -> ChildProcess:
-        """Start a child, as `ChildProcess` says."""
-        child = ChildProcess(
-            self._reactor,
-            protocol,
-            argv,
-            environment,
-            directory,
-            descriptors=descriptors,
-            stdin=stdin,
-            reaped=self._reaped,
-        )
-        self._children.add(child.pid)
-        return child
+        """Start a child, as `start` says."""
+        started = start(argv, environment, directory, descriptors)
+        self._children.add(started.pid)
+        return self.adopt(protocol, started)
+
+    def adopt(self, protocol: ProcessProtocol, started: Started) -> ChildProcess:
+        """Let a child that was started in some other way drive a protocol from now on."""
+        return ChildProcess(self._reactor, protocol, started, self._reaped)
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[Callable[[int], object]]:
+        """Within it a child of ours is started, in any thread; give what is to be told its number.
+
+        Until then nobody is known to be an orphan, and waited for as one.
+        """
+        start = object()
+        self._coming.add(start)
+        try:
+            yield self._children.add
+        finally:
+            self._coming.discard(start)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is no child that is not known yet."""
+        return not self._coming
 
     @property
     def running(self) -> int:

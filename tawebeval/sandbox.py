@@ -8,11 +8,11 @@ measure and to judge what becomes of it.
 from __future__ import annotations
 
 import os
+import resource
 import signal
-import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -24,30 +24,18 @@ from tawebeval.config import Limits
 from tawebeval.disk import DiskWatch
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.groups import Group, Usage
+from tawebeval.launching import Launch
 from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
+from tawebeval.starting import Started
 from tawebeval.workspace import NOT_THE_EVALUATORS, View, Workspace
-from tawebeval.writable import Copies, Trees, WritableTree
+from tawebeval.writable import Copies, Trees
 
 _SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
 # Seconds for which it may go unnoticed that a run has met a limit which the kernel enforces: there
 # is nothing more to be had meanwhile.
 _UNNOTICED = 1.0
 _BLOCK = 4096  # bytes that a small file takes at most beyond its own
-
-# Enters the groups that are named before `--`, and becomes the command after it.
-_ENTER = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit 126; shift; done; shift; exec "$@"'
-
-
-@attrs.frozen
-class Launch:
-    """A process to start, as `ChildProcess` wants it."""
-
-    argv: Sequence[str]
-    environment: Mapping[str, str]
-    directory: str
-    descriptors: Sequence[int] = ()
-    stdin: int = subprocess.DEVNULL
 
 
 @attrs.frozen
@@ -76,7 +64,7 @@ class Cell(ABC):
         self._cgroups = cgroups
         self._orphans = orphans
         self._trees = trees
-        self._tree = WritableTree()
+        self._tree: int | None = None  # where it is to be seen for the evaluator alone
         self._group: Group | None = None
         # The limit is for what is added. What was checked out is there from the start, or comes
         # when it is changed: an overlay copies it then.
@@ -97,25 +85,36 @@ class Cell(ABC):
     def view(self) -> View:
         """How the evaluator sees its workspace."""
         view = self._seen()
-        if self._tree.directory is None:
+        if self._tree is None:
             return view
-        return attrs.evolve(view, opened={self.workspace.tree: self._tree.directory})
+        return attrs.evolve(view, opened={self.workspace.tree: self._tree})
 
     @abstractmethod
     def _seen(self) -> View:
         """Return what `view` is where nothing is mounted for the evaluator alone."""
 
-    def open(self) -> None:
-        """Make what has to be there before the start. Blocks. Raises OSError."""
-        self._tree = self._trees.make(self._checkout.path, self.workspace)
-        if self._tree.directory is not None:
-            self._disk.devices = frozenset({os.fstat(self._tree.directory).st_dev})
+    def start(self, command: str, environment: Mapping[str, str], directory: Path) -> Started:
+        """Start the shell that runs `command` in `directory`, a path of ours. Blocks.
+
+        Raises OSError. The child is known as ours, and somebody has to adopt it.
+        """
         # Other users can read the names of groups: not by the identifier.
         self._group = self._cgroups.make(self.workspace.root.name, self.limits)
+        launch = self.launch(command, environment, directory)
+        launch = attrs.evolve(launch, groups=self._group.entry())
+        with self._orphans.expecting() as tell:
+            started, self._tree = self._trees.start(self._checkout.path, self.workspace, launch)
+            tell(started.pid)
+        if self._tree is not None:
+            self._disk.devices = frozenset({os.fstat(self._tree).st_dev})
+        return started
 
     @abstractmethod
     def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return what to start so that the shell runs `command` in `directory`, a path of ours."""
+        """Return what to start so that the shell runs `command` in `directory`, a path of ours.
+
+        Raises OSError. Groups are not its concern.
+        """
 
     @abstractmethod
     def signal(self, child: ChildProcess, number: int) -> None:
@@ -135,7 +134,6 @@ class Cell(ABC):
     def started(self, child: ChildProcess) -> None:
         """Take note of the run's first process."""
         self._first = child
-        self._tree.entered()
 
     def exceeded(self, final: bool = False) -> EvaluationError | None:
         """Return which limit has been gone over, if one has. Blocks.
@@ -167,45 +165,45 @@ class Cell(ABC):
         return self._group.usage()
 
     def close(self) -> None:
-        """Remove what `open` has made, and kill whoever is still in it. Blocks."""
+        """Remove what the start has made, and kill whoever is still in it. Blocks."""
         if self._group is not None:
             self._group.remove()
             self._group = None
-        self._tree.close()
+        if self._tree is not None:
+            os.close(self._tree)
+            self._tree = None
 
     def _pids(self) -> Iterable[int]:
         return descendants(self._first.pid) if self._first is not None else ()
 
-    def _limited(self, argv: Sequence[str], *, apart: bool) -> Sequence[str]:
-        """Return the argv that runs another one within the limits of each single process.
+    def _bounds(self, *, apart: bool) -> Mapping[str, tuple[int, int]]:
+        """Return the limits of each single process, soft and hard, by their names.
 
         What groups limit as a whole is left to them. `apart` tells whether the user's processes
         are counted for this run alone.
         """
         limits = self.limits
-        prefix = [
-            "/usr/bin/prlimit",
-            f"--cpu={limits.cpu}:{limits.cpu + 1}",
-            f"--fsize={limits.file_size}",
-            f"--nofile={limits.open_files}",
-            "--core=0",
-            "--msgqueue=0",
-            f"--sigpending={_SIGNALS}",
-        ]
+        bounds = {
+            "cpu": (limits.cpu, limits.cpu + 1),
+            "fsize": (limits.file_size, limits.file_size),
+            "nofile": (limits.open_files, limits.open_files),
+            "core": (0, 0),
+            "msgqueue": (0, 0),
+            "sigpending": (_SIGNALS, _SIGNALS),
+        }
         if apart and "processes" not in self._cgroups.enforced:
-            prefix.append(f"--nproc={limits.processes}")
+            bounds["nproc"] = (limits.processes, limits.processes)
         if "memory" not in self._cgroups.enforced:
-            prefix.append(f"--data={limits.memory}")
-        return [*prefix, "--", *argv]
-
-    def _grouped(self, argv: Sequence[str]) -> Sequence[str]:
-        """Return the argv that enters the run's groups first."""
-        entries = self._group.entry() if self._group is not None else ()
-        return ["/bin/sh", "-c", _ENTER, "enter", *entries, "--", *argv] if entries else argv
+            bounds["data"] = (limits.memory, limits.memory)
+        return bounds
 
 
 class Sandbox(Protocol):
-    """Makes cells."""
+    """Makes cells, by what is in `trees`."""
+
+    @property
+    def trees(self) -> Trees:
+        """What makes the trees that evaluators may write to, and starts these."""
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
@@ -233,8 +231,13 @@ class NoCell(Cell):
         """Return what runs the command by the shell."""
         # A secret of this run alone, which all of its processes inherit.
         self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
-        argv = self._grouped(self._limited(["/bin/sh", "-c", command], apart=False))
-        return Launch(argv, environment, str(directory))
+        bounds = self._bounds(apart=False)
+        return Launch(
+            ["/bin/sh", "-c", command],
+            environment,
+            str(directory),
+            limits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
+        )
 
     def signal(self, child: ChildProcess, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
@@ -262,8 +265,8 @@ class NoSandbox:
     _limits: Limits
     _cgroups: Cgroups
     _orphans: Orphans
-    _trees: Trees = attrs.field(factory=Copies)
+    trees: Trees = attrs.field(factory=Copies, eq=False)
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return NoCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self._trees)
+        return NoCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self.trees)

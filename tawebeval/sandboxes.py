@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +22,11 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
 from tawebeval.overlay import Overlays
-from tawebeval.privileges import Privileges, User
+from tawebeval.privileges import Privileges
 from tawebeval.removal import remove
-from tawebeval.sandbox import Launch, NoSandbox, Sandbox
+from tawebeval.sandbox import NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
+from tawebeval.starting import wait_for
 from tawebeval.workspace import Workspace
 
 COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
@@ -109,6 +109,13 @@ def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
                 "tawebeval: sandbox.kind: bubblewrap does not work here: " + "; ".join(problem)
             )
     else:
+        try:
+            sandbox.trees.open()
+        except OSError as error:
+            raise SystemExit(
+                f"tawebeval: no evaluator can be started: {error.strerror}; install a python3 that"
+                " the daemon's user can execute"
+            ) from None
         log.warn(
             'sandbox.kind is "none": whoever can send a request can do on this machine all that'
             " user {uid} can",
@@ -118,8 +125,7 @@ def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
 
 def close_sandbox(sandbox: Sandbox) -> None:
     """Give back what `rely_on` has made. Blocks, hardly."""
-    if isinstance(sandbox, Bubblewrap):
-        sandbox.trees.close()
+    sandbox.trees.close()
 
 
 def open_box(sandbox: Sandbox, accounts: Path) -> Box:
@@ -202,14 +208,13 @@ def try_out(
                     workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
                 )
                 made.callback(_as(acting, cell.close))
-                cell.open()
-            launch = cell.launch(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
-            problem = _run(launch, privileges.user if privileges else None)
+                started = cell.start(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
+            problem = _judge(*wait_for(started, _PATIENCE))
             untouched = whole.read_text() == _WHOLE
+        except TimeoutError as error:
+            return f"an empty sandbox: {error.strerror}", _MEND
         except OSError as error:
             return str(error), _MEND
-        except subprocess.TimeoutExpired as error:
-            return f"an empty sandbox has not ended within {error.timeout:g} seconds", _MEND
     if problem is None and not untouched:
         return "what an evaluator writes gets into the cache", _MEND
     return problem
@@ -233,25 +238,11 @@ def _as(
     return wrapped
 
 
-def _run(launch: Launch, user: User | None) -> Problem | None:
-    ended = subprocess.run(
-        launch.argv,
-        env=launch.environment,
-        cwd="/",
-        stdin=launch.stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=launch.descriptors,
-        user=user.uid if user else None,
-        group=user.gid if user else None,
-        extra_groups=() if user else None,
-        timeout=_PATIENCE,
-        check=False,
-    )
-    said = ended.stdout.decode(errors="replace").strip()
+def _judge(status: int, output: bytes) -> Problem | None:
+    said = output.decode(errors="replace").strip()
     if said == _SOUND:
         return None
-    said = said or f"it exited with {ended.returncode}"
+    said = said or f"it exited with {status}"
     for sign, remedy in _REMEDIES.items():
         if sign in said:
             return said, f"{remedy}, {_OTHERWISE}"

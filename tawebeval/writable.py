@@ -2,56 +2,54 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import attrs
 
 from tawebeval.copying import copy
+from tawebeval.launching import Launch, Launching
+from tawebeval.privileges import User
+from tawebeval.starting import Started
 from tawebeval.workspace import Workspace
 
 
-@attrs.define
-class WritableTree:
-    """What an evaluation has in its workspace as `tree`, which may be to be seen for it alone.
+class Trees(Protocol):
+    """Makes writable trees, and starts in them what is to write to them."""
 
-    Then `namespace` is a descriptor of the mount namespace in which it is, `prefix` what to put in
-    front of a command that has this as its stdin to run it there, and `directory` a descriptor by
-    which the tree can be read from anywhere. `close` closes both.
-    """
+    def open(self, user: User | None = None) -> None:
+        """Prepare to start programs; as `user`, if one is given. Blocks. Raises OSError."""
 
-    prefix: Sequence[str] = ()
-    namespace: int | None = None
-    directory: int | None = None
+    def start(
+        self, checkout: Path, workspace: Workspace, launch: Launch
+    ) -> tuple[Started, int | None]:
+        """Start what has, as the tree of the workspace, one that is in the beginning as `checkout`.
 
-    def entered(self) -> None:
-        """Let the namespace be held by nobody but those who are in it."""
-        if self.namespace is not None:
-            os.close(self.namespace)
-            self.namespace = None
+        If that is to be seen for it alone there is a descriptor by which it can be read from
+        anywhere. Blocks. Raises OSError.
+        """
 
     def close(self) -> None:
-        """Let go of it; the directories stay. Blocks."""
-        self.entered()
-        if self.directory is not None:
-            os.close(self.directory)
-            self.directory = None
+        """Start nothing any more; what was started runs on. Blocks, hardly."""
 
 
-class Trees(Protocol):
-    """Makes writable trees."""
-
-    def make(self, checkout: Path, workspace: Workspace) -> WritableTree:
-        """Return a tree that is in the beginning as `checkout`. Blocks. Raises OSError."""
-
-
-@attrs.frozen
+@attrs.define(eq=False)
 class Copies:
     """Makes them by copying everything."""
 
-    def make(self, checkout: Path, workspace: Workspace) -> WritableTree:
-        """Return a copy. Blocks, the longer the larger it is. Raises OSError."""
+    _launching: Launching = attrs.field(factory=Launching)
+
+    def open(self, user: User | None = None) -> None:
+        """Prepare to start programs; as `user`, if one is given. Blocks. Raises OSError."""
+        self._launching = Launching(user=user)
+        self._launching.open()
+
+    def start(self, checkout: Path, workspace: Workspace, launch: Launch) -> tuple[Started, None]:
+        """Start what has a copy. Blocks, the longer the larger that is. Raises OSError."""
         copy(checkout, workspace.tree)
-        return WritableTree()
+        started, _ = self._launching.start(launch)
+        return started, None
+
+    def close(self) -> None:
+        """Start nothing any more; what was started runs on. Blocks, hardly."""
+        self._launching.close()

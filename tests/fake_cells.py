@@ -14,10 +14,12 @@ from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
 from tawebeval.groups import Usage
+from tawebeval.launching import Launch, Launching
 from tawebeval.privileges import User
-from tawebeval.sandbox import Exit, Launch
+from tawebeval.sandbox import Exit
+from tawebeval.starting import Started
 from tawebeval.workspace import View, Workspace
-from tawebeval.writable import WritableTree
+from tests.fake_children import NO_PROCESS
 from tests.gates import Gate
 
 NO_CGROUPS = Cgroups([], {}, {})
@@ -28,7 +30,8 @@ NO_CGROUPS = Cgroups([], {}, {})
 class FakeCell:
     """A cell. `orphans` shut, what the first process leaves resists its end.
 
-    `over` is what `exceeded` answers, `unstarted` what `exit` raises, `used` the usage.
+    `error`, if set, is raised instead of a start; `over` is what `exceeded` answers, `unstarted`
+    what `exit` raises, `used` the usage.
     """
 
     limits: Limits
@@ -37,18 +40,18 @@ class FakeCell:
     over: EvaluationError | None = None
     unstarted: EvaluationError | None = None
     used: Usage = attrs.field(factory=lambda: Usage(None, None))
-    opened: int = 0
+    error: OSError | None = None
+    started_as: list[Launch] = attrs.field(factory=list)
     closed: int = 0
     looks: list[bool] = attrs.field(factory=list)
     child: Any = None
 
-    def open(self) -> None:
-        """Count."""
-        self.opened += 1
-
-    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return the shell's command as it is."""
-        return Launch(["/bin/sh", "-c", command], environment, str(directory), (9,))
+    def start(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
+        """Start nothing, and return what would be, for a fake spawner to adopt."""
+        if self.error is not None:
+            raise self.error
+        self.started_as.append(Launch(["/bin/sh", "-c", command], environment, str(directory)))
+        return self.started_as[-1]
 
     def started(self, child: Any) -> None:
         """Note the child."""
@@ -85,29 +88,43 @@ class FakeCell:
 
 @attrs.define
 class FakeTrees:
-    """Makes `tree` for everybody and copies nothing; `made` are the checkouts it was made of.
+    """Makes no trees; `made` are the checkouts that trees were wanted of.
 
+    What is started is a child that is none, if `launching` does not start it. `tree` is the
+    descriptor of everybody's, `launched` what was to be started, `error` raised instead.
     `problem` is why there are no overlays, from the start or since somebody gave them up.
     """
 
-    tree: WritableTree = attrs.field(factory=WritableTree)
+    launching: Launching | None = None
+    tree: int | None = None
     problem: str | None = None
+    error: OSError | None = None
     made: list[Path] = attrs.field(factory=list)
+    launched: list[Launch] = attrs.field(factory=list)
     opened: list[User | None] = attrs.field(factory=list)
     closed: int = 0
 
     def open(self, user: User | None = None) -> None:
         """Note the user."""
         self.opened.append(user)
+        if self.error is not None:
+            raise self.error
 
     def give_up(self, problem: str) -> None:
         """Take the problem."""
         self.problem = problem
 
-    def make(self, checkout: Path, workspace: Workspace) -> WritableTree:
-        """Return the tree."""
+    def start(
+        self, checkout: Path, workspace: Workspace, launch: Launch
+    ) -> tuple[Started, int | None]:
+        """Return a child."""
         self.made.append(checkout)
-        return self.tree
+        self.launched.append(launch)
+        if self.error is not None:
+            raise self.error
+        if self.launching is not None:
+            return self.launching.start(launch)[0], self.tree
+        return Started(NO_PROCESS, -1, -1, -1), self.tree
 
     def close(self) -> None:
         """Count."""
@@ -120,11 +137,13 @@ class FakeSandbox:
     def __init__(self, limits: Limits) -> None:
         self.cells: list[FakeCell] = []
         self.orphans = Gate()
+        self.error: OSError | None = None  # of cells that are made from now on
         self._limits = limits
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Any:
         """Return a new cell."""
-        self.cells.append(FakeCell(self._limits, workspace.as_it_is(), self.orphans))
+        cell = FakeCell(self._limits, workspace.as_it_is(), self.orphans, error=self.error)
+        self.cells.append(cell)
         return self.cells[-1]
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping, Sequence
 from resource import RUSAGE_CHILDREN, getrusage, struct_rusage
 
@@ -11,8 +10,13 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval.launching import Launch
+
 NO_PROCESS = 2**22 + 1
 """A process identifier that Linux never gives out (proc(5), pid_max)."""
+
+NOTHING = Launch([], {}, "")
+"""What is started where nobody asks for it."""
 
 STDOUT, STDERR = 1, 2
 
@@ -28,14 +32,11 @@ class FakeChild:
         self,
         clock: IReactorTime,
         protocol: ProcessProtocol,
-        argv: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-        directory: str = "",
-        descriptors: Sequence[int] = (),
+        launch: Launch = NOTHING,
     ) -> None:
         self.pid = NO_PROCESS
-        self.argv, self.environment, self.directory = argv, dict(environment or {}), directory
-        self.descriptors = descriptors
+        self.argv, self.environment = launch.argv, dict(launch.environment)
+        self.directory, self.descriptors = launch.directory, launch.descriptors
         self.running = True
         self.usage: struct_rusage | None = None
         self.signals: list[int] = []
@@ -150,12 +151,16 @@ class FakeSpawner:
         directory: str,
         *,
         descriptors: Sequence[int] = (),
-        stdin: int = subprocess.DEVNULL,
     ) -> FakeChild:
         """Return a new child, which runs."""
         if self.error is not None:
             raise self.error
-        child = FakeChild(self._clock, protocol, argv, environment, directory, descriptors)
+        launch = Launch(argv, environment, directory, descriptors)
+        return self.adopt(protocol, launch)
+
+    def adopt(self, protocol: ProcessProtocol, started: Launch | None) -> FakeChild:
+        """Return a new child, which was started so, or in a way that nobody asks for."""
+        child = FakeChild(self._clock, protocol, started or NOTHING)
         child.obeys = self.obeys
         self.children.append(child)
         protocol.makeConnection(child)

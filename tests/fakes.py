@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from tawebeval.budget import Budget
@@ -25,7 +26,7 @@ from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.pages import Page
 from tawebeval.registry import Registry
-from tawebeval.signals import Latch, completed
+from tawebeval.signals import completed, outcome
 from tawebeval.surroundings import Surroundings
 from tawebeval.tally import CacheTally
 from tawebeval.watch import Watch, exceeded
@@ -104,9 +105,10 @@ class SlowThreads:
 
     async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)` after `step`."""
-        latch: Latch[Any] = Latch()
-        self.waiting.append(lambda: latch.set(call(*args, **kwargs)))
-        return await completed(latch)
+        begun: Deferred[None] = Deferred()
+        ended = outcome(begun.addCallback(lambda _: call(*args, **kwargs)))
+        self.waiting.append(lambda: begun.callback(None))
+        return (await completed(ended))()
 
     def step(self) -> None:
         """Make the call that has waited longest."""

@@ -27,8 +27,7 @@ from tawebeval.bubblewrap import (
 )
 from tawebeval.config import MIB
 from tawebeval.errors import EvaluationError
-from tawebeval.sandbox import Exit
-from tawebeval.writable import WritableTree
+from tawebeval.sandbox import Cell, Exit
 from tests.fake_children import NO_PROCESS, FakeChild
 from tests.test_sandbox import ENVIRONMENT, LIMITS, CellTestCase
 
@@ -50,7 +49,7 @@ class BubblewrapTestCase(CellTestCase):
         os.write(self.filter, PROGRAM)  # and is at its end now
         self.cell = self.make()
         self.addCleanup(self.cell.close)
-        self.cell.open()
+        self.start(self.cell)
 
     def sandbox(self, *readable: str, network: bool = False) -> Bubblewrap:
         """Return the daemon's sandbox."""
@@ -73,6 +72,10 @@ class BubblewrapTestCase(CellTestCase):
         assert isinstance(cell, BubblewrapCell)
         return cell
 
+    def start(self, cell: Cell) -> None:
+        """Start something in a cell, in nothing but name."""
+        cell.start("x", ENVIRONMENT, self.workspace.tree)
+
     def descriptors(self, cell: BubblewrapCell | None = None) -> Descriptors:
         """Return those for the filter, the environment, and bwrap's notes."""
         cell = cell or self.cell
@@ -84,15 +87,13 @@ class ArgumentTests(BubblewrapTestCase):
 
     def expected(self, *middle: str, network: bool = False) -> list[str]:
         """Return the whole argv, whose part for what is readable is given."""
-        opened = self.descriptors()
         own = "/state/evaluations/word"
         return [
             *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
             *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
             *("--hostname", "evaluation", "--cap-drop", "ALL", "--as-pid-1"),
             *(["--share-net"] if network else []),
-            *("--seccomp", str(opened.filter), "--json-status-fd", str(opened.status)),
-            *("--args", str(opened.environment)),
+            *("--seccomp", "3", "--json-status-fd", "5", "--args", "4"),
             *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
             *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
             *middle,
@@ -112,14 +113,13 @@ class ArgumentTests(BubblewrapTestCase):
                 self.cell.view,
                 Path("/evaluation/tree/sub"),
                 ["cat", "-- x"],
-                self.descriptors(),
             )
             self.assertEqual(list(argv), self.expected(network=network))
 
     def test_readable(self) -> None:
         """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
         argv = self.sandbox("/srv/tests", "/evaluation").argv(
-            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"], self.descriptors()
+            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"]
         )
         shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
         self.assertEqual(list(argv), self.expected(*shown))
@@ -128,27 +128,19 @@ class ArgumentTests(BubblewrapTestCase):
         """The limits of a process are set inside, where its user's processes are its own."""
         directory = self.workspace.tree / "sub"
         for enforced, more in (
-            ((), [f"--nproc={32}", f"--data={64 * MIB}"]),
-            (("memory",), [f"--nproc={32}"]),
-            (("processes",), [f"--data={64 * MIB}"]),
+            ((), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
+            (("memory",), ["--nproc=32:32"]),
+            (("processes",), [f"--data={64 * MIB}:{64 * MIB}"]),
             (("processes", "memory"), []),
             (("processes", "memory", "cpu"), []),
-            (("cpu",), [f"--nproc={32}", f"--data={64 * MIB}"]),
+            (("cpu",), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
         ):
             self.cgroups.enforced = frozenset(enforced)
             launch = self.cell.launch("./it --now", ENVIRONMENT, directory)
             inside = [
-                *("/usr/bin/prlimit", "--cpu=30:31", f"--fsize={5 * MIB}", "--nofile=99"),
-                *(
-                    "--core=0",
-                    "--msgqueue=0",
-                    "--sigpending=1024",
-                    *more,
-                    "--",
-                    "/bin/sh",
-                    "-c",
-                    "./it --now",
-                ),
+                *("/usr/bin/prlimit", "--cpu=30:31", f"--fsize={5 * MIB}:{5 * MIB}"),
+                *("--nofile=99:99", "--core=0:0", "--msgqueue=0:0", "--sigpending=1024:1024"),
+                *(*more, "--", "/bin/sh", "-c", "./it --now"),
             ]
             self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
             self.assertEqual(launch.environment, {})
@@ -158,7 +150,6 @@ class ArgumentTests(BubblewrapTestCase):
         """The evaluator's environment is in a file for bwrap, to the letter."""
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
             self.cell.close()
-            self.cell.open()
             launch = self.cell.launch("x", given, self.workspace.tree)
             written = os.pread(Descriptors(*launch.descriptors).environment, 10**5, 0)
             words = [part for pair in given.items() for part in ("--setenv", *pair)]
@@ -167,9 +158,12 @@ class ArgumentTests(BubblewrapTestCase):
     def test_groups(self) -> None:
         """All of bwrap goes into the groups first: inside they are not to be seen."""
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
-        argv = self.cell.launch("x", ENVIRONMENT, self.workspace.tree).argv
-        self.assertEqual(argv[:2], ["/bin/sh", "-c"])
-        self.assertEqual(argv[4:8], ["/cgroup/a", "/cgroup/b", "--", "/opt/bwrap"])
+        self.start(self.cell)
+        launch = self.trees.launched[-1]
+        self.assertEqual(
+            (launch.groups, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
+        )
+        self.assertEqual(launch.limits, {})
 
     def test_view(self) -> None:
         """The evaluator knows its workspace by another name than ours."""
@@ -182,7 +176,7 @@ class DescriptorTests(BubblewrapTestCase):
     def test_filter(self) -> None:
         """Each cell reads the filter from its beginning, whatever the others have read."""
         other = self.make()
-        other.open()
+        self.start(other)
         self.addCleanup(other.close)
         for cell in (self.cell, other):
             filter_ = self.descriptors(cell).filter
@@ -209,30 +203,21 @@ class DescriptorTests(BubblewrapTestCase):
         os.fstat(reused)
         self.assertEqual(self.cgroups.group.removed, 1)
 
-    def test_never_opened(self) -> None:
-        """A cell that was not opened has nothing to close."""
+    def test_never_started(self) -> None:
+        """A cell in which nothing was started has nothing to close."""
         self.make().close()
         self.assertEqual(self.cgroups.group.removed, 0)
 
     def test_tree(self) -> None:
-        """Bwrap is started where the tree is, by its namespace as stdin, which is then let go."""
+        """What is started has a tree over the checkout; what leads to its files is held."""
         self.assertEqual(self.cell.view.opened, {})
-        namespace, directory = os.memfd_create("namespace"), os.open("/proc", os.O_RDONLY)
-        self.trees.tree = WritableTree(("enter", "--"), namespace, directory)
-        self.cgroups.group.entries = ("/group/procs",)
+        directory = self.trees.tree = os.open("/proc", os.O_RDONLY)
         cell = self.make()
-        cell.open()
+        self.start(cell)
         self.assertEqual(self.trees.made, [self.checkout.path] * 2)
-        launch = cell.launch("x", ENVIRONMENT, self.workspace.tree)
-        at = launch.argv.index("/opt/bwrap")
-        self.assertEqual(list(launch.argv[at - 4 : at]), ["/group/procs", "--", "enter", "--"])
-        self.assertEqual(launch.stdin, namespace)
         self.assertEqual(cell.view.opened, {self.workspace.tree: directory})
         self.assertEqual(self.disks[-1].devices, {os.fstat(directory).st_dev})
-        child: Any = FakeChild(Clock(), ProcessProtocol(), [], {})
-        cell.started(child)
-        self.assertRaises(OSError, os.fstat, namespace)
-        os.fstat(directory)
+        cell.close()
         cell.close()
         self.assertRaises(OSError, os.fstat, directory)
 
@@ -240,7 +225,7 @@ class DescriptorTests(BubblewrapTestCase):
         """Where the filter cannot be opened the group is removed all the same."""
         sandbox = attrs.evolve(self.sandbox(), filter=10**6)
         cell = sandbox.cell(self.workspace, self.checkout)
-        self.assertRaises(OSError, cell.open)
+        self.assertRaises(OSError, self.start, cell)
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 

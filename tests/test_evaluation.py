@@ -254,7 +254,7 @@ class LifeTests(EvaluationTestCase):
         self.assertTrue((self.root / "some").exists())
         self.world.sandbox.orphans.open()
         self.assert_over(State.FINISHED, None)
-        self.assertEqual((cell.opened, cell.closed), (1, 1))
+        self.assertEqual((len(cell.started_as), cell.closed), (1, 1))
 
     def test_sandbox(self) -> None:
         """What is started is what the cell says, and paths are those that it shows."""
@@ -265,7 +265,6 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         child = self.world.child
         self.assertEqual(child.argv, ["/bin/sh", "-c", "./evaluate"])
-        self.assertEqual(child.descriptors, (9,))
         self.assertEqual(child.environment["HOME"], "/inside/home")
         self.assertEqual(child.environment["TEMPORARY_DIRECTORY"], "/inside/tmp")
         self.assertEqual(
@@ -283,13 +282,9 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end(signal=signal.SIGTERM)
         self.assert_over(State.FAILED, "memory")
 
-    def test_cell_cannot_be_opened(self) -> None:
-        """Where the sandbox cannot be prepared the client is told, and it is closed."""
-
-        def fail() -> None:
-            raise OSError(24, "Too many open files")
-
-        self.patch(FakeCell, "open", lambda cell: fail())
+    def test_cannot_be_started(self) -> None:
+        """Where the evaluator cannot be started the client is told, and its cell is closed."""
+        self.world.sandbox.error = OSError(24, "Too many open files")
         self.begin()
         self.assert_over(State.FAILED, "lost")
         self.assertEqual(self.world.sandbox.last.closed, 1)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationError
+from tawebeval.launching import Launch
 from tawebeval.life import State
 from tawebeval.workspace import Workspace
+from tests.fake_cells import FakeCell
 from tests.fakes import SlowThreads
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
 
@@ -52,12 +55,12 @@ class FailureTests(EvaluationTestCase):
     def test_fault(self) -> None:
         """What this machine has lost is noted, until an evaluation ends in another way."""
         tally = self.evaluation._surroundings.tally
-        self.world.spawn.error = OSError(28, "No space left on device")
+        self.world.sandbox.error = OSError(28, "No space left on device")
         self.world.clock.advance(5)
         self.begin()
         error = self.assert_over(State.FAILED, "lost")
         self.assertEqual(tally.fault, (5, error["message"]))
-        self.world.spawn.error = None
+        self.world.sandbox.error = None
         self.evaluation = self.make()
         object.__setattr__(self.evaluation._surroundings, "tally", tally)
         self.begin()
@@ -115,7 +118,7 @@ class FailureTests(EvaluationTestCase):
 
     def test_cannot_be_spawned(self) -> None:
         """A process that cannot be started: `lost`, and a line in the log, which has the path."""
-        self.world.spawn.error = OSError(11, "no more processes", "/bin/x")
+        self.world.sandbox.error = OSError(11, "no more processes", "/bin/x")
         with capturedLogs() as events:
             self.begin()
         message = self.assert_over(State.FAILED, "lost")["message"]
@@ -181,6 +184,27 @@ class StopTests(EvaluationTestCase):
         threads.finish()
         self.assert_over(State.CANCELLED, "cancelled")
         self.assertEqual(self.world.spawn.children, [])
+
+    def test_as_it_starts(self) -> None:
+        """When it is started already, in a thread: as one that runs, and nothing is lost."""
+        threads = self.world.threads = SlowThreads()
+        self.evaluation._surroundings = self.world.surroundings()
+        start = FakeCell.start
+
+        def stop(cell: FakeCell, *given: Any) -> Launch:
+            launch = start(cell, *given)
+            self.evaluation.stop(CANCELLED)
+            return launch
+
+        self.patch(FakeCell, "start", stop)
+        self.begin()
+        threads.step()
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+        self.world.child.print(b"last words")
+        self.world.child.end(signal=signal.SIGTERM)
+        self.world.turn()
+        threads.finish()
+        self.assert_over(State.CANCELLED, "cancelled", "last words")
 
     def test_running(self) -> None:
         """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""

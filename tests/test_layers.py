@@ -47,7 +47,7 @@ LAYERS = {
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
-        " shared checkouts copying writable overlay mounter"
+        " shared checkouts copying writable overlay launcher launching starting"
         " callbacks posting secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups groups controls",
         below="core",

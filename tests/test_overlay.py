@@ -1,256 +1,159 @@
-"""`tawebeval.overlay` with a fake process that mounts: what follows from what it answers."""
+"""`tawebeval.overlay` with launchers that are none: what follows from what they can do."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import attrs
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import overlay as module
-from tawebeval.overlay import Overlays, start_mounter
+from tawebeval.launching import Launch, Layers, NotMounted
+from tawebeval.overlay import Overlays
 from tawebeval.privileges import User
+from tawebeval.starting import Started
 from tawebeval.workspace import Workspace
-from tawebeval.writable import WritableTree
+from tests.fake_children import NO_PROCESS
+
+LAUNCH = Launch(["./it"], {}, "/")
+STARTED = Started(NO_PROCESS, -1, -1, -1)
+TOP = 77
 
 
 @attrs.define
-class FakeMounter:
-    """Mounts nothing, and answers with two descriptors, or raises `error`."""
+class FakeLaunching:
+    """Starts nothing, and notes what it was asked to; raises what is in `errors`, each once."""
 
-    error: OSError | None = None
-    asked: list[tuple[Path, ...]] = attrs.field(factory=list)
+    mounting: bool = False
+    user: User | None = None
+    cannot: OSError | None = None
+    errors: list[OSError] = attrs.field(factory=list)
+    asked: list[tuple[Launch, Layers | None]] = attrs.field(factory=list)
     closed: int = 0
-    prefix: tuple[str, ...] = ("enter", "it", "--")
 
-    def mount(self, paths: tuple[Path, ...]) -> tuple[int, int]:
-        """Answer."""
-        self.asked.append(paths)
-        if self.error is not None:
-            raise self.error
-        return os.open("/dev/null", os.O_RDONLY), os.open("/", os.O_RDONLY)
+    def open(self) -> None:
+        if self.cannot is not None:
+            raise self.cannot
+
+    def start(self, launch: Launch, layers: Layers | None = None) -> tuple[Started, int | None]:
+        self.asked.append((launch, layers))
+        if self.errors:
+            raise self.errors.pop()
+        return STARTED, None if layers is None else TOP
 
     def close(self) -> None:
-        """Count."""
         self.closed += 1
 
 
-class OverlaysTestCase(SynchronousTestCase):
-    """A checkout with a file, and processes of which each that is started is in `started`."""
+class OverlaysTests(SynchronousTestCase):
+    """A checkout with a file, and launchers, of which all that were made are in `made`."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.checkout = self.root / "checkout"
         self.checkout.mkdir(parents=True)
         (self.checkout / "file").write_text("as it was")
-        self.started: list[tuple[FakeMounter, User | None]] = []
+        self.made: list[FakeLaunching] = []
         self.cannot: OSError | None = None
-        self.patch(module, "start_mounter", self.start_mounter)
+        self.patch(module, "Launching", self.make)
         self.overlays = Overlays()
         self.count = 0
 
-    def start_mounter(self, user: User | None = None) -> FakeMounter:
-        """Start one."""
-        if self.cannot is not None:
-            raise self.cannot
-        self.started.append((FakeMounter(), user))
-        return self.started[-1][0]
+    def make(self, *, mounting: bool = False, user: User | None = None) -> FakeLaunching:
+        """Make a launcher."""
+        self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else None))
+        return self.made[-1]
 
-    @property
-    def mounter(self) -> FakeMounter:
-        """The process that was started last."""
-        return self.started[-1][0]
-
-    def workspace(self) -> Workspace:
-        """Return a new one."""
+    def start(self) -> tuple[Workspace, tuple[Started, int | None], list[str]]:
+        """Start something; return its workspace, what came of it, and what was logged."""
         self.count += 1
         upload = self.root / "upload"
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(self.root / str(self.count))
         workspace.create(upload)
-        return workspace
-
-    def make(self) -> tuple[Workspace, WritableTree, list[str]]:
-        """Make a tree; return it with its workspace, and what was logged."""
-        workspace = self.workspace()
         with capturedLogs() as events:
-            tree = self.overlays.make(self.checkout, workspace)
-        self.addCleanup(tree.close)
-        return workspace, tree, [str(formatEvent(event)) for event in events]
+            started = self.overlays.start(self.checkout, workspace, LAUNCH)
+        return workspace, started, [str(formatEvent(event)) for event in events]
 
-    def assert_copied(self, workspace: Workspace, tree: WritableTree) -> None:
-        """Hold that a tree is a copy, for which nothing has to be entered."""
+    def assert_copied(self, workspace: Workspace, launching: FakeLaunching) -> None:
+        """Hold that a tree is a copy, and that its program was started by that launcher."""
         self.assertEqual((workspace.tree / "file").read_text(), "as it was")
-        self.assertEqual(tree, WritableTree())
-
-
-class MakeTests(OverlaysTestCase):
-    """How trees are made."""
+        self.assertEqual(launching.asked[-1], (LAUNCH, None))
 
     def test_overlay(self) -> None:
         """One is mounted where the tree belongs, over what changes in it."""
         self.overlays.open()
-        workspace, tree, said = self.make()
+        workspace, started, said = self.start()
         work = workspace.root / "work"
-        self.assertEqual(self.mounter.asked, [(self.checkout, workspace.tree, work)])
+        layers = Layers(self.checkout, workspace.tree, work)
+        self.assertTrue(self.made[-1].mounting)
+        self.assertEqual(self.made[-1].asked, [(LAUNCH, layers)])
         for directory in (work, workspace.tree):
             self.assertEqual(list(directory.iterdir()), [])
             self.assertEqual(directory.stat().st_mode, workspace.home.stat().st_mode)
-        self.assertEqual((tree.prefix, said), (("enter", "it", "--"), []))
+        self.assertEqual((started, said), ((STARTED, TOP), []))
 
     def test_never_opened(self) -> None:
-        """Without a process there are copies."""
-        workspace, tree, said = self.make()
-        self.assert_copied(workspace, tree)
-        self.assertEqual((self.started, said), ([], []))
+        """Then there are copies."""
+        workspace, started, said = self.start()
+        (launching,) = self.made
+        self.assert_copied(workspace, launching)
+        self.assertEqual((launching.mounting, started, said), (False, (STARTED, None), []))
 
     def test_cannot_be_opened(self) -> None:
-        """Where none can be started that is why, and no more is said of it each time."""
+        """Where nobody can mount that is why, and no more is said of it each time."""
         self.cannot = OSError(None, "unshare: Operation not permitted")
-        self.overlays.open()
-        self.assertEqual(self.overlays.problem, "unshare: Operation not permitted")
-        workspace, tree, said = self.make()
-        self.assert_copied(workspace, tree)
-        self.assertEqual(said, [])
-
-    def test_opened_for_another_user(self) -> None:
-        """It may be another user's."""
         user = User("taweb", 1000, 1001, frozenset(), "/")
         self.overlays.open(user)
-        self.assertEqual(self.started, [(FakeMounter(), user)])
+        self.assertEqual(self.overlays.problem, "unshare: Operation not permitted")
+        workspace, _, said = self.start()
+        self.assert_copied(workspace, self.made[-1])
+        self.assertEqual((self.made[-1].mounting, self.made[-1].user, said), (False, user, []))
+
+    def test_opened_for_another_user(self) -> None:
+        """It may be another user who mounts."""
+        user = User("taweb", 1000, 1001, frozenset(), "/")
+        self.overlays.open(user)
+        self.assertEqual((self.made[-1].mounting, self.made[-1].user), (True, user))
 
     def test_given_up(self) -> None:
-        """What does not work is given up, and ended."""
-        self.overlays.open()
+        """What does not work is given up, and ended; what copies is the same user's."""
+        user = User("taweb", 1000, 1001, frozenset(), "/")
+        self.overlays.open(user)
+        mounting = self.made[-1]
         self.assertIsNone(self.overlays.problem)
         self.overlays.give_up("it changes the cache")
-        self.assertEqual((self.overlays.problem, self.mounter.closed), ("it changes the cache", 1))
-        workspace, tree, _ = self.make()
-        self.assert_copied(workspace, tree)
-        self.assertEqual(len(self.started), 1)
+        self.assertEqual((self.overlays.problem, mounting.closed), ("it changes the cache", 1))
+        workspace, _, _ = self.start()
+        self.assert_copied(workspace, self.made[-1])
+        self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))
 
     def test_refused(self) -> None:
         """A tree that cannot be mounted is copied, which the log tells; the next one may be."""
         self.overlays.open()
-        self.mounter.error = OSError(28, "No space left on device")
-        workspace, tree, said = self.make()
-        self.assert_copied(workspace, tree)
+        self.made[-1].errors.append(NotMounted(28, "No space left on device"))
+        workspace, _, said = self.start()
+        self.assert_copied(workspace, self.made[-1])
         self.assertEqual(len(said), 1)
         self.assertIn("No space left", said[0])
-        self.mounter.error = None
-        _, tree, said = self.make()
-        self.assertEqual((tree.prefix, said), (("enter", "it", "--"), []))
-        self.assertEqual((len(self.started), self.mounter.closed), (1, 0))
+        _, started, said = self.start()
+        self.assertEqual((started, said), ((STARTED, TOP), []))
 
-    def test_ended(self) -> None:
-        """A process that has ended, or hangs, is replaced by another one for the next tree."""
+    def test_cannot_be_started(self) -> None:
+        """What cannot be started although its tree is there is not tried again with a copy."""
         self.overlays.open()
-        for number, error in enumerate((ConnectionResetError("gone"), TimeoutError("slow")), 1):
-            self.mounter.error = error
-            workspace, tree, said = self.make()
-            self.assert_copied(workspace, tree)
-            self.assertEqual((len(said), self.mounter.closed), (1, 1))
-            _, tree, _ = self.make()
-            self.assertEqual((tree.prefix, len(self.started)), (("enter", "it", "--"), number + 1))
+        self.made[-1].errors.append(FileNotFoundError(2, "No such file or directory"))
+        self.assertRaises(FileNotFoundError, self.start)
+        self.assertEqual(len(self.made[-1].asked), 1)
 
     def test_no_checkout(self) -> None:
         """Where nothing can be made of a checkout it is an error."""
         self.checkout.rename(self.mktemp())
-        with self.assertRaises(FileNotFoundError):
-            self.overlays.make(self.checkout, self.workspace())
+        self.assertRaises(FileNotFoundError, self.start)
 
     def test_close(self) -> None:
-        """The process is ended once."""
+        """The launcher is ended."""
         self.overlays.open()
         self.overlays.close()
-        self.overlays.close()
-        self.assertEqual(self.mounter.closed, 1)
-
-
-class WritableTreeTests(OverlaysTestCase):
-    """What a tree holds open."""
-
-    def test_entered(self) -> None:
-        """When somebody has entered it only what leads to its files is held, until the end."""
-        self.overlays.open()
-        _, tree, _ = self.make()
-        namespace, directory = tree.namespace, tree.directory
-        assert namespace is not None and directory is not None
-        tree.entered()
-        tree.entered()
-        self.assertRaises(OSError, os.fstat, namespace)
-        os.fstat(directory)
-        tree.close()
-        tree.close()
-        self.assertRaises(OSError, os.fstat, directory)
-
-    def test_never_entered(self) -> None:
-        """What nobody has entered is closed as well."""
-        self.overlays.open()
-        _, tree, _ = self.make()
-        before = [tree.namespace, tree.directory]
-        tree.close()
-        for descriptor in before:
-            assert descriptor is not None
-            self.assertRaises(OSError, os.fstat, descriptor)
-
-
-class StartTests(SynchronousTestCase):
-    """A start that fails, and what is said then; integration tests have those that succeed."""
-
-    def start(self, *scripts: str) -> str:
-        """Start with these programs as Python; return why it cannot."""
-        pythons = []
-        for script in scripts:
-            path = Path(self.mktemp()).resolve()
-            path.write_text(f"#!/bin/sh\n{script}\n")
-            path.chmod(0o755)
-            pythons.append(str(path))
-        self.patch(module, "_UNSHARE", ())
-        self.patch(module, "_PYTHONS", pythons)
-        before = os.listdir("/proc/self/fd")
-        with self.assertRaises(OSError) as caught:
-            start_mounter()
-        self.assertEqual(os.listdir("/proc/self/fd"), before)
-        return str(caught.exception.strerror)
-
-    def test_last_words(self) -> None:
-        """The last line of each, each once."""
-        said = self.start("echo Traceback >&2; echo no module >&2", "echo no right >&2; exit 1")
-        self.assertEqual(said, "no module; no right")
-        self.assertEqual(self.start("echo same >&2", "echo same >&2"), "same")
-
-    def test_silent(self) -> None:
-        """One that says nothing has ended, at least."""
-        self.assertEqual(self.start("exit 0"), "the process that mounts has ended")
-
-    def test_not_there(self) -> None:
-        """So it is said where there is no such program."""
-        self.patch(module, "_UNSHARE", ("/nonexistent",))
-        self.patch(module, "_PYTHONS", ("/nonexistent",))
-        with self.assertRaises(OSError) as caught:
-            start_mounter()
-        self.assertIn("No such file", str(caught.exception.strerror))
-
-    def test_slow(self) -> None:
-        """One that does not become ready in time is ended."""
-        self.patch(module, "_PATIENCE", 0.05)
-        self.assertIn("timed out", self.start("exec sleep 60"))
-
-    def test_another_python(self) -> None:
-        """The second is taken where the first does not do."""
-        said: list[Any] = []
-
-        def start(python: str, user: User | None) -> str:
-            said.append((python, user))
-            if python == "first":
-                raise OSError(None, "no")
-            return "started"
-
-        self.patch(module, "_start", start)
-        self.patch(module, "_PYTHONS", ("first", "second", "third"))
-        self.assertEqual(start_mounter(), "started")
-        self.assertEqual(said, [("first", None), ("second", None)])
+        self.assertEqual(self.made[-1].closed, 1)

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import signal
-import subprocess
 import sys
 import weakref
 from collections.abc import Sequence
@@ -93,7 +92,6 @@ class ProcessTestCase(TestCase):
         directory: str = "/",
         spawner: Spawner | None = None,
         descriptors: Sequence[int] = (),
-        stdin: int = subprocess.DEVNULL,
     ) -> Recorder:
         """Start a child and return what takes notes of it."""
         recorder = Recorder()
@@ -103,7 +101,6 @@ class ProcessTestCase(TestCase):
             PATH if environment is None else environment,
             directory,
             descriptors=descriptors,
-            stdin=stdin,
         )
 
         async def end() -> None:

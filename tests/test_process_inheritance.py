@@ -74,15 +74,6 @@ class InheritanceTests(ProcessTestCase):
         os.write(writing, b"x")
         self.assertEqual((await self.look())["stdin"], "")
 
-    async def test_given_stdin(self) -> None:
-        """It may be another one, of which the daemon keeps its own descriptor."""
-        reading, writing = os.pipe()
-        self.addCleanup(os.close, reading)
-        os.write(writing, b"given")
-        os.close(writing)
-        self.assertEqual((await self.look(stdin=reading))["stdin"], "given")
-        os.fstat(reading)
-
     async def test_umask_and_signals(self) -> None:
         """The daemon's umask and what it does about signals are not inherited."""
         self.addCleanup(os.umask, os.umask(0o077))

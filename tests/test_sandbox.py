@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import resource
 import signal
-import subprocess
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +100,20 @@ class FakeDisk:
 
 @attrs.define
 class FakeOrphans:
-    """Has none, and notes for whom it was asked, and for which processes somebody waits."""
+    """Has none, and notes for whom it was asked, and for which processes somebody waits.
+
+    `told` are the children that were expected, with None where it was not told which.
+    """
 
     asked: list[tuple[bytes, str]] = attrs.field(factory=list)
     waited: list[int] = attrs.field(factory=list)
+    told: list[int | None] = attrs.field(factory=list)
+
+    @contextmanager
+    def expecting(self) -> Iterator[Callable[[int], object]]:
+        known: list[int] = []
+        yield known.append
+        self.told.append(known[0] if known else None)
 
     async def end(self, mark: bytes, directory: str) -> None:
         self.asked.append((mark, directory))
@@ -143,9 +154,15 @@ class CellTestCase(SynchronousTestCase):
         """Return a cell that is none."""
         return NoCell(self.workspace, self.checkout, LIMITS, self.cgroups, self.orphans, self.trees)
 
+    def started(self) -> NoCell:
+        """Return one in which something was started."""
+        cell = self.no_cell()
+        cell.start("x", ENVIRONMENT, Path("/"))
+        return cell
+
 
 class ProcessLimitTests(CellTestCase):
-    """The limits of each single process, in front of the command."""
+    """The limits of each single process."""
 
     def test_to_the_letter(self) -> None:
         """Memory by process where no group limits it; never processes, which the daemon has too."""
@@ -153,37 +170,21 @@ class ProcessLimitTests(CellTestCase):
             for enforced in itertools.combinations(ALL, count):
                 self.cgroups.enforced = frozenset(enforced)
                 launch = self.no_cell().launch("./it --now", ENVIRONMENT, Path("/some/where"))
-                expected = [
-                    "/usr/bin/prlimit",
-                    "--cpu=30:31",
-                    f"--fsize={5 * MIB}",
-                    "--nofile=99",
-                    "--core=0",
-                    "--msgqueue=0",
-                    "--sigpending=1024",
-                    *([] if "memory" in enforced else [f"--data={64 * MIB}"]),
-                    *("--", "/bin/sh", "-c", "./it --now"),
-                ]
-                self.assertEqual(launch.argv, expected, enforced)
+                expected = {
+                    resource.RLIMIT_CPU: (30, 31),
+                    resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
+                    resource.RLIMIT_NOFILE: (99, 99),
+                    resource.RLIMIT_CORE: (0, 0),
+                    resource.RLIMIT_MSGQUEUE: (0, 0),
+                    resource.RLIMIT_SIGPENDING: (1024, 1024),
+                }
+                if "memory" not in enforced:
+                    expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
+                self.assertEqual(launch.limits, expected, enforced)
+                self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
                 self.assertEqual(launch.environment, ENVIRONMENT)
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
-
-    def test_as_the_kernel_sees_them(self) -> None:
-        """prlimit(1) takes them all, and a process that is run so has them."""
-        argv = self.no_cell().launch("exec cat /proc/self/limits", ENVIRONMENT, Path("/")).argv
-        told = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-        for name, *values in (
-            ("Max cpu time", "30", "31"),
-            ("Max file size", str(5 * MIB), str(5 * MIB)),
-            ("Max open files", "99", "99"),
-            ("Max core file size", "0", "0"),
-            ("Max msgqueue size", "0", "0"),
-            ("Max pending signals", "1024", "1024"),
-            ("Max data size", str(64 * MIB), str(64 * MIB)),
-        ):
-            line = next(line for line in told.splitlines() if line.startswith(name))
-            self.assertEqual(line[len(name) :].split()[:2], values, name)
 
 
 class GroupTests(CellTestCase):
@@ -191,15 +192,32 @@ class GroupTests(CellTestCase):
 
     def test_make(self) -> None:
         """A group has the workspace's name, and the limits; it is removed once."""
-        cell = self.no_cell()
-        cell.open()
+        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
+        cell = self.started()
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
+        (launch,) = self.trees.launched
+        self.assertEqual(launch.groups, ["/cgroup/a", "/cgroup/b"])
         cell.close()
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
 
-    def test_never_opened(self) -> None:
-        """A cell that was not opened has nothing to remove."""
+    def test_cannot_be_started(self) -> None:
+        """The group of what cannot be started is removed all the same, and nobody is expected."""
+        self.trees.error = OSError(28, "No space left on device")
+        cell = self.no_cell()
+        with self.assertRaises(OSError):
+            cell.start("x", ENVIRONMENT, Path("/"))
+        self.assertEqual(self.orphans.told, [])
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+    def test_known(self) -> None:
+        """From its first moment the child is known as one that is no orphan."""
+        self.started()
+        self.assertEqual(self.orphans.told, [NO_PROCESS])
+
+    def test_never_started(self) -> None:
+        """A cell in which nothing was started has nothing to remove."""
         self.no_cell().close()
         self.assertEqual(self.cgroups.group.removed, 0)
 
@@ -208,44 +226,10 @@ class GroupTests(CellTestCase):
         self.cgroups.group.used = Usage(1.5, 4096)
         cell = self.no_cell()
         self.assertEqual(cell.usage(), Usage(None, None))
-        cell.open()
+        cell.start("x", ENVIRONMENT, Path("/"))
         self.assertEqual(cell.usage(), Usage(1.5, 4096))
         cell.close()
         self.assertEqual(cell.usage(), Usage(None, None))
-
-    def enter(self, entries: Sequence[str]) -> tuple[int, int, str, str]:
-        """Run a command that enters groups first; return its pid, how it ended, what it said."""
-        self.cgroups.group.entries = entries
-        cell = self.no_cell()
-        cell.open()
-        argv = cell.launch("echo $$ \"$0\" '--' in", ENVIRONMENT, Path("/")).argv
-        pipe = subprocess.PIPE
-        with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True) as process:
-            said, complained = process.communicate()
-            return process.pid, process.returncode, said, complained
-
-    def test_enter(self) -> None:
-        """The process itself goes into each group, whatever its path, and then begins."""
-        root = Path(self.mktemp()).absolute()
-        root.mkdir()
-        entries = [root / name for name in ("procs", "with a space", "$HOME;'\"*")]
-        pid, *ended = self.enter([str(entry) for entry in entries])
-        self.assertEqual(ended, [0, f"{pid} /bin/sh -- in\n", ""])
-        for entry in entries:
-            self.assertEqual(entry.read_text(), "0\n")
-
-    def test_no_way_in(self) -> None:
-        """What cannot enter one of them does not begin."""
-        first = Path(self.mktemp()).absolute()
-        _, *ended, complained = self.enter([str(first), "/nonexistent/cgroup.procs"])
-        self.assertEqual(ended, [126, ""])
-        self.assertIn("/nonexistent/cgroup.procs", complained)
-
-    def test_nothing_to_enter(self) -> None:
-        """Where there are no groups there is no shell in between."""
-        cell = self.no_cell()
-        cell.open()
-        self.assertEqual(cell.launch("x", ENVIRONMENT, Path("/")).argv[0], "/usr/bin/prlimit")
 
 
 class ExceededTests(CellTestCase):
@@ -253,8 +237,7 @@ class ExceededTests(CellTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.cell = self.no_cell()
-        self.cell.open()
+        self.cell = self.started()
 
     def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
         """Hold that it is this one."""
@@ -361,7 +344,7 @@ class NoCellTests(CellTestCase):
         self.assertIsInstance(cell, NoCell)
         self.assertEqual(cell.view, self.workspace.as_it_is())
         self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))
-        cell.open()
+        cell.start("x", ENVIRONMENT, Path("/"))
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
 
     def test_signal(self) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from tawebeval.config import Configuration, Limits
 from tawebeval.config import Sandbox as Settings
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import GitBox, NoBox
+from tawebeval.launching import Launching
 from tawebeval.privileges import Privileges, User
 from tawebeval.sandbox import NoSandbox, Sandbox
 from tawebeval.sandboxes import (
@@ -41,11 +40,12 @@ from tawebeval.sandboxes import (
 )
 from tests.fake_cells import NO_CGROUPS, FakeTrees
 from tests.fake_process import FakeProcess
+from tests.test_sandbox import FakeOrphans
 
 OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
 
 LIMITS = Limits(processes=99)
-ORPHANS: Any = object()
+ORPHANS: Any = FakeOrphans()
 
 # As bwrap 0.8.0 says it, and what helps.
 FAILURES = (
@@ -98,6 +98,7 @@ class SandboxesTestCase(SynchronousTestCase):
         sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS)
         if isinstance(sandbox, Bubblewrap):
             self.addCleanup(os.close, sandbox.filter)
+        self.addCleanup(close_sandbox, sandbox)
         return sandbox
 
     def open_bubblewrap(self) -> Bubblewrap:
@@ -195,7 +196,7 @@ class TryTests(SandboxesTestCase):
         sandbox = self.open_bubblewrap()
         self.assertIsNone(try_out(sandbox))
         arguments = (self.root / "arguments").read_text().splitlines()
-        self.assertIn("--nproc=99", arguments)
+        self.assertIn("--nproc=99:99", arguments)
         self.assertEqual(arguments[-3:-1], ["/bin/sh", "-c"])
         self.assertTrue(arguments[-1].endswith("&& echo sound"), arguments[-1])
         self.assertEqual((self.root / "directory").read_text(), "/\n")
@@ -246,7 +247,7 @@ class TryTests(SandboxesTestCase):
         """One that does not end is told of, instead of being waited for."""
         self.patch(module, "_PATIENCE", 0.05)
         what, _ = self.complaint("exec sleep 60")
-        self.assertEqual(what, "an empty sandbox has not ended within 0.05 seconds")
+        self.assertEqual(what, "an empty sandbox: it has not ended within 0.05 seconds")
 
     def test_closed(self) -> None:
         """What was opened for it is closed."""
@@ -256,6 +257,7 @@ class TryTests(SandboxesTestCase):
         for end in ("echo sound", "exit 1"):
             self.install(end)
             sandbox = self.open_bubblewrap()
+            sandbox.trees.open()
             before = os.listdir("/proc/self/fd")
             try_out(sandbox)
             self.assertEqual(os.listdir("/proc/self/fd"), before)
@@ -268,46 +270,46 @@ class UserTests(SandboxesTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.process = FakeProcess(0)
-        self.ran: list[dict[str, Any]] = []
+        self.trees = FakeTrees()
         self.during: list[tuple[str, int]] = []
-        self.patch(module.subprocess, "run", self.run_it)
+        self.patch(module, "wait_for", self.noting("wait", lambda started, patience: (0, b"sound\n")))
         self.patch(module, "remove", self.noting("remove", module.remove))
-        self.patch(BubblewrapCell, "open", self.noting("open", BubblewrapCell.open))
+        self.patch(BubblewrapCell, "start", self.noting("start", BubblewrapCell.start))
         self.patch(BubblewrapCell, "close", self.noting("close", BubblewrapCell.close))
+
+    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
+        """Return the sandbox, with the test's trees."""
+        sandbox = super().open(kind, **settings)
+        assert isinstance(sandbox, Bubblewrap)
+        return attrs.evolve(sandbox, trees=self.trees)
 
     def noting(self, name: str, call: Any) -> Any:
         """Return a call that notes as whom it was made."""
 
-        def noted(*arguments: Any) -> None:
+        def noted(*arguments: Any) -> Any:
             self.during.append((name, self.process.users[1]))
-            call(*arguments)
+            return call(*arguments)
 
         return noted
 
-    def run_it(self, argv: Sequence[str], **how: Any) -> subprocess.CompletedProcess[bytes]:
-        """Note how something would be run."""
-        self.during.append(("run", self.process.users[1]))
-        self.ran.append(how)
-        return subprocess.CompletedProcess(argv, 0, b"sound\n")
-
     def test_user(self) -> None:
-        """The files are the user's; bwrap is the user's from its first moment, without groups."""
+        """The files are the user's; what starts bwrap is the user's from its first moment."""
         user = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
-        self.assertIsNone(try_out(self.open_bubblewrap(), Privileges(self.process, user)))
-        (how,) = self.ran
-        self.assertEqual((how["user"], how["group"], how["extra_groups"]), (1000, 1001, ()))
-        self.assertEqual((len(how["pass_fds"]), how["stdin"]), (3, subprocess.DEVNULL))
+        privileges = Privileges(self.process, user)
+        self.assertIsNone(try_with_overlays(self.open_bubblewrap(), privileges))
+        self.assertEqual(self.trees.opened, [user])
+        (launch,) = self.trees.launched
+        self.assertEqual(len(launch.descriptors), 3)
         self.assertEqual(
-            self.during, [("open", 1000), ("run", 0), ("close", 1000), *[("remove", 1000)] * 2]
+            self.during, [("start", 1000), ("wait", 0), ("close", 1000), *[("remove", 1000)] * 2]
         )
         self.assertEqual(self.process.users, (0, 0, 0))
 
     def test_as_it_is(self) -> None:
         """Others stay who they are."""
         for privileges in (None, Privileges(self.process)):
-            self.assertIsNone(try_out(self.open_bubblewrap(), privileges))
-            how = self.ran[-1]
-            self.assertEqual([how[key] for key in ("user", "group", "extra_groups")], [None] * 3)
+            self.assertIsNone(try_with_overlays(self.open_bubblewrap(), privileges))
+        self.assertEqual(self.trees.opened, [None, None])
         self.assertEqual(self.process.calls, [])
 
 
@@ -316,7 +318,8 @@ class TreesTests(SandboxesTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.trees = FakeTrees()
+        self.trees = FakeTrees(Launching())
+        self.addCleanup(self.trees.launching.close)
         self.tried: list[str | None] = []
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
@@ -381,11 +384,11 @@ class TreesTests(SandboxesTestCase):
             self.assertEqual([formatEvent(event) for event in events], said)
 
     def test_close(self) -> None:
-        """Who gives the sandbox back ends what mounts; of none there is nothing to end."""
-        close_sandbox(self.open("none"))
-        self.assertEqual(self.trees.closed, 0)
+        """Who gives the sandbox back ends what starts evaluators, also where there is none."""
         close_sandbox(self.open())
         self.assertEqual(self.trees.closed, 1)
+        close_sandbox(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.trees))
+        self.assertEqual(self.trees.closed, 2)
 
 
 class RelyTests(SandboxesTestCase):
@@ -401,7 +404,7 @@ class RelyTests(SandboxesTestCase):
     def test_fails(self) -> None:
         """With one that does not work no daemon starts."""
         self.install("echo 'bwrap: Unknown option --json'; exit 1")
-        sandbox = attrs.evolve(self.open_bubblewrap(), trees=FakeTrees())
+        sandbox = self.open_bubblewrap()
         with self.assertRaises(SystemExit) as caught:
             self.rely(sandbox)
         message = str(caught.exception)
@@ -412,6 +415,17 @@ class RelyTests(SandboxesTestCase):
             message,
         )
         self.assertIn("install bubblewrap 0.8.0", message)
+
+    def test_nothing_can_be_started(self) -> None:
+        """Nor with none, where evaluators cannot be started at all: why, and what helps."""
+        trees = FakeTrees(error=OSError(None, "no python"))
+        with self.assertRaises(SystemExit) as caught:
+            self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, trees))
+        self.assertEqual(
+            str(caught.exception),
+            "tawebeval: no evaluator can be started: no python; install a python3 that the"
+            " daemon's user can execute",
+        )
 
     def test_none(self) -> None:
         """A daemon without one warns at every start, and names whose rights evaluators have."""

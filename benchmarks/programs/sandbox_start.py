@@ -6,6 +6,7 @@ it becomes nobody first, as the daemon does.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -22,10 +23,11 @@ from tawebeval.checkouts import Checkout
 from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.kernel import Process
+from tawebeval.launching import FIRST, Launch
 from tawebeval.orphans import Orphans
 from tawebeval.privileges import find_privileges
 from tawebeval.process import Spawner
-from tawebeval.sandbox import Cell, Launch
+from tawebeval.sandbox import Cell
 from tawebeval.sandboxes import open_bubblewrap
 from tawebeval.seccomp import make_filter
 from tawebeval.workspace import Workspace
@@ -35,13 +37,19 @@ _PERCENTILES = (10, 50, 90)
 
 
 def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
-    """Run a command; return the seconds until its output has been read and it was waited for."""
+    """Run a command; return the seconds until its output has been read and it was waited for.
+
+    It gets the descriptors `keep` as evaluators do.
+    """
     begin = time.perf_counter()
     reading, writing = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writing, 1)]
-    actions += [(os.POSIX_SPAWN_DUP2, descriptor, descriptor) for descriptor in keep]
+    # Above all numbers that they are to have.
+    given = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, FIRST + len(keep)) for one in keep]
+    actions += [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given, FIRST)]
     pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
-    os.close(writing)
+    for one in (writing, *given):
+        os.close(one)
     while os.read(reading, 4096):
         pass
     os.close(reading)
@@ -52,7 +60,7 @@ def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
 
 @contextmanager
 def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
-    """Become who evaluators are, and let cells be opened for the command; close them yourself."""
+    """Become who evaluators are, and let cells be made for the command; close them yourself."""
     os.close(make_filter())  # which imports what nobody may not be able to read
     find_privileges("nobody" if os.geteuid() == 0 else "", Process()).step_down()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
@@ -70,7 +78,6 @@ def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
 
         def opened() -> tuple[Cell, Launch]:
             cell = sandbox.cell(workspace, Checkout(Commit("", ""), checkout, lambda: None))
-            cell.open()
             return cell, cell.launch(COMMAND, {}, workspace.tree)
 
         yield opened

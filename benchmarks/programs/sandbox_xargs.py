@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.programs.sandbox_start import cells
+from tawebeval.launching import FIRST
 
 _AT_ONCE = 2
 _MOST = 1 << 20  # bytes in what is copied
@@ -26,10 +27,10 @@ def rate(starts: int, argv: Sequence[str], descriptors: Sequence[int]) -> float:
     """Return the runs per second."""
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         opened = ""
-        for descriptor in descriptors:
-            file = Path(name, str(descriptor))
+        for number, descriptor in enumerate(descriptors, FIRST):
+            file = Path(name, str(number))
             file.write_bytes(os.pread(descriptor, _MOST, 0))
-            opened += f" {descriptor}<>{shlex.quote(str(file))}"
+            opened += f" {number}<>{shlex.quote(str(file))}"
         command = ["xargs", f"-P{_AT_ONCE}", "-I{}", "/bin/sh", "-c", f'exec "$@"{opened}', "sh"]
         begin = time.perf_counter()
         subprocess.run(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import codecs
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from twisted.internet.interfaces import IProcessTransport
@@ -16,6 +15,7 @@ from tawebeval.cli.streams import OutputLost
 from tawebeval.client import Text
 from tawebeval.markers import Markers
 from tawebeval.process import ChildProcess, Spawner
+from tawebeval.starting import Started
 
 _NAMES = {
     "data_begin": "<<< data begins >>>",
@@ -69,23 +69,12 @@ class OverhearingSpawner(Spawner):
         self.unread: Callable[[OutputLost], object] = lambda why: None
         self._screen = screen
 
-    def __call__(
-        self,
-        protocol: ProcessProtocol,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        directory: str,
-        *,
-        descriptors: Sequence[int] = (),
-        stdin: int = subprocess.DEVNULL,
-    ) -> ChildProcess:
-        """Start a child."""
+    def adopt(self, protocol: ProcessProtocol, started: Started) -> ChildProcess:
+        """Let a child drive a protocol, and be heard."""
         markers = self.markers()
         assert markers is not None, "nothing starts before they are drawn"
         heard = Overheard(protocol, Marked(markers), self._screen, lambda why: self.unread(why))
-        return super().__call__(
-            heard, argv, environment, directory, descriptors=descriptors, stdin=stdin
-        )
+        return super().adopt(heard, started)
 
 
 class Overheard(ProcessProtocol):

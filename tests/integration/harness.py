@@ -20,7 +20,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from tawebeval.directories import label_of
-from tawebeval.overlay import NAME
+from tawebeval.launching import NAME
 from tests.integration.client import Client
 from tests.integration.processes import children, command_line
 from tests.integration.repositories import GitRepository

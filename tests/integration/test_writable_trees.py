@@ -10,7 +10,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred, gatherResults
 
 from tawebeval.copying import walk
-from tawebeval.overlay import NAME
+from tawebeval.launching import NAME
 from tawebeval.sandboxes import COPIED
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
@@ -172,8 +172,8 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
 
     overlaid = True
 
-    def mounters(self) -> list[int]:
-        """Return the daemon's processes that mount."""
+    def launchers(self) -> list[int]:
+        """Return the daemon's processes that start evaluators."""
         return [pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)]
 
     async def test_attributes(self) -> None:
@@ -197,48 +197,47 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
         """When a run is over no process is left in its mounts, and nothing is mounted outside."""
         await self.look()
         self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
-        for pid in (self.daemon.pid, *self.mounters()):
+        for pid in (self.daemon.pid, *self.launchers()):
             mounts = Path(f"/proc/{pid}/mounts").read_text()
             self.assertNotIn(str(self.daemon.state), mounts)
 
     async def test_many_do_not_add_up(self) -> None:
-        """What mounts holds nothing of the evaluations that there are."""
-        (mounter,) = self.mounters()
-        before = len(os.listdir(f"/proc/{mounter}/fd"))
+        """The launcher holds nothing of the evaluations that there are."""
+        (launcher,) = self.launchers()
+        before = len(os.listdir(f"/proc/{launcher}/fd"))
         identifiers = [await self.begin("echo ready; exec sleep 60") for _ in range(3)]
         for identifier in identifiers:
             await self.client.printed(identifier, "ready")
-        self.assertEqual(len(os.listdir(f"/proc/{mounter}/fd")), before)
+        self.assertEqual(len(os.listdir(f"/proc/{launcher}/fd")), before)
         await self.client.cancel_all()
 
-    async def test_what_mounts_is_killed(self) -> None:
-        """The next tree is copied, which the log tells, and the one after that is an overlay."""
+    async def test_the_launcher_is_killed(self) -> None:
+        """The next evaluation has another one, which the log tells, and an overlay as ever."""
         command = "grep -c ' - overlay .*/proc/self/fd' /proc/self/mountinfo; cat README"
-        (mounter,) = self.mounters()
-        os.kill(mounter, 9)
-        await until(lambda: not alive(mounter), "it is dead")
-        self.assertEqual(text(await self.run_command(command)), "0\nan evaluator\n")
-        self.assertIn(" is copied: ", self.daemon.log)
+        (launcher,) = self.launchers()
+        os.kill(launcher, 9)
+        await until(lambda: not alive(launcher), "it is dead")
         self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
-        self.assertEqual(len(self.mounters()), 1)
+        self.assertIn("has ended: another one is started", self.daemon.log)
+        self.assertEqual(len(self.launchers()), 1)
 
 
 class RestartTests(DaemonTestCase):
     """What outlives a daemon."""
 
     async def test_killed(self) -> None:
-        """After a kill nothing mounts; the next daemon has the checkouts that are whole."""
+        """After a kill nothing is started; the next daemon has the checkouts that are whole."""
         for name in ("a", "b"):
             self.repository.write(name, name)
         self.commit = self.repository.commit()
         await self.begin_and_wait("echo ready; exec sleep 60")
         repositories = self.daemon.cache / "repositories"
         (checkout,) = (file.parent for file in repositories.glob("*.tree/a"))
-        (mounter,) = [
+        (launcher,) = [
             pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)
         ]
         await self.daemon.kill()
-        await until(lambda: not alive(mounter), "what mounts has ended with the daemon")
+        await until(lambda: not alive(launcher), "the launcher has ended with the daemon")
         half_made = repositories / f"{checkout.name}.new7" / "tree"
         half_made.mkdir(parents=True)
         for path in (half_made.parent, half_made):

@@ -1,0 +1,226 @@
+"""Starts programs: a program by itself, which knows nothing of tawebeval.
+
+It is a child of the daemon, and what it starts are the daemon's own children, too. It forks a spare
+process, which waits for an order and becomes what that says: the program. When an order was taken
+it forks the next one. So orders are not waited for by a fork, and are executed side by side.
+
+To execute one is to mount an overlay in a mount namespace of its own, if there is to be one, to
+enter groups, and to begin. Nothing of that stays here: when the program has ended its namespace is
+gone, and the overlay with it. So there is nothing to unmount, and namespaces remain small however
+many there are. To mount takes a user namespace in which a process has all capabilities; outside of
+that it has none, and none of them is handed on.
+
+An order is a message with descriptors: of a file with the words of it (`encode`), of a socket for
+the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
+begins, when all is ready for the program, with the number of its process, and the descriptor of the
+overlay's top. If the socket is closed after that, the program has begun. Otherwise there is a last
+message, of why not. All this ends with the connection by which orders come, its stdout.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import signal
+import socket
+from array import array
+from collections.abc import Iterable, Sequence
+
+READY = b"ready"
+MOUNT, START = b"mount", b"start"
+"""What has failed, in the last message of a report: number, one of these, errno and path."""
+DESCRIPTORS = 16
+"""How many a program can have, at most, and an order besides its file and the report."""
+
+_CLONE_NEWNS, _CLONE_PARENT = 0x20000, 0x8000
+_PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
+_MS_NOSUID, _MS_NODEV = 2, 4
+_UMASK = 0o022
+_FAILED = 127  # the exit status, which nobody but the kernel sees
+
+# With attributes that a user may set; with one device for all files, by which those that have lost
+# their names are known; and without synchronising the whole file system when it is unmounted.
+_OVERLAY = "lowerdir={},upperdir={},workdir={},userxattr,xino=on,volatile"
+
+# The number of clone(2), for programs of 64 bits.
+_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
+_WIDE = 8  # bytes of an address there
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def encode(*parts: Iterable[bytes]) -> bytes:
+    """Return the words of an order, none of which has a NUL in it.
+
+    The parts are: the lower, the upper and the work directory of the overlay, or nothing; files to
+    write "0" to; limits, each as three numbers with colons between; the program with its arguments;
+    its environment; its directory.
+    """
+    lists = [list(part) for part in parts]
+    counts = " ".join(str(len(words)) for words in lists)
+    return b"\0".join([counts.encode(), *(word for words in lists for word in words)])
+
+
+def decode(order: bytes) -> list[list[bytes]]:
+    """Return the parts that `encode` was given."""
+    counts, *words = order.split(b"\0")
+    rest = iter(words)
+    return [[next(rest) for _ in range(int(count))] for count in counts.split()]
+
+
+def receive(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Receive a message, with that many descriptors at most, which no program inherits.
+
+    (What Python has for it does not pass on the flag that they need from their first moment.)
+    """
+    numbers = array("i")
+    room = socket.CMSG_LEN(most * numbers.itemsize)
+    message, control, _, _ = connection.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in control:
+        numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    return message, list(numbers)
+
+
+def fork_sibling() -> int:
+    """Fork, so that the child is not this process's, but its parent's. Raises OSError.
+
+    Returns 0 in the child. Where the kernel does not offer it there is a process in between, which
+    ends at once: the child, an orphan, becomes that of the nearest subreaper, which the daemon is.
+    """
+    if ctypes.sizeof(ctypes.c_void_p) == _WIDE and (number := _CLONE.get(os.uname().machine)):
+        result: int = _libc.syscall(number, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+        if result >= 0:
+            return result
+        if ctypes.get_errno() not in (errno.EPERM, errno.EINVAL, errno.ENOSYS):
+            raise _error()
+    return _fork_twice()
+
+
+def _fork_twice() -> int:
+    between = os.fork()
+    if between:
+        status = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+        if status:
+            raise OSError(abs(status), os.strerror(abs(status)))
+        return between
+    between = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        os._exit(error.errno or errno.EAGAIN)
+    while os.getppid() == between:
+        os.sched_yield()
+    return 0
+
+
+def mount(layers: Sequence[bytes]) -> int:
+    """Mount an overlay over its upper directory, for this process alone; return its top."""
+    if _libc.unshare(_CLONE_NEWNS):
+        raise _error()
+    # By descriptors: no character of a path means anything, and evaluators learn no path.
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(path, flags) for path in layers]
+    options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
+    place = layers[1]
+    how = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    if _libc.mount(b"overlay", place, b"overlay", how, options.encode()):
+        raise _error()
+    return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def become(words: int, report: socket.socket, outputs: Sequence[int]) -> None:
+    """Become the program of an order. Returns where that fails, which the report tells."""
+    step = MOUNT
+    try:
+        order = os.pread(words, os.fstat(words).st_size, 0)
+        layers, groups, limits, argv, variables, (directory,) = decode(order)
+        environment = dict(each.split(b"=", 1) for each in variables)
+        tops = [mount(layers)] if layers else []
+        step = START
+        for group in groups:
+            _enter(group)
+        os.chdir(directory)
+        for number, descriptor in enumerate(outputs, 1):
+            os.dup2(descriptor, number)
+        socket.send_fds(report, [b"%d" % os.getpid()], tops)
+        for limit in limits:  # last of all, for they hold of this process, too
+            number, soft, hard = map(int, limit.split(b":"))
+            resource.prlimit(0, number, (soft, hard))
+        os.execve(argv[0], argv, environment)  # noqa: S606  (no shell is wanted)
+    except OSError as error:
+        path = os.fsencode(error.filename or b"")
+        report.send(b"\0".join((b"%d" % os.getpid(), step, b"%d" % (error.errno or 0), path)))
+
+
+def _enter(group: bytes) -> None:
+    descriptor = os.open(group, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, b"0")
+    finally:
+        os.close(descriptor)
+
+
+def wait(connection: socket.socket, taken: int) -> None:
+    """Wait for an order, and become what it says. `taken` is closed when there is one.
+
+    To that it writes first when there will be none any more, and returns then.
+    """
+    # What holds for every program is done before there is an order.
+    os.setsid()
+    os.umask(_UMASK)
+    os.set_inheritable(0, True)
+    # Those that Python ignores; for what it has handlers the kernel does the same.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _, descriptors = receive(connection, 1, DESCRIPTORS + 2)
+    if descriptors:
+        os.close(taken)
+        words, report, *outputs = descriptors
+        become(words, socket.socket(fileno=report), outputs)
+    else:
+        os.write(taken, b"\n")
+
+
+def serve(connection: socket.socket) -> None:
+    """Have somebody wait for each order until the connection is closed. Raises OSError."""
+    while True:
+        reading, taken = os.pipe()
+        if not fork_sibling():
+            try:
+                wait(connection, taken)
+            finally:
+                os._exit(_FAILED)
+        os.close(taken)
+        over = os.read(reading, 1)
+        os.close(reading)
+        if over:
+            return
+
+
+def main() -> None:
+    """Serve the connection that is stdout."""
+    _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
+    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    # No descriptor that comes with an order is one of those that a program shall get it as.
+    connection = os.dup2(1, DESCRIPTORS + 1, inheritable=False)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in range(DESCRIPTORS + 1):
+        if number != null:
+            os.dup2(null, number, inheritable=False)
+    with socket.socket(fileno=connection) as orders:
+        orders.send(READY)
+        serve(orders)
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Starting evaluators, by `launcher`: a small process, where the daemon is large and has threads.
+
+What the daemon would have programs do between fork and exec is done there by a few lines of Python.
+Everything here blocks: some milliseconds, and no longer than `_PATIENCE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Lock
+
+import attrs
+from twisted.logger import Logger
+
+from tawebeval import launcher
+from tawebeval.pipes import open_pipe
+from tawebeval.privileges import User
+from tawebeval.starting import Started, taken_over
+
+_UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
+# Of the daemon's own Python the user that it has become may not be able to read anything.
+_PYTHONS = (sys.executable, "/usr/bin/python3")
+_SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
+NAME = "tawebeval-launcher"
+"""By which people find the process among others."""
+
+FIRST = 3
+"""The number under which a program has the first of its descriptors; the others follow."""
+
+_PATIENCE = 10.0  # seconds for the process to start, and to answer
+_COMPLAINT = 8 * 1024  # bytes of what it says before it fails
+_REPORT = 8 * 1024  # bytes of a message, in which there is one path at most
+_ENDED = "the process that starts evaluators has ended"
+_HANGS = "the process that starts evaluators does not answer"
+
+log = Logger()
+
+
+@attrs.frozen
+class Launch:
+    """A program to start.
+
+    It gets `descriptors` under the numbers from `FIRST` on, in their order. It enters `groups`, of
+    which these are files to write to. `limits`, soft and hard, are by the numbers of `resource`.
+    """
+
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    directory: str
+    descriptors: Sequence[int] = ()
+    groups: Sequence[str] = ()
+    limits: Mapping[int, tuple[int, int]] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Layers:
+    """What an overlay consists of: what is under it, what changes, and a place for the kernel.
+
+    It is mounted over `upper`, for the program that is started, and nobody else.
+    """
+
+    lower: Path
+    upper: Path
+    work: Path
+
+
+class NotMounted(OSError):
+    """An overlay cannot be mounted."""
+
+
+def _words(launch: Launch, layers: Layers | None) -> bytes:
+    return launcher.encode(
+        map(os.fsencode, (layers.lower, layers.upper, layers.work) if layers else ()),
+        map(os.fsencode, launch.groups),
+        (f"{number}:{soft}:{hard}".encode() for number, (soft, hard) in launch.limits.items()),
+        map(os.fsencode, launch.argv),
+        (os.fsencode(f"{name}={value}") for name, value in launch.environment.items()),
+        [os.fsencode(launch.directory)],
+    )
+
+
+@attrs.frozen
+class Launcher:
+    """The process of `launcher`, and the connection to it."""
+
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+
+    def close(self) -> None:
+        """End it. What it has started lives on."""
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def start_launcher(*, mounting: bool, user: User | None = None) -> Launcher:
+    """Start the process, as `user` if one is given. Raises OSError.
+
+    One that is `mounting` is in a user namespace of its own. The thread that calls this is the
+    parent of all that is started by it: what wants to end with its parent ends with this thread.
+    """
+    complaints = []
+    for python in dict.fromkeys(_PYTHONS):
+        try:
+            return _start([*(_UNSHARE if mounting else ()), python], user)
+        except OSError as error:
+            complaints.append(str(error.strerror or error))
+    raise OSError(None, "; ".join(dict.fromkeys(complaints)))
+
+
+def _start(python: Sequence[str], user: User | None) -> Launcher:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with (
+        theirs,
+        _in_memory("source", _SOURCE) as source,
+        _in_memory("complaint") as complaint,
+    ):
+        try:
+            ours.settimeout(_PATIENCE)
+            process = subprocess.Popen(
+                [*python, "-I", "-S", "/proc/self/fd/0", NAME],
+                env={},
+                cwd="/",
+                stdin=source,
+                stdout=theirs.fileno(),
+                stderr=complaint,
+                start_new_session=True,  # no key on a terminal ends it before the daemon does
+                user=user.uid if user else None,
+                group=user.gid if user else None,
+                extra_groups=() if user else None,
+            )
+        except OSError:
+            ours.close()
+            raise
+        theirs.close()
+        started = Launcher(process, ours)
+        try:
+            if ours.recv(len(launcher.READY)) == launcher.READY:
+                return started
+            said = os.pread(complaint, _COMPLAINT, 0).decode(errors="replace").strip()
+            raise OSError(None, said.rpartition("\n")[2] or _ENDED)
+        except OSError:
+            started.close()
+            raise
+
+
+@contextlib.contextmanager
+def _in_memory(name: str, content: bytes = b"") -> Iterator[int]:
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        os.pwrite(descriptor, content, 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+class Launching:
+    """Starts programs by a launcher, which is replaced when it has ended."""
+
+    def __init__(self, *, mounting: bool = False, user: User | None = None) -> None:
+        self._mounting = mounting
+        self._user = user
+        self._launcher: Launcher | None = None
+        self._lock = Lock()
+
+    def open(self) -> None:
+        """Start the launcher, which otherwise the first program does. Raises OSError."""
+        with self._lock:
+            self._current()
+
+    def start(self, launch: Launch, layers: Layers | None = None) -> tuple[Started, int | None]:
+        """Start a program; with `layers` return a descriptor of their overlay's top, too.
+
+        Raises OSError where it cannot be started, and NotMounted where that is for the overlay.
+        """
+        try:
+            return self._start(launch, layers)
+        except ConnectionError:
+            log.warn("{what}: another one is started", what=_ENDED)
+            return self._start(launch, layers)
+
+    def _start(self, launch: Launch, layers: Layers | None) -> tuple[Started, int | None]:
+        report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        report.settimeout(_PATIENCE)
+        with contextlib.ExitStack() as reading, report:
+            with contextlib.ExitStack() as writing:
+                writing.enter_context(theirs)
+                words = writing.enter_context(_in_memory("words", _words(launch, layers)))
+                stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
+                given = [words, theirs.fileno(), stdout[1], stderr[1], *launch.descriptors]
+                asked = self._ask(given)
+            try:
+                pid, top = _reported(report)
+            except TimeoutError:
+                self._drop(asked)
+                raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
+            except ConnectionError:
+                self._drop(asked)
+                raise
+            if top is not None:
+                reading.callback(os.close, top)
+            started = taken_over(pid, stdout[0], stderr[0])
+            reading.pop_all()
+            return started, top
+
+    def _ask(self, descriptors: Sequence[int]) -> Launcher:
+        """Send an order, and return to whom."""
+        with self._lock:
+            asked = self._current()
+            try:
+                socket.send_fds(asked.connection, [b"\n"], descriptors)
+            except (ConnectionError, TimeoutError):
+                self._end()
+                raise ConnectionResetError(errno.ECONNRESET, _ENDED) from None
+            return asked
+
+    def _current(self) -> Launcher:
+        if self._launcher is None:
+            self._launcher = start_launcher(mounting=self._mounting, user=self._user)
+        return self._launcher
+
+    def _drop(self, launcher: Launcher) -> None:
+        """End one that is of no use any more, unless somebody else has done so."""
+        with self._lock:
+            if self._launcher is launcher:
+                self._end()
+
+    def close(self) -> None:
+        """End the launcher; what was started runs on."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
+            self._launcher = None
+
+
+def _reported(report: socket.socket) -> tuple[int, int | None]:
+    """Return which child has begun, and the top of its overlay. Raises OSError.
+
+    One that is a ConnectionError or a TimeoutError tells that nothing can be had of the launcher.
+    """
+    pid, tops = 0, list[int]()
+    try:
+        while True:
+            message, descriptors = launcher.receive(report, _REPORT, 1)
+            tops += descriptors
+            if not message:
+                break
+            number, *failure = message.split(b"\0")
+            pid = int(number)
+            if failure:
+                raise _failure(*failure)
+        if not pid:
+            raise ConnectionResetError(errno.ECONNRESET, _ENDED)
+    except OSError as error:
+        for top in tops:
+            os.close(top)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            if not isinstance(error, TimeoutError):  # then it may hang in the kernel
+                os.waitpid(pid, 0)
+        raise
+    return pid, tops[0] if tops else None
+
+
+def _failure(step: bytes, number: bytes, path: bytes) -> OSError:
+    kind = NotMounted if step == launcher.MOUNT else OSError
+    return kind(int(number), os.strerror(int(number)), os.fsdecode(path) or None)

@@ -1,0 +1,360 @@
+"""`tawebeval.launching` with real processes; those that mount are in the integration tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+import tawebeval
+from tawebeval import launching as module
+from tawebeval.launching import Launch, Launching, Layers, NotMounted, start_launcher
+from tawebeval.orphans import children
+from tawebeval.privileges import User
+from tawebeval.starting import wait_for
+from tests.test_process import PATH, descriptors
+from tests.test_process_inheritance import LOOK
+
+PATIENCE = 20.0
+
+
+class LaunchingTestCase(SynchronousTestCase):
+    """A launcher that mounts nothing."""
+
+    def setUp(self) -> None:
+        self.launching = Launching()
+        self.before = set(children(os.getpid()))
+        self.addCleanup(self.end)
+
+    def end(self) -> None:
+        """Let nothing be left of it."""
+        self.launching.close()
+        for pid in set(children(os.getpid())) - self.before:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def processes(self) -> list[int]:
+        """Return the launcher and its spare, once it has one."""
+        self.launching.open()
+        while True:
+            found = [pid for pid in children(os.getpid()) if module.NAME in command_line(pid)]
+            if len(found) == 2:
+                return found
+
+    def run_it(
+        self,
+        *argv: str,
+        environment: Mapping[str, str] = PATH,
+        directory: str = "/",
+        **more: Any,
+    ) -> tuple[int, bytes]:
+        """Start a program; return how it ends, and what it prints."""
+        started, top = self.launching.start(Launch(argv, environment, directory, **more))
+        self.assertIsNone(top)
+        return wait_for(started, PATIENCE)
+
+    def shell(self, command: str, **more: Any) -> tuple[int, bytes]:
+        """Start a shell command."""
+        return self.run_it("/bin/sh", "-c", command, **more)
+
+
+def command_line(pid: int) -> str:
+    """Return what a process was started as; nothing if it has ended."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+class InheritanceTests(LaunchingTestCase):
+    """What a program finds itself in: what was ordered, and nothing else."""
+
+    def look(self, *arguments: str, **more: Any) -> dict[str, Any]:
+        """Return what a program sees."""
+        status, printed = self.run_it(sys.executable, "-S", "-c", LOOK, *arguments, **more)
+        self.assertEqual(status, 0, printed)
+        seen: dict[str, Any] = json.loads(printed)
+        return seen
+
+    def test_to_the_letter(self) -> None:
+        """Arguments, environment and directory are those that were ordered."""
+        directory = os.path.realpath(self.mktemp())
+        os.mkdir(directory)
+        arguments = ["", "a b", "$HOME", "--", "ü", "'\"\n"]
+        given = {"A": "1 = 2", "EMPTY": "", "UMLAUT": "ü \n x", "LC_ALL": "C.UTF-8"}
+        seen = self.look(*arguments, environment=given, directory=directory)
+        self.assertEqual(seen["argv"], arguments)
+        self.assertEqual(seen["environment"], given)
+        self.assertEqual(seen["directory"], directory)
+
+    def test_of_its_own(self) -> None:
+        """It leads a session; stdin is at its end, umask and signals are as usual."""
+        seen = self.look()
+        self.assertEqual((seen["session"], seen["group"]), (seen["pid"], seen["pid"]))
+        self.assertEqual((seen["stdin"], seen["umask"], seen["blocked"]), ("", 0o022, []))
+        status, _ = self.shell("kill -PIPE $$")
+        self.assertEqual(status, -signal.SIGPIPE)
+
+    def test_descriptors(self) -> None:
+        """It has no descriptors but those that are for it, from 3 on, in their order."""
+        self.assertEqual(self.look()["descriptors"], [0, 1, 2])
+        files = [os.memfd_create(f"file {number}") for number in range(5)]
+        for number, file in enumerate(files):
+            self.addCleanup(os.close, file)
+            os.set_inheritable(file, True)
+            os.write(file, b"%d" % number)
+        given = [files[3], files[0], files[4]]
+        self.assertEqual(self.look(descriptors=given)["descriptors"], [0, 1, 2, 3, 4, 5])
+        command = "for number in 3 4 5; do cat /proc/self/fd/$number; done"
+        self.assertEqual(self.shell(command, descriptors=given), (0, b"304"))
+
+    def test_outputs(self) -> None:
+        """Stdout and stderr are two pipes, which end with the program and those it has left."""
+        started, _ = self.launching.start(
+            Launch(["/bin/sh", "-c", "printf out; printf err >&2"], PATH, "/")
+        )
+        os.set_blocking(started.stdout, True)
+        os.set_blocking(started.stderr, True)
+        with open(started.stdout, "rb") as stdout, open(started.stderr, "rb") as stderr:
+            self.assertEqual((stdout.read(), stderr.read()), (b"out", b"err"))
+        os.close(started.pidfd)
+        os.waitpid(started.pid, 0)
+
+    def test_limits(self) -> None:
+        """Its limits are those that were ordered, soft and hard."""
+        limits = {
+            resource.RLIMIT_CPU: (30, 31),
+            resource.RLIMIT_NOFILE: (99, 99),
+            resource.RLIMIT_CORE: (0, 0),
+            resource.RLIMIT_DATA: (2**26, 2**26),
+        }
+        _, told = self.run_it("/bin/cat", "/proc/self/limits", limits=limits)
+        for name, *values in (
+            ("Max cpu time", "30", "31"),
+            ("Max open files", "99", "99"),
+            ("Max core file size", "0", "0"),
+            ("Max data size", str(2**26), str(2**26)),
+        ):
+            line = next(line for line in told.decode().splitlines() if line.startswith(name))
+            self.assertEqual(line[len(name) :].split()[:2], values, name)
+
+    def test_groups(self) -> None:
+        """It goes into each group by itself, whatever the path, before it begins."""
+        root = Path(self.mktemp()).absolute()
+        root.mkdir()
+        entries = [root / name for name in ("procs", "with a space", "$HOME;'\"*")]
+        for entry in entries:
+            entry.touch()
+        self.shell("true", groups=[str(entry) for entry in entries])
+        self.assertEqual([entry.read_text() for entry in entries], ["0"] * 3)
+
+    def test_many_words(self) -> None:
+        """There may be more words than fit into a message."""
+        word = "x" * 100_000
+        status, told = self.shell('printf %s "$A$B$C$D"', environment=dict.fromkeys("ABCD", word))
+        self.assertEqual((status, told), (0, word.encode() * 4))
+
+
+class ChildTests(LaunchingTestCase):
+    """Whose the program is."""
+
+    def test_ours(self) -> None:
+        """It is this process's child, though the launcher starts it."""
+        _, told = self.shell("echo $PPID")
+        self.assertEqual(int(told), os.getpid())
+
+    def test_without_clone(self) -> None:
+        """Also where the kernel does not let a process fork for its parent: then a subreaper's."""
+        script = (
+            "import os, sys\n"
+            "from tawebeval import launching\n"
+            "from tawebeval.orphans import become_subreaper\n"
+            "from tawebeval.starting import wait_for\n"
+            "source = launching._SOURCE\n"
+            "launching._SOURCE = source.replace(b'_CLONE = {', b'_CLONE = {} and {')\n"
+            "assert source != launching._SOURCE\n"
+            "become_subreaper()\n"
+            "launch = launching.Launch(['/bin/sh', '-c', 'echo $PPID'], {}, '/')\n"
+            "one = launching.Launching()\n"
+            "for _ in range(3):\n"
+            "    started, _ = one.start(launch)\n"
+            "    status, told = wait_for(started, 20)\n"
+            "    assert (status, int(told)) == (0, os.getpid()), told\n"
+            "one.close()\n"
+        )
+        environment = {"PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, timeout=60
+        )
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+
+    def test_at_once(self) -> None:
+        """Any number of threads may start something at once, each its own."""
+        with ThreadPoolExecutor(8) as threads:
+            told = list(threads.map(lambda number: self.shell(f"echo {number}"), range(40)))
+        self.assertEqual(told, [(0, b"%d\n" % number) for number in range(40)])
+        self.assertEqual(len(self.processes()), 2)
+
+
+class FailureTests(LaunchingTestCase):
+    """Programs that cannot be started."""
+
+    def fail(self, kind: type[OSError], **changes: Any) -> OSError:  # type: ignore[override]
+        """Return the error of an order; it leaves no descriptor and no child behind."""
+        self.processes()
+        launch = {"argv": ["/bin/true"], "environment": {}, "directory": "/", **changes}
+        layers = launch.pop("layers", None)
+        before = descriptors()
+        with self.assertRaises(kind) as caught:
+            self.launching.start(Launch(**launch), layers)
+        self.assertEqual(descriptors(), before)
+        left = set(children(os.getpid())) - self.before - set(self.processes())
+        self.assertEqual(left, set())
+        error: OSError = caught.exception
+        return error
+
+    def test_errors(self) -> None:
+        """The error is what the kernel says, and names what it is about."""
+        for changes, kind in (
+            ({"argv": ["/nonexistent/program"]}, FileNotFoundError),
+            ({"argv": ["/etc/passwd"]}, PermissionError),
+            ({"directory": "/nonexistent"}, FileNotFoundError),
+            ({"groups": ["/nonexistent/cgroup.procs"]}, FileNotFoundError),
+            ({"limits": {resource.RLIMIT_NOFILE: (5, 2**40)}}, PermissionError),
+        ):
+            error = self.fail(kind, **changes)
+            self.assertEqual(error.strerror, os.strerror(error.errno or 0))
+            if "limits" not in changes and "argv" not in changes:
+                ((named,),) = [x if isinstance(x, list) else [x] for x in changes.values()]
+                self.assertEqual(error.filename, named)
+
+    def test_too_long(self) -> None:
+        """A word that is too long for the kernel is refused, and not cut."""
+        self.fail(OSError, argv=["/bin/true", "x" * 2**18])
+
+    def test_not_mounted(self) -> None:
+        """Where there is no right to mount, or nothing to mount, that is told apart."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        self.fail(NotMounted, layers=Layers(folder / "no", folder / "upper", folder / "work"))
+
+    def test_no_pidfd(self) -> None:
+        """Where its end could not be told, the child is killed and nothing is left."""
+
+        def fail(pid: int) -> int:
+            raise OSError(24, "Too many open files")
+
+        self.patch(os, "pidfd_open", fail)
+        self.fail(OSError, argv=["/bin/sleep", "60"])
+
+
+class LossTests(LaunchingTestCase):
+    """Launchers that are lost."""
+
+    def test_killed(self) -> None:
+        """Whoever of it is killed, the next program is started."""
+        for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):
+            for pid in self.processes()[victims]:
+                os.kill(pid, signal.SIGKILL)
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            for _ in range(3):
+                self.assertEqual(self.shell("echo again"), (0, b"again\n"), victims)
+
+    def test_told(self) -> None:
+        """That there was to be another one is in the log."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        with capturedLogs() as events:
+            self.shell("true")
+        (said,) = map(formatEvent, events)
+        self.assertIn("another one is started", str(said))
+
+    def test_hangs(self) -> None:
+        """One that does not answer fails the program that met it, and is replaced for the next."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGSTOP)
+        launcher = self.launching._launcher
+        with self.assertRaises(TimeoutError) as caught:
+            self.patch(module, "_PATIENCE", 0.05)
+            self.shell("true")
+        self.patch(module, "_PATIENCE", 10.0)
+        self.assertEqual(
+            caught.exception.strerror, "the process that starts evaluators does not answer"
+        )
+        self.assertIsNot(self.launching._launcher, launcher)
+        self.assertEqual(self.shell("echo again"), (0, b"again\n"))
+
+    def test_close(self) -> None:
+        """With the connection all of it ends, but for what was started."""
+        started, _ = self.launching.start(Launch(["/bin/sleep", "60"], {}, "/"))
+        _, spare = self.processes()
+        self.launching.close()
+        self.launching.close()
+        os.waitpid(spare, 0)
+        self.assertEqual(set(children(os.getpid())) - self.before, {started.pid})
+        os.kill(started.pid, signal.SIGKILL)
+        status, _ = wait_for(started, PATIENCE)
+        self.assertEqual(status, -signal.SIGKILL)
+
+
+class StartTests(SynchronousTestCase):
+    """A launcher that cannot be started, and what is said then."""
+
+    def start(self, *scripts: str) -> str:
+        """Start with these programs as Python; return why it cannot."""
+        pythons = []
+        for script in scripts:
+            path = Path(self.mktemp()).resolve()
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+            pythons.append(str(path))
+        self.patch(module, "_PYTHONS", pythons)
+        before = os.listdir("/proc/self/fd")
+        with self.assertRaises(OSError) as caught:
+            start_launcher(mounting=False)
+        self.assertEqual(os.listdir("/proc/self/fd"), before)
+        return str(caught.exception.strerror)
+
+    def test_last_words(self) -> None:
+        """The last line of each, each once."""
+        said = self.start("echo Traceback >&2; echo no module >&2", "echo no right >&2; exit 1")
+        self.assertEqual(said, "no module; no right")
+        self.assertEqual(self.start("echo same >&2", "echo same >&2"), "same")
+
+    def test_silent(self) -> None:
+        """One that says nothing has ended, at least."""
+        self.assertEqual(self.start("exit 0"), "the process that starts evaluators has ended")
+
+    def test_not_there(self) -> None:
+        """So it is said where there is no such program."""
+        self.patch(module, "_UNSHARE", ("/nonexistent",))
+        with self.assertRaises(OSError) as caught:
+            start_launcher(mounting=True)
+        self.assertIn("No such file", str(caught.exception.strerror))
+
+    def test_slow(self) -> None:
+        """One that does not become ready in time is ended."""
+        self.patch(module, "_PATIENCE", 0.05)
+        self.assertIn("timed out", self.start("exec sleep 60"))
+
+    def test_another_python(self) -> None:
+        """The second is taken where the first does not do."""
+        said: list[Any] = []
+
+        def start(argv: Sequence[str], user: User | None) -> str:
+            said.append((list(argv), user))
+            if argv[-1] == "first":
+                raise OSError(None, "no")
+            return "started"
+
+        self.patch(module, "_start", start)
+        self.patch(module, "_PYTHONS", ("first", "second", "third"))
+        self.assertEqual(start_launcher(mounting=False), "started")
+        self.assertEqual(said, [(["first"], None), (["second"], None)])
