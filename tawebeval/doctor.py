@@ -31,6 +31,7 @@ from tawebeval.forwarded import Proxies
 from tawebeval.gitversion import check_git
 from tawebeval.groups import What
 from tawebeval.kernel import Process
+from tawebeval.launching import Launching
 from tawebeval.orphans import Orphans
 from tawebeval.ownership import name_of
 from tawebeval.preload import unreadable
@@ -38,7 +39,7 @@ from tawebeval.premises import Premises
 from tawebeval.privileges import Privileges, find_privileges
 from tawebeval.process import Spawner
 from tawebeval.removal import remove
-from tawebeval.sandboxes import COPIED, open_bubblewrap, try_with_overlays
+from tawebeval.sandboxes import A_PYTHON, COPIED, open_bubblewrap, try_with_overlays
 from tawebeval.tap import read_configuration
 
 # What holds where there is no cgroup for it: in the sandbox, and without one.
@@ -124,6 +125,7 @@ class Examination:
                     "there is none: evaluators may do all that the daemon's user may",
                     'apt-get install bubblewrap, and leave out sandbox.kind = "none"',
                 )
+                yield from self._launcher()
             else:
                 yield from self._bubblewrap(cgroups)
             yield from self._limits(cgroups)
@@ -162,6 +164,16 @@ class Examination:
             what = "evaluators reach the network, and whatever listens on this machine"
             remedy = "leave out sandbox.network, if they need none"
             yield Finding("sandbox", Health.WEAKER, what, remedy)
+
+    def _launcher(self) -> Iterator[Finding]:
+        launching = Launching(user=self.privileges.user)
+        try:
+            launching.open()
+        except OSError as error:
+            what = f"no evaluator can be started: {error.strerror}"
+            yield Finding("sandbox", Health.BROKEN, what, A_PYTHON)
+        finally:
+            launching.close()
 
     def _limits(self, cgroups: Cgroups) -> Iterator[Finding]:
         kind = self.configuration.sandbox.kind

@@ -166,7 +166,7 @@ class Evaluation:
         All that blocks is done here, in one thread: each change of threads costs time.
         """
         assert self.upload is not None and self.markers is not None, "nobody else takes them"
-        self.workspace.create(self.upload)
+        self.workspace.create(self.upload, cell.view)
         self.upload = None
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
         environment = variables(

@@ -31,6 +31,8 @@ from tawebeval.workspace import Workspace
 
 COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
 """What follows where overlays do not work."""
+A_PYTHON = "install a python3 that the daemon's user can execute"
+"""What helps where nothing can be started, not even without a sandbox."""
 
 # Changes a file, and replaces a directory: an overlay that may not set attributes could not.
 _DIRECTORY = "directory"
@@ -113,8 +115,7 @@ def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
             sandbox.trees.open()
         except OSError as error:
             raise SystemExit(
-                f"tawebeval: no evaluator can be started: {error.strerror}; install a python3 that"
-                " the daemon's user can execute"
+                f"tawebeval: no evaluator can be started: {error.strerror}; {A_PYTHON}"
             ) from None
         log.warn(
             'sandbox.kind is "none": whoever can send a request can do on this machine all that'
@@ -203,10 +204,10 @@ def try_out(
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
                 workspace = Workspace(folder.resolve() / "probe")
-                workspace.create(upload)
                 cell = sandbox.cell(
                     workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
                 )
+                workspace.create(upload, cell.view)
                 made.callback(_as(acting, cell.close))
                 started = cell.start(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
             problem = _judge(*wait_for(started, _PATIENCE))

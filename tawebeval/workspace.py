@@ -122,13 +122,10 @@ class Workspace:
             ours=self.root,
         )
 
-    def create(self, upload: Path) -> None:
-        """Make the directories, taking over those of the upload."""
+    def create(self, upload: Path, view: View) -> None:
+        """Make what an evaluator with that view may write to, taking over what was uploaded."""
         upload.rename(self.root)
-        for directory in (
-            *(self.tree, self.temporary, self.home),
-            *(self.scratch, self.shared_memory),
-        ):
+        for _, directory in view.writable:
             directory.mkdir()
 
     def working_directory(self, directory: str, checkout: Path) -> Path:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import descriptors, doctor, premises
+from tawebeval import descriptors, doctor, launching, premises
 from tawebeval.cgroups import REMEDY, Cgroups
 from tawebeval.cli import main
 from tawebeval.controls import Memory
@@ -140,6 +140,14 @@ class ExaminationTests(DoctorTestCase):
     def test_no_sandbox(self) -> None:
         """Having none is the operator's choice, and weaker."""
         self.check("sandbox", WEAKER, "leave out", settings='[sandbox]\nkind = "none"')
+
+    def test_nothing_can_be_started(self) -> None:
+        """Without one, evaluators are started by a process that has to be there all the same."""
+        self.patch(launching, "_PYTHONS", ("/nonexistent/python",))
+        found = self.examine('[sandbox]\nkind = "none"')
+        (broken,) = (each for each in found if each.part == "sandbox" and each.health is BROKEN)
+        self.assertIn("no evaluator can be started: No such file", broken.what)
+        self.assertIn("install a python3", broken.remedy)
 
     def test_overlays(self) -> None:
         """They are tried where they will be, if that is there; what is copied is said, and why."""

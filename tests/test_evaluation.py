@@ -154,8 +154,6 @@ class LifeTests(EvaluationTestCase):
                 "some/tree",
                 "some/tmp",
                 "some/home",
-                "some/scratch",
-                "some/shm",
             },
         )
         self.world.child.end()

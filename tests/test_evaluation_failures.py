@@ -138,7 +138,7 @@ class FailureTests(EvaluationTestCase):
 
     def test_workspace_cannot_be_made(self) -> None:
         """A workspace that cannot be made: `lost`, and the upload is removed."""
-        self.patch(Workspace, "create", lambda workspace, upload: 1 // 0)
+        self.patch(Workspace, "create", lambda workspace, upload, view: 1 // 0)
         self.begin()
         self.assert_over(State.FAILED, "lost")
         self.flushLoggedErrors(ZeroDivisionError)

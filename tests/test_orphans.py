@@ -22,6 +22,7 @@ SUBREAPER = '''
 import asyncio, json, os, signal, subprocess, sys, time
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 from twisted.internet.protocol import ProcessProtocol
 from tawebeval import orphans
 from tawebeval.process import Spawner
@@ -191,6 +192,39 @@ result["after"] = exists(dead)
 """
         )
         self.assertEqual(result, {"zombie": True, "after": False})
+
+    def test_expected(self) -> None:
+        """One that is dead is not reaped while it may be a child whose number is not known yet."""
+        result = self.play(
+            """
+with spawner.expecting() as tell:
+    mine, other = daemon("", then="pass"), daemon("", then="pass")
+    while alive(mine) or alive(other):
+        time.sleep(0.01)
+    world.reap()
+    await world.end(b"secret", "/nonexistent")
+    result["expected"] = [exists(mine), exists(other)]
+    tell(mine)
+world.reap()
+result["told"] = [exists(mine), exists(other)]
+"""
+        )
+        self.assertEqual(result, {"expected": [True, True], "told": [True, False]})
+
+    def test_expected_elsewhere(self) -> None:
+        """Orphans that live are ended meanwhile as ever."""
+        result = self.play(
+            """
+with spawner.expecting():
+    pid = daemon("secret")
+    ended = Deferred.fromCoroutine(world.end(b"secret", "/nonexistent"))
+    while alive(pid):
+        await deferLater(reactor, 0.01)
+await ended
+result["alive"] = alive(pid)
+"""
+        )
+        self.assertEqual(result, {"alive": False})
 
     def test_nobody(self) -> None:
         """With no orphan there is nothing to wait for."""

@@ -71,7 +71,7 @@ class OverlaysTests(SynchronousTestCase):
         upload = self.root / "upload"
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(self.root / str(self.count))
-        workspace.create(upload)
+        workspace.create(upload, workspace.as_it_is())
         with capturedLogs() as events:
             started = self.overlays.start(self.checkout, workspace, LAUNCH)
         return workspace, started, [str(formatEvent(event)) for event in events]

@@ -24,7 +24,7 @@ class WorkspaceTestCase(SynchronousTestCase):
         (upload / "submission" / "source").mkdir(parents=True)
         (upload / "submission" / "source" / "x.py").write_text("x")
         self.workspace = Workspace(self.root / "one")
-        self.workspace.create(upload)
+        self.workspace.create(upload, self.workspace.elsewhere(Path("/evaluation")))
         self.checkout = Path(self.mktemp()).resolve() / "checkout"
         self.checkout.mkdir(parents=True)
         self.secret = self.root / "secret"

@@ -72,7 +72,7 @@ def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
         )
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
-        workspace.create(upload)
+        workspace.create(upload, workspace.elsewhere(Path("/")))
         checkout = Path(name).resolve() / "checkout"
         checkout.mkdir()
 

@@ -38,6 +38,9 @@ Change = Callable[[list[str]], list[str]]
 # All that `--unshare-all` stands for, as far as one of it can be left out.
 _ALL = ("user", "ipc", "pid", "net", "uts", "cgroup")
 
+# What tells bwrap the numbers of its descriptors.
+_OPENED = ("--seccomp", "--args", "--json-status-fd")
+
 
 def as_it_is(argv: list[str]) -> list[str]:
     """Take nothing away."""
@@ -136,7 +139,7 @@ class CellTestCase(SynchronousTestCase):
         solution.parent.mkdir(parents=True)
         solution.write_text("42\n")
         self.workspace = Workspace(self.folder / "evaluation")
-        self.workspace.create(self.folder / "upload")
+        self.workspace.create(self.folder / "upload", self.workspace.elsewhere(Path("/evaluation")))
         self.solution = self.workspace.submission / "solution" / "solution.txt"
         self.checkout = self.folder / "checkout"
         self.checkout.mkdir()
@@ -146,7 +149,6 @@ class CellTestCase(SynchronousTestCase):
         self.cell = self.sandbox.cell(
             self.workspace, Checkout(Commit("", ""), self.checkout, lambda: None)
         )
-        self.cell.open()
         self.addCleanup(self.cell.close)
 
     def start(
@@ -166,10 +168,13 @@ class CellTestCase(SynchronousTestCase):
             **(environment or {}),
         }
         self.cell.close()
-        self.cell.open()
         launch = self.cell.launch(command, variables, self.workspace.tree)
+        argv = list(launch.argv)
+        # By the numbers that the descriptors have here: nobody gives them others.
+        for option, descriptor in zip(_OPENED, launch.descriptors, strict=True):
+            argv[argv.index(option) + 1] = str(descriptor)
         process = subprocess.Popen(
-            change(list(launch.argv)),
+            change(argv),
             env=launch.environment,
             cwd="/",
             stdin=subprocess.DEVNULL,
