@@ -30,7 +30,10 @@ class Overlays:
         self._launching = Launching()
 
     def open(self, user: User | None = None) -> None:
-        """Begin to make overlays, if that can be done; as `user`, if one is given. Blocks."""
+        """Begin to make overlays, if that can be done; as `user`, if one is given. Blocks.
+
+        Raises OSError where nothing can be started, whatever its tree.
+        """
         self._user = user
         mounting = Launching(mounting=True, user=user)
         try:
@@ -41,10 +44,11 @@ class Overlays:
             self._launching, self.problem = mounting, None
 
     def give_up(self, problem: str) -> None:
-        """Make copies from now on. Blocks, hardly."""
+        """Make copies from now on. Blocks. Raises OSError as `open` does."""
         self._launching.close()
         self._launching = Launching(user=self._user)
         self.problem = problem
+        self._launching.open()
 
     def start(
         self, checkout: Path, workspace: Workspace, launch: Launch

@@ -172,11 +172,14 @@ def try_with_overlays(
 
     If they do not its `trees` says why, and copies.
     """
-    sandbox.trees.open(privileges.user if privileges else None)
-    problem = try_out(sandbox, privileges, places)
-    if problem is not None and sandbox.trees.problem is None:
-        sandbox.trees.give_up(problem[0])
+    try:
+        sandbox.trees.open(privileges.user if privileges else None)
         problem = try_out(sandbox, privileges, places)
+        if problem is not None and sandbox.trees.problem is None:
+            sandbox.trees.give_up(problem[0])
+            problem = try_out(sandbox, privileges, places)
+    except OSError as error:
+        return f"nothing can be started: {error.strerror}", A_PYTHON
     return problem
 
 

@@ -30,9 +30,11 @@ class FakeLaunching:
     cannot: OSError | None = None
     errors: list[OSError] = attrs.field(factory=list)
     asked: list[tuple[Launch, Layers | None]] = attrs.field(factory=list)
+    opened: int = 0
     closed: int = 0
 
     def open(self) -> None:
+        self.opened += 1
         if self.cannot is not None:
             raise self.cannot
 
@@ -56,13 +58,14 @@ class OverlaysTests(SynchronousTestCase):
         (self.checkout / "file").write_text("as it was")
         self.made: list[FakeLaunching] = []
         self.cannot: OSError | None = None
+        self.not_even: OSError | None = None  # without mounting
         self.patch(module, "Launching", self.make)
         self.overlays = Overlays()
         self.count = 0
 
     def make(self, *, mounting: bool = False, user: User | None = None) -> FakeLaunching:
         """Make a launcher."""
-        self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else None))
+        self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else self.not_even))
         return self.made[-1]
 
     def start(self) -> tuple[Workspace, tuple[Started, int | None], list[str]]:
@@ -110,6 +113,12 @@ class OverlaysTests(SynchronousTestCase):
         workspace, _, said = self.start()
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user, said), (False, user, []))
+
+    def test_nothing_can_be_started(self) -> None:
+        """Where not even copies could be used by anybody, that is an error at once."""
+        self.cannot = self.not_even = OSError(None, "no python")
+        self.assertRaises(OSError, self.overlays.open)
+        self.assertEqual([each.opened for each in self.made[-2:]], [1, 1])
 
     def test_opened_for_another_user(self) -> None:
         """It may be another user who mounts."""

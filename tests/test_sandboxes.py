@@ -356,6 +356,15 @@ class TreesTests(SandboxesTestCase):
         self.assertEqual(self.trees.problem, "no")
         self.assertEqual(len(self.trees.made), 2)
 
+    def test_nothing_can_be_started(self) -> None:
+        """Where nothing can be started at all, that is what does not work, and what helps."""
+        self.install("exit 7")
+        self.trees.error = OSError(None, "no python")
+        problem = self.try_it()
+        assert problem is not None
+        self.assertEqual(problem[0], "nothing can be started: no python")
+        self.assertIn("python3", problem[1])
+
     def test_missing(self) -> None:
         """Where there are none from the start the sandbox is tried once."""
         self.install("echo broken; exit 1")

@@ -14,7 +14,7 @@ from tawebeval.launching import NAME
 from tawebeval.sandboxes import COPIED
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.processes import alive, children, command_line
+from tests.integration.processes import alive, children, command_line, new_word, processes
 from tests.integration.unprivileged import give
 
 LOOK = r"""
@@ -67,6 +67,8 @@ for path in (".", "folder", "README", "new"):
             pass
 print(sorted(os.listdir("folder")), open("README").read().strip())
 """
+
+SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
 
 
 class WritableTreeCase:
@@ -203,7 +205,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
 
     async def test_many_do_not_add_up(self) -> None:
         """The launcher holds nothing of the evaluations that there are."""
-        (launcher,) = self.launchers()
+        launcher, *_ = self.launchers()
         before = len(os.listdir(f"/proc/{launcher}/fd"))
         identifiers = [await self.begin("echo ready; exec sleep 60") for _ in range(3)]
         for identifier in identifiers:
@@ -214,16 +216,36 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
     async def test_the_launcher_is_killed(self) -> None:
         """The next evaluation has another one, which the log tells, and an overlay as ever."""
         command = "grep -c ' - overlay .*/proc/self/fd' /proc/self/mountinfo; cat README"
-        (launcher,) = self.launchers()
-        os.kill(launcher, 9)
-        await until(lambda: not alive(launcher), "it is dead")
+        killed = self.launchers()
+        for launcher in killed:
+            os.kill(launcher, 9)
+        await until(lambda: not any(map(alive, killed)), "they are dead")
         self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
         self.assertIn("has ended: another one is started", self.daemon.log)
-        self.assertEqual(len(self.launchers()), 1)
+        await until(lambda: len(self.launchers()) == 2, "there is a launcher, and its spare")
 
 
 class RestartTests(DaemonTestCase):
     """What outlives a daemon."""
+
+    async def test_evaluators_of_any_launcher(self) -> None:
+        """A daemon that is killed takes its evaluators with it, also those of a second launcher.
+
+        That one was started in a thread, whose children these are.
+        """
+        words = [new_word(), new_word()]
+        for word in words:
+            await self.begin_and_wait(python(SLEEP, word))
+            for pid in children(self.daemon.pid):
+                if NAME.encode() in command_line(pid):
+                    os.kill(pid, 9)
+        for word in words:
+            self.assertNotEqual(processes(word), [])
+        await self.daemon.kill()
+        for word in words:
+            await until(lambda word=word: not processes(word), "its evaluators have ended")
+        self.daemon.start()
+        await self.daemon.ready()
 
     async def test_killed(self) -> None:
         """After a kill nothing is started; the next daemon has the checkouts that are whole."""
@@ -233,11 +255,10 @@ class RestartTests(DaemonTestCase):
         await self.begin_and_wait("echo ready; exec sleep 60")
         repositories = self.daemon.cache / "repositories"
         (checkout,) = (file.parent for file in repositories.glob("*.tree/a"))
-        (launcher,) = [
-            pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)
-        ]
+        launchers = [pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)]
+        self.assertEqual(len(launchers), 2)
         await self.daemon.kill()
-        await until(lambda: not alive(launcher), "the launcher has ended with the daemon")
+        await until(lambda: not any(map(alive, launchers)), "they have ended with the daemon")
         half_made = repositories / f"{checkout.name}.new7" / "tree"
         half_made.mkdir(parents=True)
         for path in (half_made.parent, half_made):
