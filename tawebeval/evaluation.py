@@ -165,20 +165,20 @@ class Evaluation:
 
         All that blocks is done here, in one thread: each change of threads costs time.
         """
-        assert self.upload is not None and self.markers is not None, "nobody else takes them"
+        assert self.upload is not None, "nobody else takes it"
         self.workspace.create(self.upload, cell.view)
         self.upload = None
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
-        environment = variables(
-            self.request,
-            self.seed,
-            self.workspace,
-            cell.view,
-            self.markers,
-            self._surroundings.configuration.evaluations.environment,
-        )
+        return self._launch_in(directory, cell)
+
+    def _launch_in(self, directory: Path, cell: Cell) -> Started:
         if self._stopped is not None:
             raise self._stopped
+        assert self.markers is not None, "it is prepared"
+        configured = self._surroundings.configuration.evaluations.environment
+        environment = variables(
+            self.request, self.seed, self.workspace, cell.view, self.markers, configured
+        )
         return cell.start(self.request.evaluator_cmd, environment, directory)
 
     def _run(self, run: Run, started: Started) -> None:

@@ -30,7 +30,7 @@ NO_CGROUPS = Cgroups([], {}, {})
 class FakeCell:
     """A cell. `orphans` shut, what the first process leaves resists its end.
 
-    `error`, if set, is raised instead of a start; `over` is what `exceeded` answers, `unstarted`
+    `unable`, if set, is raised instead of a start; `over` is what `exceeded` answers, `unstarted`
     what `exit` raises, `used` the usage.
     """
 
@@ -40,7 +40,7 @@ class FakeCell:
     over: EvaluationError | None = None
     unstarted: EvaluationError | None = None
     used: Usage = attrs.field(factory=lambda: Usage(None, None))
-    error: OSError | None = None
+    unable: OSError | None = None
     started_as: list[Launch] = attrs.field(factory=list)
     closed: int = 0
     looks: list[bool] = attrs.field(factory=list)
@@ -48,8 +48,8 @@ class FakeCell:
 
     def start(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
         """Start nothing, and return what would be, for a fake spawner to adopt."""
-        if self.error is not None:
-            raise self.error
+        if self.unable is not None:
+            raise self.unable
         self.started_as.append(Launch(["/bin/sh", "-c", command], environment, str(directory)))
         return self.started_as[-1]
 
@@ -137,12 +137,12 @@ class FakeSandbox:
     def __init__(self, limits: Limits) -> None:
         self.cells: list[FakeCell] = []
         self.orphans = Gate()
-        self.error: OSError | None = None  # of cells that are made from now on
+        self.unable: OSError | None = None  # of cells that are made from now on
         self._limits = limits
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Any:
         """Return a new cell."""
-        cell = FakeCell(self._limits, workspace.as_it_is(), self.orphans, error=self.error)
+        cell = FakeCell(self._limits, workspace.as_it_is(), self.orphans, unable=self.unable)
         self.cells.append(cell)
         return self.cells[-1]
 

@@ -21,6 +21,7 @@ from tawebeval.commits import Commit
 from tawebeval.config import Configuration
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
+from tawebeval.evaluation import Evaluation
 from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
@@ -79,8 +80,11 @@ class IdleThreads:
 
     async def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
-        if isinstance(getattr(call, "__self__", None), FakeCell):
+        owner = getattr(call, "__self__", None)
+        if isinstance(owner, FakeCell):
             return call(*args, **kwargs)
+        if isinstance(owner, Evaluation) and call == owner._launch:
+            return owner._launch_in(owner.workspace.tree / owner.request.directory, args[0])
         return [] if call is exceeded else None
 
 

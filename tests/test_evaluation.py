@@ -282,7 +282,7 @@ class LifeTests(EvaluationTestCase):
 
     def test_cannot_be_started(self) -> None:
         """Where the evaluator cannot be started the client is told, and its cell is closed."""
-        self.world.sandbox.error = OSError(24, "Too many open files")
+        self.world.sandbox.unable = OSError(24, "Too many open files")
         self.begin()
         self.assert_over(State.FAILED, "lost")
         self.assertEqual(self.world.sandbox.last.closed, 1)

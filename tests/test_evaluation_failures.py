@@ -55,12 +55,12 @@ class FailureTests(EvaluationTestCase):
     def test_fault(self) -> None:
         """What this machine has lost is noted, until an evaluation ends in another way."""
         tally = self.evaluation._surroundings.tally
-        self.world.sandbox.error = OSError(28, "No space left on device")
+        self.world.sandbox.unable = OSError(28, "No space left on device")
         self.world.clock.advance(5)
         self.begin()
         error = self.assert_over(State.FAILED, "lost")
         self.assertEqual(tally.fault, (5, error["message"]))
-        self.world.sandbox.error = None
+        self.world.sandbox.unable = None
         self.evaluation = self.make()
         object.__setattr__(self.evaluation._surroundings, "tally", tally)
         self.begin()
@@ -118,7 +118,7 @@ class FailureTests(EvaluationTestCase):
 
     def test_cannot_be_spawned(self) -> None:
         """A process that cannot be started: `lost`, and a line in the log, which has the path."""
-        self.world.sandbox.error = OSError(11, "no more processes", "/bin/x")
+        self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")
         with capturedLogs() as events:
             self.begin()
         message = self.assert_over(State.FAILED, "lost")["message"]
