@@ -43,8 +43,7 @@ from tawebeval.workspace import View, Workspace
 # The first process, whose end is that of all others, waits for the command. The evaluator is the
 # same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
 # program that this user may execute and not read: its processes are closed to others (execve(2)).
-# What it says itself of the command's end goes nowhere, and what it was started with as stdin is
-# for nobody else.
+# What it says itself of the command's end goes nowhere, and stdin is of the sandbox's own `/dev`.
 _INIT = "/init"
 _WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
 

@@ -291,6 +291,16 @@ class LossTests(LaunchingTestCase):
         self.assertIsNot(self.launching._launcher, launcher)
         self.assertEqual(self.shell("echo again"), (0, b"again\n"))
 
+    def test_left_alone(self) -> None:
+        """When the daemon has gone without a word, both end by themselves."""
+        _, spare = self.processes()
+        held = self.launching._launcher
+        assert held is not None
+        held.connection.close()
+        self.assertEqual(held.process.wait(PATIENCE), 0)
+        os.waitpid(spare, 0)
+        self.assertEqual(set(children(os.getpid())) - self.before, set())
+
     def test_close(self) -> None:
         """With the connection all of it ends, but for what was started."""
         started, _ = self.launching.start(Launch(["/bin/sleep", "60"], {}, "/"))
