@@ -154,11 +154,11 @@ class Bubblewrap:
     trees: Overlays
     _limits: Limits
     _cgroups: Cgroups
-    _orphans: Orphans
+    orphans: Orphans
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return BubblewrapCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self)
+        return BubblewrapCell(workspace, checkout, self._limits, self._cgroups, self.orphans, self)
 
     def argv(self, view: View, directory: Path, command: Sequence[str]) -> Sequence[str]:
         """Return what runs `command` in `directory`, a path inside."""

@@ -103,6 +103,10 @@ class Orphans:
         """Within it a child that is no orphan comes to be, as `Spawner.expecting` says."""
         return self._spawner.expecting()
 
+    def waited_for(self, pid: int) -> None:
+        """Take note that somebody has waited for such a child."""
+        self._spawner.waited_for(pid)
+
     def _adopted(self) -> Iterator[int]:
         """Yield the living children that nobody here has started, and reap the dead ones."""
         found = list(children("self"))

@@ -238,6 +238,10 @@ class Spawner:
         finally:
             self._coming.discard(start)
 
+    def waited_for(self, pid: int) -> None:
+        """Take note that somebody has waited for a child that nobody has adopted."""
+        self._children.discard(pid)
+
     @property
     def complete(self) -> bool:
         """Whether there is no child that is not known yet."""

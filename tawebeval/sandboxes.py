@@ -213,7 +213,10 @@ def try_out(
                 workspace.create(upload, cell.view)
                 made.callback(_as(acting, cell.close))
                 started = cell.start(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
-            problem = _judge(*wait_for(started, _PATIENCE))
+            try:
+                problem = _judge(*wait_for(started, _PATIENCE))
+            finally:
+                sandbox.orphans.waited_for(started.pid)
             untouched = whole.read_text() == _WHOLE
         except TimeoutError as error:
             return f"an empty sandbox: {error.strerror}", _MEND

@@ -102,7 +102,7 @@ class FakeDisk:
 class FakeOrphans:
     """Has none, and notes for whom it was asked, and for which processes somebody waits.
 
-    `told` are the children that were expected, with None where it was not told which.
+    `told` are the children that were expected and not waited for, None where it was not told which.
     """
 
     asked: list[tuple[bytes, str]] = attrs.field(factory=list)
@@ -114,6 +114,9 @@ class FakeOrphans:
         known: list[int] = []
         yield known.append
         self.told.append(known[0] if known else None)
+
+    def waited_for(self, pid: int) -> None:
+        self.told.remove(pid)
 
     async def end(self, mark: bytes, directory: str) -> None:
         self.asked.append((mark, directory))

@@ -182,6 +182,7 @@ class TryTests(SandboxesTestCase):
 
     def tearDown(self) -> None:
         self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
+        self.assertEqual(ORPHANS.told, [], "nor a child that is thought to run")
 
     def test_works(self) -> None:
         """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
@@ -272,7 +273,9 @@ class UserTests(SandboxesTestCase):
         self.process = FakeProcess(0)
         self.trees = FakeTrees()
         self.during: list[tuple[str, int]] = []
-        self.patch(module, "wait_for", self.noting("wait", lambda started, patience: (0, b"sound\n")))
+        self.patch(
+            module, "wait_for", self.noting("wait", lambda started, patience: (0, b"sound\n"))
+        )
         self.patch(module, "remove", self.noting("remove", module.remove))
         self.patch(BubblewrapCell, "start", self.noting("start", BubblewrapCell.start))
         self.patch(BubblewrapCell, "close", self.noting("close", BubblewrapCell.close))
