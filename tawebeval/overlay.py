@@ -35,6 +35,7 @@ class Overlays:
         Raises OSError where nothing can be started, whatever its tree.
         """
         self._user = user
+        self._launching.close()
         mounting = Launching(mounting=True, user=user)
         try:
             mounting.open()

@@ -41,6 +41,7 @@ class Copies:
 
     def open(self, user: User | None = None) -> None:
         """Prepare to start programs; as `user`, if one is given. Blocks. Raises OSError."""
+        self._launching.close()
         self._launching = Launching(user=user)
         self._launching.open()
 

@@ -161,6 +161,13 @@ class OverlaysTests(SynchronousTestCase):
         self.checkout.rename(self.mktemp())
         self.assertRaises(FileNotFoundError, self.start)
 
+    def test_opened_again(self) -> None:
+        """Opened once more it has another launcher in the place of the first."""
+        self.overlays.open()
+        first = self.made[-1]
+        self.overlays.open()
+        self.assertEqual((first.closed, self.made[-1].closed), (1, 0))
+
     def test_close(self) -> None:
         """The launcher is ended."""
         self.overlays.open()
