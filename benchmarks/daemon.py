@@ -87,16 +87,14 @@ class Daemon(Server):
 
 @contextmanager
 def daemon(
-    profile: str | None = None,
     sandbox: str = "none",
     more: str = USUAL,
     counted: bool = False,
 ) -> Iterator[Daemon]:
-    """Run the daemon; with `profile` under cProfile, whose statistics go to that file.
+    """Run the daemon. Raises CannotRun where the sandbox does not work.
 
     `sandbox` is its setting `sandbox.kind`, and `more` are sections of its configuration. Of one
     that is `counted`, `Daemon.objects` is a socket which tells what objects there are in it.
-    Raises CannotRun where the sandbox does not work.
     """
     with TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         root = Path(name)
@@ -107,15 +105,12 @@ def daemon(
         give(root)
         (root / "tawebeval.toml").write_text(configuration)
         twistd = os.path.join(os.path.dirname(sys.executable), "twistd")
-        profiling = (
-            [f"--profile={profile}", "--profiler=cprofile", "--savestats"] if profile else []
-        )
         program = [twistd]
         if counted:
             program = ["-m", "benchmarks.programs.counted", str(root / "objects")]
         command = [
             *(sys.executable, *program, "--nodaemon", "--pidfile=", f"--logfile={root}/log"),
-            *(*profiling, "tawebeval", f"--config={root}/tawebeval.toml"),
+            *("tawebeval", f"--config={root}/tawebeval.toml"),
         ]
         variables = {
             **environment(),
