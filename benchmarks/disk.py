@@ -9,6 +9,7 @@ lies on a new ext4, made as Debian's installer makes one, in a file on the usual
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 import tempfile
@@ -57,13 +58,19 @@ def fresh() -> Iterator[str]:
 
 def _mount(image: Path, place: Path) -> None:
     """Mount a new file system for this process. Raises OSError, whose `strerror` says why not."""
+    usual = os.statvfs(image)
+    if usual.f_bavail * usual.f_frsize < _SIZE:
+        raise OSError(errno.ENOSPC, f"no other disk (less than {_SIZE} bytes are free)")
     os.truncate(image, _SIZE)
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
         number = ctypes.get_errno()
         raise OSError(number, f"no other disk ({os.strerror(number)})")
     for command in _COMMANDS:
         argv = [word.format(image=image, place=place) for word in command]
-        done = subprocess.run(argv, env={"PATH": _PATH}, capture_output=True, check=False)
+        try:
+            done = subprocess.run(argv, env={"PATH": _PATH}, capture_output=True, check=False)
+        except FileNotFoundError as error:
+            raise OSError(error.errno, f"no other disk ({argv[0]} is not there)") from None
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise OSError(None, f"no other disk ({said})")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from benchmarks import disk
 from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, percentile
 from benchmarks.report import markdown, table, text
 
@@ -113,3 +120,51 @@ class TableTests(SynchronousTestCase):
             self.assertIn("upload", line)
             self.assertIn("**not measured**: there is no nginx here", line)
         self.assertEqual({len(cells) for cells in table([row])}, {8})
+
+
+class DiskTests(SynchronousTestCase):
+    """Where the temporary directories are."""
+
+    def test_made(self) -> None:
+        """The line tells where they are, which is what it says, and nothing of it stays."""
+        usual = self.mktemp()
+        os.mkdir(usual)
+        program = (
+            "import subprocess, tempfile; from benchmarks import disk\n"
+            "with disk.fresh() as line, tempfile.TemporaryDirectory() as path:\n"
+            "    kind = ['df', '--output=source,fstype', path]\n"
+            "    print(line, subprocess.check_output(kind, text=True).split()[-2:], sep='\\n')\n"
+        )
+        printed = subprocess.check_output(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TMPDIR": os.path.abspath(usual)},
+            cwd=Path(disk.__file__).parent.parent,
+            text=True,
+        )
+        line, kind = printed.splitlines()
+        mounted = line.startswith("directories on a new ext4")
+        self.assertEqual("loop" in kind, mounted, printed)
+        self.assertEqual(f"directories in {os.path.abspath(usual)}" in line, not mounted, printed)
+        self.assertEqual(os.listdir(usual), [])
+
+    def test_not_made(self) -> None:
+        """Where there cannot be another disk the line says why, and the usual one serves."""
+        usual = tempfile.gettempdir()
+        before = os.listdir(usual)
+
+        def fail(image: Path, place: Path) -> None:
+            raise OSError(errno.EPERM, "no other disk (nobody may)")
+
+        self.patch(disk, "_mount", fail)
+        with disk.fresh() as line:
+            self.assertEqual(tempfile.gettempdir(), usual)
+        self.assertIn(f"directories in {usual}, on ", line)
+        self.assertTrue(line.endswith(": no other disk (nobody may)"), line)
+        left = set(os.listdir(usual)) - set(before)
+        self.assertEqual([name for name in left if name.startswith("tawebeval-disk-")], [])
+
+    def test_too_full(self) -> None:
+        """A disk without room for another one is left alone."""
+        self.patch(disk, "_SIZE", 2**62)
+        with disk.fresh() as line:
+            self.assertIn(f"no other disk (less than {2**62} bytes are free)", line)

@@ -1,6 +1,7 @@
 """How long the reactor's thread is busy with starting a child: `spawn_block HOW DESCRIPTORS`.
 
-HOW is `ours`, or `twisted` for `reactor.spawnProcess`. So many descriptors are open besides.
+HOW is `evaluator`, for what the launcher starts; `git`, for what is started as git is; or
+`twisted`, for `reactor.spawnProcess`. So many descriptors are open besides.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from twisted.internet import reactor as installed
+from twisted.internet.defer import Deferred
 from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from benchmarks.measure import percentile
+from tawebeval.launching import Launch, Launching
 from tawebeval.process import Spawner
+from tawebeval.starting import Started
 
 reactor: Any = installed
 
@@ -30,31 +34,47 @@ _COMMAND = "/bin/true"
 class Child(ProcessProtocol):
     """Tells when the child has ended."""
 
-    def __init__(self, ended: Callable[[], None]) -> None:
-        self._ended = ended
+    def __init__(self) -> None:
+        self.ended: Deferred[None] = Deferred()
 
     def processEnded(self, reason: Failure) -> None:
         """Tell."""
-        self._ended()
-
-
-def spawn_ours(protocol: ProcessProtocol) -> None:
-    """Start a child as the daemon does."""
-    spawner(protocol, [_COMMAND], {}, "/")
-
-
-def spawn_twisted(protocol: ProcessProtocol) -> None:
-    """Start a child as Twisted does."""
-    reactor.spawnProcess(protocol, _COMMAND, [_COMMAND], {})
+        self.ended.callback(None)
 
 
 spawner = Spawner(reactor)
-_HOW = {"ours": spawn_ours, "twisted": spawn_twisted}
+launching = Launching()
+
+
+async def start_evaluator(protocol: ProcessProtocol) -> float:
+    """Start a child as evaluators are, without a sandbox: in a thread, which is not counted."""
+    started: Started
+    started, _ = await deferToThread(launching.start, Launch([_COMMAND], {}, "/"))
+    begin = time.perf_counter()
+    spawner.adopt(protocol, started)
+    return time.perf_counter() - begin
+
+
+async def start_git(protocol: ProcessProtocol) -> float:
+    """Start a child as git is."""
+    begin = time.perf_counter()
+    spawner(protocol, [_COMMAND], {}, "/")
+    return time.perf_counter() - begin
+
+
+async def start_twisted(protocol: ProcessProtocol) -> float:
+    """Start a child as Twisted does."""
+    begin = time.perf_counter()
+    reactor.spawnProcess(protocol, _COMMAND, [_COMMAND], {})
+    return time.perf_counter() - begin
+
+
+_HOW = {"evaluator": start_evaluator, "git": start_git, "twisted": start_twisted}
 
 
 def main() -> None:
     """Start one child after the other, and report."""
-    spawn, descriptors = _HOW[sys.argv[1]], int(sys.argv[2])
+    start, descriptors = _HOW[sys.argv[1]], int(sys.argv[2])
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -62,15 +82,15 @@ def main() -> None:
         os.dup(null)
     blocked: list[float] = []
 
-    def following() -> None:
-        if len(blocked) == _WARM_UP + _SPAWNS:
-            reactor.stop()
-            return
-        begin = time.perf_counter()
-        spawn(Child(following))
-        blocked.append((time.perf_counter() - begin) * 1e3)
+    async def start_all() -> None:
+        for _ in range(_WARM_UP + _SPAWNS):
+            child = Child()
+            blocked.append(await start(child) * 1e3)
+            await child.ended
+        launching.close()
+        reactor.stop()
 
-    reactor.callWhenRunning(following)
+    reactor.callWhenRunning(lambda: Deferred.fromCoroutine(start_all()))
     reactor.run()
     samples = blocked[_WARM_UP:]
     print(json.dumps({"middle": percentile(samples, 50), "worst": max(samples)}))

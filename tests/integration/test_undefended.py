@@ -7,6 +7,7 @@ limit. What would do harm has a ceiling.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -158,7 +159,8 @@ class NamespaceTests(CellTestCase):
                 time.sleep(0.01)
             self.assertEqual(bool(processes(word)), lives)
             for pid in processes(word):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # with the first all others end
+                    os.kill(pid, signal.SIGKILL)
 
     def test_session(self) -> None:
         """Without `--new-session` it is in the session of who started it, whose terminal it has."""
