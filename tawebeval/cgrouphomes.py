@@ -9,7 +9,8 @@ cannot have processes of its own, so the daemon goes into a group beside the eva
     <own>/                  where the daemon was started
     <own>/tawebeval-NAME/   the place
         daemon/             the daemon, and its git
-        evaluation-ID/      one for each evaluation
+        evaluation-ID/      one for each evaluation, but for those that have
+        spare-NUMBER/       one that was made ahead
 
 Whoever moves a process needs the right to do so in the next group above both ends, and whoever
 removes a group that in the one around it. So root, about to become a user, makes the place

@@ -19,6 +19,7 @@ from tawebeval.config import Limits
 from tawebeval.controls import Control
 from tawebeval.groups import Group, Parts, What, directories
 from tawebeval.hierarchies import parse_hierarchies
+from tawebeval.sparegroup import SpareGroup
 
 # What serves for each: under version 2, and under version 1.
 _CONTROLS: Mapping[What, tuple[Control, Control]] = {
@@ -53,6 +54,11 @@ class Cgroups:
     _homes: Sequence[Home]
     _parts: Parts
     missing: Mapping[What, str]
+    _spare: SpareGroup = attrs.field(init=False, repr=False, eq=False)
+
+    @_spare.default
+    def _no_spare(self) -> SpareGroup:
+        return SpareGroup(self._made)
 
     @property
     def enforced(self) -> frozenset[What]:
@@ -66,11 +72,18 @@ class Cgroups:
         return [*found, REMEDY] if found else []
 
     def make(self, identifier: str, limits: Limits) -> Group:
-        """Make a group with these limits for an evaluation. Blocks.
+        """Return a group with these limits for an evaluation, whose name it has if it is new.
 
-        Raises OSError when it cannot be made, and then leaves nothing behind.
+        Blocks. Raises OSError when it cannot be made, and then leaves nothing behind.
         """
-        group = Group(self._parts, f"evaluation-{identifier}")
+        return self._spare.take(limits) or self._made(f"evaluation-{identifier}", limits)
+
+    def make_spare(self, limits: Limits) -> None:
+        """Let the next evaluation, if it has these limits, find its group made. Blocks."""
+        self._spare.renew(limits)
+
+    def _made(self, name: str, limits: Limits) -> Group:
+        group = Group(self._parts, name)
         group.make(limits)
         return group
 

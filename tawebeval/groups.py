@@ -70,6 +70,11 @@ class Group:
             for _, control, directory in self._parts:
                 control.limit(directory, limits)
 
+    @property
+    def there(self) -> bool:
+        """Whether nobody has removed it; a few looks."""
+        return all(directory.has("cgroup.procs") for directory in self._directories)
+
     def entry(self) -> Sequence[str]:
         """Return the files into which a process has to write "0" to get in, up to three.
 

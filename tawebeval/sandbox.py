@@ -165,10 +165,14 @@ class Cell(ABC):
         return self._group.usage()
 
     def close(self) -> None:
-        """Remove what the start has made, and kill whoever is still in it. Blocks."""
+        """Remove what the start has made, and kill whoever is still in it. Blocks.
+
+        There is time then to make what the next start needs.
+        """
         if self._group is not None:
             self._group.remove()
             self._group = None
+            self._cgroups.make_spare(self.limits)
         if self._tree is not None:
             os.close(self._tree)
             self._tree = None

@@ -527,6 +527,54 @@ class GroupTests(CgroupsTestCase):
         self.assertIn("evaluation-abc stays: ", formatEvent(events[0]))
         self.assertEqual(self.machine.slept, 0)
 
+    def test_spare(self) -> None:
+        """A group that was made ahead has its limits, and is one evaluation's only."""
+        self.machine.mount_legacy("memory,pids,cpuacct")
+        cgroups = self.machine.open()
+        for _ in range(2):
+            cgroups.make_spare(LIMITS)
+        self.assertEqual(self.machine.groups(), ["x", "x/spare-1"], "one is enough")
+        first, second = (cgroups.make(name, LIMITS) for name in ("abc", "def"))
+        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-def", "x/spare-1"])
+        self.assertEqual(self.get(first, "memory.limit_in_bytes"), str(64 * MIB))
+        self.assertEqual(self.get(first, "pids.max"), "32")
+        first.remove()
+        second.remove()
+        cgroups.make_spare(LIMITS)
+        self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
+        cgroups.close()
+        self.assertEqual(self.machine.groups(), [])
+
+    def test_spare_of_other_limits(self) -> None:
+        """Whoever has other limits does not get it, and it is of no use any more."""
+        self.machine.mount_legacy("pids")
+        cgroups = self.machine.open()
+        cgroups.make_spare(Limits(memory=64 * MIB, processes=1))
+        group = cgroups.make("abc", LIMITS)
+        self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc"])
+        self.assertEqual(self.get(group, "pids.max"), "32")
+
+    def test_spare_that_others_remove(self) -> None:
+        """One that is gone, if only in one hierarchy, is not handed out."""
+        for each in ("memory", "pids"):
+            self.machine.mount_legacy(each)
+        cgroups = self.machine.open()
+        cgroups.make_spare(LIMITS)
+        self.machine.remove(str(self.machine.root / "cgroup/pids/own/tawebeval-x/spare-1"))
+        cgroups.make("abc", LIMITS)
+        self.assertEqual(self.machine.groups(), [*["x"] * 2, *["x/evaluation-abc"] * 2])
+
+    def test_spare_that_cannot_be_made(self) -> None:
+        """Nobody has asked for it, so nobody is told; the next time it is tried again."""
+        self.machine.mount_legacy("pids")
+        cgroups = self.machine.open()
+        self.machine.refusals = {"/pids.max": errno.ENOSPC}
+        cgroups.make_spare(LIMITS)
+        self.assertEqual(self.machine.groups(), ["x"])
+        self.machine.refusals = {}
+        cgroups.make_spare(LIMITS)
+        self.assertEqual(self.machine.groups(), ["x", "x/spare-2"])
+
     def test_failed_to_make(self) -> None:
         """A group that cannot have its limits is not made, in none of the hierarchies."""
         for each in ("memory", "pids", "cpuacct"):

@@ -49,7 +49,7 @@ LAYERS = {
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay launcher launching starting"
         " callbacks posting secretfiles pinned signing telling"
-        " kernel privileges ownership cgroupfs cgrouphomes cgroups groups controls",
+        " kernel privileges ownership cgroupfs cgrouphomes cgroups groups sparegroup controls",
         below="core",
         never="klein werkzeug multipart",
     ),

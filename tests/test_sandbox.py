@@ -70,15 +70,22 @@ class FakeGroup:
 
 @attrs.define
 class FakeCgroups:
-    """What gives `group` to everybody; `made` are the names and limits that were asked for."""
+    """What gives `group` to everybody.
+
+    `made` are the names and limits that were asked for, `spares` the limits of what was made ahead.
+    """
 
     enforced: frozenset[str] = frozenset()
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, Limits]] = attrs.field(factory=list)
+    spares: list[Limits] = attrs.field(factory=list)
 
     def make(self, identifier: str, limits: Limits) -> FakeGroup:
         self.made.append((identifier, limits))
         return self.group
+
+    def make_spare(self, limits: Limits) -> None:
+        self.spares.append(limits)
 
 
 @attrs.define
@@ -200,9 +207,11 @@ class GroupTests(CellTestCase):
         self.assertEqual(self.cgroups.made, [("word", LIMITS)])
         (launch,) = self.trees.launched
         self.assertEqual(launch.groups, ["/cgroup/a", "/cgroup/b"])
+        self.assertEqual(self.cgroups.spares, [])
         cell.close()
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
+        self.assertEqual(self.cgroups.spares, [LIMITS], "the next start finds a group")
 
     def test_cannot_be_started(self) -> None:
         """The group of what cannot be started is removed all the same, and nobody is expected."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ running = 4
 grace = 0.3
 """
 
+_GROUP = re.compile("(evaluation|spare)-.*")
 _COVERAGE = Path(__file__).with_name("coverage_of_daemon")
 
 
@@ -208,8 +210,14 @@ class Daemon:
         found: list[str] = []
         for name in ("evaluations", "uploads"):
             found += map(str, (self.state / name).glob("*"))
-        found += (str(path) for path in self.cgroups() if path.name.startswith("evaluation-"))
-        return found
+        return found + [str(path) for path in self.used_groups()]
+
+    def used_groups(self) -> list[Path]:
+        """Return the control groups of evaluations: all but the spare that was made last."""
+        found = [path for path in self.cgroups() if _GROUP.fullmatch(path.name)]
+        spares = (path.name for path in found if path.name.startswith("spare-"))
+        newest = max(spares, key=lambda name: int(name.partition("-")[2]), default=None)
+        return [path for path in found if path.name != newest]
 
     async def nothing_left(self) -> None:
         """Wait until nothing is left of any evaluation."""

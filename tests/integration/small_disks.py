@@ -46,7 +46,7 @@ class SmallDisks(Daemon):
 
     def remains(self) -> list[str]:
         """Return what is left of evaluations, where the daemon has it."""
-        found = [path for path in self.cgroups() if path.name.startswith("evaluation-")]
+        found = self.used_groups()
         if self.running:
             for name in ("evaluations", "uploads"):
                 found += self.seen(self.state / name).glob("*")
