@@ -13,7 +13,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import IO, Any
 
 import attrs
@@ -91,7 +93,14 @@ def level_of(event: LogEvent) -> str:
 def text_line(event: LogEvent) -> str:
     """Return an event as a line for people, with a time; empty for what says nothing."""
     line = plain_line(event)
-    return line and f"{formatTime(event.get('log_time'))} {line}"
+    when = event.get("log_time")
+    return line and f"{_time(None if when is None else int(when))} {line}"
+
+
+@lru_cache(1)
+def _time(seconds: int | None) -> str:
+    """Return a time as the log shows it, which is to the second: many events have the same."""
+    return formatTime(seconds)
 
 
 def plain_line(event: LogEvent) -> str:
@@ -131,6 +140,15 @@ def json_line(event: LogEvent) -> str:
 
 
 def _message(event: LogEvent) -> str:
+    """Return what an event says.
+
+    Twisted's way is for all formats, also those that call something or are broken. What one like
+    ours comes to Python says itself, in a tenth of the time.
+    """
+    words = event.get("log_format")
+    if isinstance(words, str):
+        with suppress(Exception):
+            return escaped(words.format_map(event))
     return escaped(formatEvent(event))
 
 

@@ -15,7 +15,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.application.service import Application, Service
-from twisted.logger import ILogObserver, Logger, LogLevel, capturedLogs
+from twisted.logger import (
+    ILogObserver,
+    Logger,
+    LogLevel,
+    capturedLogs,
+    formatEvent,
+    formatTime,
+)
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
@@ -41,6 +48,16 @@ def events(call: Any, namespace: str = "tawebeval.x") -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     call(Logger(namespace=namespace, observer=found.append))  # type: ignore[arg-type]
     return found
+
+
+class Unspeakable:
+    """What cannot be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("not I")
+
+    def __repr__(self) -> str:
+        return "unspeakable"
 
 
 class LineTests(SynchronousTestCase):
@@ -88,6 +105,24 @@ class LineTests(SynchronousTestCase):
         self.assertTrue(trace and all(line.startswith("\t") for line in trace), trace)
         self.assertIn("why\\x1b", trace[-1])
         self.assertIn("ValueError", json.loads(json_line(event))["traceback"])
+
+    def test_to_the_second(self) -> None:
+        """Times are Twisted's, and those of the next second are others."""
+        (event,) = events(lambda log: log.info("x"))
+        for when in (0.0, 1.7e9, 1.7e9 + 0.9, 1.7e9 + 1.1, None):
+            event["log_time"] = when
+            self.assertEqual(text_line(event).partition(" ")[0], formatTime(when), when)
+
+    def test_formats(self) -> None:
+        """What Twisted makes of a format is what stands there, however odd the format is."""
+        formats = (
+            *("{a}", "{a!r:>9} {b:.3f} {{a}}", "{a.real} {c[0]}", "{d()} {d}", "{b:{a}}"),
+            *("{missing}", "{", "{a", "}", "{0}", "{}", "{a!x}", "{a.missing}", "{e}"),
+        )
+        for words in formats:
+            fields = {"a": 7, "b": 1.5, "c": "cc", "d": lambda: "called", "e": Unspeakable()}
+            event: dict[str, Any] = {"log_format": words, "log_namespace": "tawebeval.x", **fields}
+            self.assertEqual(plain_line(event).partition("] ")[2], escaped(formatEvent(event)))
 
     def test_nothing(self) -> None:
         """An event that says nothing makes no line."""
