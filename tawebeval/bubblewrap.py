@@ -62,6 +62,9 @@ _ETC_NETWORK = (
     *("ca-certificates", "gai.conf", "hosts", "nsswitch.conf", "protocols", "resolv.conf"),
     *("services", "ssl/certs", "ssl/openssl.cnf"),
 )
+# What bwrap, as shells do, adds to a signal to make an exit status of it; and the signals.
+_SIGNALLED = 128
+_SIGNALS = frozenset(map(int, signal.valid_signals()))
 _USERS = "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
 _GROUPS = "evaluator:x:1000:\nnogroup:x:65534:\n"
 
@@ -260,8 +263,8 @@ class BubblewrapCell(Cell):
             raise EvaluationError(
                 "lost", "the sandbox could not be started", {"status": status or 0}
             )
-        if status is not None and status - 128 in signal.valid_signals():
-            return Exit(None, status - 128)
+        if status is not None and status - _SIGNALLED in _SIGNALS:
+            return Exit(None, status - _SIGNALLED)
         return Exit(status or 0)
 
     def _told(self) -> bytes:
