@@ -5,11 +5,10 @@ from __future__ import annotations
 import attrs
 
 from tawebeval.admission import Queue
-from tawebeval.budget import Budget
 from tawebeval.callers import ANYBODY
-from tawebeval.config import Configuration
 from tawebeval.errors import Busy, OverShare
 from tawebeval.records import Records
+from tawebeval.surroundings import Surroundings
 
 _RETRY_AFTER = 5  # seconds, where a place in the queue is missing
 _RETRY_LATER = 30  # seconds, where readers are behind
@@ -22,10 +21,9 @@ class Acceptance:
     What is a caller's own fault is said first, for that the caller can mend.
     """
 
-    _configuration: Configuration
+    _surroundings: Surroundings
     _queue: Queue
     _records: Records
-    _budget: Budget
 
     def check(self, caller: str) -> None:
         """Raise OverShare where the caller has its share of something, Busy where all is full.
@@ -58,15 +56,19 @@ class Acceptance:
 
     def admits(self, caller: str) -> bool:
         """Whether what a caller has waiting may begin: not while it has its share of the memory."""
-        while self._budget.share_used(caller) and self._records.forget_sent(caller):
+        while self._surroundings.budget.share_used(caller) and self._records.forget_sent(caller):
             pass
-        return not self._budget.share_used(caller)
+        return not self._surroundings.budget.share_used(caller)
 
     def _too_much_kept(self) -> bool:
-        return self._records.kept >= self._configuration.evaluations.kept or self._budget.spent
+        return (
+            self._records.kept >= self._surroundings.configuration.evaluations.kept
+            or self._surroundings.budget.spent
+        )
 
     def _kept_share_used(self, caller: str) -> bool:
-        share = self._configuration.callers.kept
-        if caller == ANYBODY or not 0 < share < self._configuration.evaluations.kept:
+        configuration = self._surroundings.configuration
+        share = configuration.callers.kept
+        if caller == ANYBODY or not 0 < share < configuration.evaluations.kept:
             return False
         return self._records.kept_of(caller) >= share

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
 
 import attrs
-from twisted.logger import Logger
 
 from tawebeval.callers import ANYBODY, Tokens, parse_tokens
 from tawebeval.config import Callers, Metrics
 from tawebeval.errors import ConfigurationError, OverShare
+from tawebeval.rereading import Rereading
 from tawebeval.secretfiles import find_file, read_secrets
 
 _CREDENTIAL = "tokens"
 _METRICS_CREDENTIAL = "metrics-tokens"
 _ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refused for a bit
-
-log = Logger()
 
 
 @attrs.define
@@ -29,23 +28,22 @@ class Rate:
     fills steadily.
     """
 
-    _per_minute: int
+    per_minute: int
     _seconds: Callable[[], float]
     # By caller: how many requests were left, and when.
     _left: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
 
     def take(self, caller: str) -> None:
         """Count a request. Raises OverShare, and counts nothing, where there is none left."""
-        if not self._per_minute:
+        if not self.per_minute:
             return
         now = self._seconds()
-        left, since = self._left.get(caller, (self._per_minute, now))
-        left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
+        left, since = self._left.get(caller, (self.per_minute, now))
+        left = min(self.per_minute, left + (now - since) * self.per_minute / 60)
         if left < 1 - _ROUNDING:
-            wait = (1 - left) * 60 / self._per_minute
+            wait = (1 - left) * 60 / self.per_minute
             raise OverShare(
-                f"these are more than the {self._per_minute} requests that you may make in a "
-                "minute",
+                f"these are more than the {self.per_minute} requests that you may make in a minute",
                 max(1, ceil(wait)),
             )
         self._left[caller] = left - 1, now
@@ -53,16 +51,20 @@ class Rate:
 
 @attrs.define
 class Access:
-    """Lets requests in; `source` is the file of tokens, None where anybody may call."""
+    """Lets requests in; `source` is the file of tokens, None where anybody may call.
 
-    _rate: Rate
+    `setting` is the one that names the file.
+    """
+
+    rate: Rate
     source: Path | None = None
+    setting: str = "callers.tokens"
     _tokens: Tokens | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         """Read the tokens. Raises ConfigurationError."""
         if self.source is not None:
-            self._tokens = read_tokens(self.source)
+            self._tokens = self._read(self.source)
 
     @property
     def open(self) -> bool:
@@ -77,24 +79,24 @@ class Access:
         if self._tokens is None:
             return ANYBODY
         caller = self._tokens.authenticate(authorization)
-        self._rate.take(caller)
+        self.rate.take(caller)
         return caller
 
-    def reload(self) -> ConfigurationError | None:
-        """Read the tokens again. What is wrong with the file is logged, and changes nothing.
+    def rereadings(self) -> Iterator[Rereading[Tokens]]:
+        """Yield what reads the tokens again; nothing where there are none."""
+        if self.source is not None:
+            yield Rereading(
+                self.setting, (self.source,), partial(self._read, self.source), self._take
+            )
 
-        It is also returned.
-        """
-        if self.source is None:
-            log.info("there is no file of tokens to read again")
-            return None
+    def _take(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def _read(self, source: Path) -> Tokens:
         try:
-            self._tokens = read_tokens(self.source)
+            return read_tokens(source)
         except ConfigurationError as error:
-            log.error("the tokens stay as they were: {error}", error=error)  # noqa: TRY400
-            return error
-        log.info("the tokens were read again from {path}", path=self.source)
-        return None
+            raise ConfigurationError(f"{self.setting}: {error}") from None
 
 
 def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None:

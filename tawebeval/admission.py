@@ -29,14 +29,22 @@ class Queue:
     ) -> None:
         self.admits: Callable[[str], bool] = lambda caller: True
         self.places = running
-        self._queued = queued
-        self._own_running = own_running or running
-        self._own_queued = own_queued or queued
+        self._bound(queued, own_running, own_queued)
         self._inside: dict[str, str] = {}  # of whom each is
         self._taken: Counter[str] = Counter()  # places, by caller
         self._callers: dict[str, str] = {}  # of those that wait
         # By caller, in the order of their turns; none is empty.
         self._waiting: dict[str, dict[str, Deferred[None]]] = {}
+
+    def _bound(self, queued: int, own_running: int, own_queued: int) -> None:
+        self._queued = queued
+        self._own_running = own_running or self.places
+        self._own_queued = own_queued or queued
+
+    def bound(self, queued: int, own_running: int = 0, own_queued: int = 0) -> None:
+        """Have other bounds from now on. Who has a place, or waits, stays all the same."""
+        self._bound(queued, own_running, own_queued)
+        self.go_on()
 
     @property
     def running(self) -> int:

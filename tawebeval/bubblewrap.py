@@ -139,7 +139,7 @@ _GIVEN = Descriptors(FIRST, FIRST + 1, FIRST + 2)
 """The numbers that bwrap has for them."""
 
 
-@attrs.frozen
+@attrs.define(on_setattr=attrs.setters.frozen)
 class Bubblewrap:
     """Makes cells of bubblewrap.
 
@@ -155,13 +155,13 @@ class Bubblewrap:
     readable: Sequence[str]
     network: bool
     trees: Overlays
-    _limits: Limits
+    limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
     _cgroups: Cgroups
     orphans: Orphans
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return BubblewrapCell(workspace, checkout, self._limits, self._cgroups, self.orphans, self)
+        return BubblewrapCell(workspace, checkout, self.limits, self._cgroups, self.orphans, self)
 
     def argv(self, view: View, directory: Path, command: Sequence[str]) -> Sequence[str]:
         """Return what runs `command` in `directory`, a path inside."""

@@ -8,10 +8,9 @@ whose it is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,11 +25,13 @@ from tawebeval.backoff import Backoff, Verdict
 from tawebeval.callback import Callback, Stage
 from tawebeval.callers import ANYBODY
 from tawebeval.config import CallbackSettings as Settings
-from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
+from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.hosts import HostPolicy
 from tawebeval.pinned import RememberedTrust, pinned_agent
 from tawebeval.posting import Poster, Receipt
+from tawebeval.rereading import Rereading
 from tawebeval.signals import Latch
+from tawebeval.signatures import Secrets
 from tawebeval.signing import Signing, find_secrets
 
 _FIELD = "callback_url"
@@ -107,14 +108,9 @@ class Callbacks:
         """How many are on their way."""
         return len(self._deliveries)
 
-    @property
-    def source(self) -> Path | None:
-        """The file of secrets."""
-        return self._signing.source
-
-    def reload(self) -> ConfigurationError | None:
-        """Read the secrets again; return what is wrong with them."""
-        return self._signing.reload()
+    def rereadings(self) -> Iterator[Rereading[Secrets]]:
+        """Yield what reads the secrets again."""
+        return self._signing.rereadings()
 
     def expect(self, url: str, caller: str) -> Callback:
         """Return the callback of an evaluation that begins. Raises InvalidField."""

@@ -29,6 +29,9 @@ from tawebeval.settings import (
     Seconds,
     Section,
     Share,
+    VariableName,
+    shaped,
+    worded,
 )
 
 __all__ = [
@@ -72,9 +75,13 @@ _OWN_PREFIXES = ("SUBMISSION_FILE_", "EVALUATION_DATA_", "EVALUATION_FILE_")
 class Service(Section, frozen=True):
     """`[service]`: the daemon's own process."""
 
-    user: Annotated[str, Meta(pattern=r"^([a-z_][a-z0-9_-]*\$?)?\Z")] = ""
+    user: Annotated[
+        str, shaped(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty")
+    ] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
-    name: Annotated[str, Meta(pattern=rf"^({DAEMON_NAME})?\Z")] = ""
+    name: Annotated[
+        str, shaped(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
+    ] = ""
 
 
 class Callers(Section, frozen=True):
@@ -99,9 +106,7 @@ class Evaluations(Section, frozen=True):
     abandon_after: Seconds = 900
     retain: Seconds = 900
     kept: Count = 10_000
-    environment: dict[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")], str] = (
-        msgspec.field(default_factory=dict)
-    )
+    environment: dict[VariableName, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in self.environment.items():
@@ -269,4 +274,4 @@ def _with_path(message: str) -> str:
     if unknown:
         path = f"{path}.{unknown[1]}" if path else unknown[1]
         message = "there is no such setting"
-    return f"{path or 'the configuration'}: {message}"
+    return f"{path or 'the configuration'}: {worded(message)}"

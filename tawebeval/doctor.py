@@ -38,9 +38,9 @@ from tawebeval.preload import unreadable
 from tawebeval.premises import Premises
 from tawebeval.privileges import Privileges, find_privileges
 from tawebeval.process import Spawner
+from tawebeval.reconfiguring import read_configuration
 from tawebeval.removal import remove
 from tawebeval.sandboxes import A_PYTHON, COPIED, open_bubblewrap, try_with_overlays
-from tawebeval.tap import read_configuration
 
 # What holds where there is no cgroup for it: in the sandbox, and without one.
 _INSTEAD: Mapping[What, Mapping[Literal["sandbox", "none"], str]] = {
@@ -265,7 +265,7 @@ def examine(
     if reactor is None:
         from twisted.internet import reactor
     try:
-        configuration = read_configuration(str(file) if file else None)
+        configuration = read_configuration(file)
     except ConfigurationError as error:
         yield broken("configuration", error)
         return

@@ -27,7 +27,7 @@ def open_readers(configuration: Configuration, clock: Any) -> Access | None:
     Raises ConfigurationError for tokens that cannot be read.
     """
     source = find_metrics_tokens(configuration.metrics, os.environ)
-    return None if source is None else Access(Rate(0, clock.seconds), source)
+    return None if source is None else Access(Rate(0, clock.seconds), source, "metrics.tokens")
 
 
 def check_exposure(configuration: Configuration) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
-from twisted.logger import Logger
 
 from tawebeval.config import CredentialSettings
 from tawebeval.credentials import Credential, parse_password
 from tawebeval.errors import ConfigurationError
 from tawebeval.hosts import target_of
+from tawebeval.rereading import Rereading
 from tawebeval.secretfiles import warn_of_strangers
 
 _SETTING = "repositories.credentials"
-
-log = Logger()
 
 
 @attrs.define
@@ -60,20 +58,13 @@ class Keyring:
             if name
         )
 
-    def reload(self) -> ConfigurationError | None:
-        """Read the files again. What is wrong with one is logged, and changes nothing.
+    def rereadings(self) -> Iterator[Rereading[Sequence[Credential]]]:
+        """Yield what reads the files again; nothing without credentials."""
+        if self._settings:
+            yield Rereading(_SETTING, self.files, self._read, self._take)
 
-        It is also returned.
-        """
-        if not self._settings:
-            return None
-        try:
-            self._credentials = self._read()
-        except ConfigurationError as error:
-            log.error("the credentials stay as they were: {error}", error=error)  # noqa: TRY400
-            return error
-        log.info("{count} credentials were read again", count=len(self._settings))
-        return None
+    def _take(self, credentials: Sequence[Credential]) -> None:
+        self._credentials = credentials
 
     def _read(self) -> Sequence[Credential]:
         return tuple(

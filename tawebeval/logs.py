@@ -45,14 +45,14 @@ class LogWriter:
 
     _file: IO[Any]
     _line: Line
-    _level: str
+    level: str
     _priorities: bool = False
     _missing: int = 0  # events that could not be written, since one could
     _repeats: Repeats = attrs.field(factory=Repeats)
 
     def __call__(self, event: LogEvent) -> None:
         """Write one event. Raises nothing: there is no other place to complain."""
-        if _LEVELS[level_of(event)] < _LEVELS[self._level] or self._repeats.hide(event):
+        if _LEVELS[level_of(event)] < _LEVELS[self.level] or self._repeats.hide(event):
             return
         try:
             if self._missing:

@@ -32,6 +32,7 @@ class Observing:
     lag: Lag
     retrial: Retrial
     readers: Access | None
+    readiness: Readiness
     operations: Operations
     _exposition: Exposition
 
@@ -62,6 +63,7 @@ class Observing:
             Lag(clock),
             Retrial(surroundings.tally, trial, surroundings.threads, clock),
             readers,
+            readiness,
             Operations(readiness.obstacles, exposition.render, readers),
             exposition,
         )

@@ -1,15 +1,16 @@
 """What the operator orders a daemon that runs, over a UNIX socket of its own: to reload.
 
 A signal cannot be answered, so who has sent SIGHUP knows neither when it was heeded nor whether
-the files were good. Here a line is an order. The answer is a line for each thing that was wrong,
-and then the outcome: `done` or `refused`. Without that the daemon has ended before it came to it.
+the files were good. Here a line is an order. The answer is lines for people, and then the outcome:
+`done`, after what is to be known of it, or `refused`, after each thing that was wrong. Without that
+the daemon has ended before it came to it.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from twisted.logger import Logger
 from twisted.protocols.basic import LineOnlyReceiver
 
 from tawebeval.errors import ConfigurationError
+from tawebeval.rereading import Outcome
 
 _SOCKET = "control"
 _RELOAD = b"reload"
@@ -37,24 +39,25 @@ class Orders(LineOnlyReceiver):
     delimiter = b"\n"
     MAX_LENGTH = 80  # bytes; whoever sends more is cut off
 
-    def __init__(self, reload: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, reload: Callable[[], Outcome]) -> None:
         self._reload = reload
 
     def lineReceived(self, line: bytes) -> None:
         """Do what is ordered, and answer."""
-        problems = self._reload() if line == _RELOAD else ["there is no such order"]
-        for problem in problems:
-            self.sendLine(problem.replace("\n", " ").encode())
-        self.sendLine(_REFUSED if problems else _DONE)
+        outcome = self._reload() if line == _RELOAD else Outcome(("there is no such order",))
+        for said in outcome.problems or outcome.notes:
+            self.sendLine(said.replace("\n", " ").encode())
+        self.sendLine(_REFUSED if outcome.problems else _DONE)
         assert self.transport is not None, "it has sent something"
         self.transport.loseConnection()
 
 
 @attrs.define(eq=False, slots=False)
 class OrdersFactory(Factory):
-    """Makes `Orders`; `reload` returns what is wrong with the files that it reads."""
+    """Makes `Orders`; `reload` returns what has come of it."""
 
-    reload: Callable[[], Sequence[str]]
+    noisy = False  # what it does is logged where it is done
+    reload: Callable[[], Outcome]
 
     def buildProtocol(self, _: object) -> Orders:
         """Return what takes the orders of one connection."""
@@ -72,7 +75,7 @@ class TakingOrders(Service):
 
     name = "orders"
 
-    def __init__(self, path: Path, reload: Callable[[], Sequence[str]], reactor: Any) -> None:
+    def __init__(self, path: Path, reload: Callable[[], Outcome], reactor: Any) -> None:
         self._path = os.fspath(path)
         self._factory = OrdersFactory(reload)
         self._reactor = reactor
@@ -100,8 +103,8 @@ class TakingOrders(Service):
         return port.stopListening() if port else None
 
 
-def order_reload(path: Path, patience: float) -> Sequence[str]:
-    """Have the daemon at `path` reload; return what it has refused, once it is done. Blocks.
+def order_reload(path: Path, patience: float) -> Outcome:
+    """Have the daemon at `path` reload; return what has come of it, once it is done. Blocks.
 
     Raises ConfigurationError where there is no daemon, or none that answers within `patience`
     seconds.
@@ -120,9 +123,10 @@ def order_reload(path: Path, patience: float) -> Sequence[str]:
             ) from None
         except OSError as error:
             raise ConfigurationError(f"{path}: no daemon is there: {error.strerror}") from None
-    *problems, outcome = answer.splitlines() or [b""]
-    if outcome == _DONE and not problems:
-        return []
+    *lines, outcome = answer.splitlines() or [b""]
+    said = tuple(line.decode(errors="replace") for line in lines)
+    if outcome == _DONE:
+        return Outcome(notes=said)
     if outcome != _REFUSED:
         raise ConfigurationError(f"{path}: the daemon has ended before it answered")
-    return [problem.decode(errors="replace") for problem in problems]
+    return Outcome(problems=said)

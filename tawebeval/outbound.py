@@ -18,6 +18,7 @@ from tawebeval.settings import (
     Seconds,
     SecretFile,
     Section,
+    shaped,
 )
 
 Protocol = Literal["https", "http", "git", "ssh", "file"]
@@ -35,7 +36,13 @@ class CredentialSettings(Section, frozen=True):
     """`[[repositories.credentials]]`: a name and a secret for one server, or some, of git."""
 
     host: Host
-    username: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][^\x00-\x20\x7f:%]*\Z")]
+    username: Annotated[
+        str,
+        shaped(
+            r"[A-Za-z0-9_][^\x00-\x20\x7f:%]*",
+            "a user's name, which begins with a letter, a digit or _, without spaces, ':' and '%'",
+        ),
+    ]
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     password_file: SecretFile = ""
     key_file: SecretFile = ""

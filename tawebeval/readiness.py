@@ -13,7 +13,7 @@ from tawebeval.registry import Registry
 from tawebeval.tally import EvaluationTally
 
 
-@attrs.frozen
+@attrs.define(on_setattr=attrs.setters.frozen)
 class Readiness:
     """Looks at what a new evaluation needs first.
 
@@ -24,7 +24,7 @@ class Readiness:
     _registry: Registry
     _tally: EvaluationTally
     _directories: Sequence[tuple[str, Path]]
-    _free: int
+    free: int = attrs.field(on_setattr=attrs.setters.NO_OP)
 
     def obstacles(self) -> list[str]:
         """Return sentences that say why no work would be taken; none where it would.
@@ -55,6 +55,6 @@ class Readiness:
             return "cannot be written to"
         # Some file systems have no fixed number of inodes, and say 0 of 0.
         out_of_inodes = status.f_files > 0 and status.f_favail == 0
-        if out_of_inodes or status.f_bavail * status.f_frsize < self._free:
+        if out_of_inodes or status.f_bavail * status.f_frsize < self.free:
             return "is full, or nearly so"
         return None

@@ -55,7 +55,6 @@ class Registry:
         telling: Telling | None = None,
     ) -> None:
         self._surroundings = surroundings
-        self._configuration = surroundings.configuration
         self._clock = surroundings.clock
         self._started = shown_time(surroundings.time())
         self._identities = identities
@@ -63,16 +62,14 @@ class Registry:
         self._root = root
         self._telling = telling or Telling()
         self._records = Records(identities, surroundings.clock)
-        self._acceptance = Acceptance(
-            self._configuration, queue, self._records, surroundings.budget
-        )
+        self._acceptance = Acceptance(surroundings, queue, self._records)
         queue.admits = self._acceptance.admits
         surroundings.budget.relieved = queue.go_on
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Record] = {}
         self.followers = Followers()
         self._closing = Closing(self._alive, self._records, self.followers, self._clock)
-        self.spool = Spool(self._configuration.limits.uploads)
+        self.spool = Spool(surroundings.configuration.limits.uploads)
 
     def check_open(self) -> None:
         """Raise Stopping where the daemon is about to stop."""
@@ -160,7 +157,9 @@ class Registry:
         return after_the_end() if record is None else self._read(record, after)
 
     def _read(self, record: Record, after: str | None) -> Page:
-        return read_page(record.evaluation.ring, after or None, self._configuration.buffers.page)
+        return read_page(
+            record.evaluation.ring, after or None, self._surroundings.configuration.buffers.page
+        )
 
     def page(self, identifier: str, after: str | None, caller: str = "", wait: float = 0) -> Page:
         """Return the page as `peek` does, acknowledging what is before it.
@@ -249,7 +248,7 @@ class Registry:
 
     def expire(self) -> None:
         """Kill those for which nobody has asked for too long; forget them, and what is unread."""
-        settings = self._configuration.evaluations
+        settings = self._surroundings.configuration.evaluations
         for record in self._records.abandoned(settings.abandon_after):
             tell_abandonment(record.evaluation)
             record.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))

@@ -19,22 +19,22 @@ from tawebeval.hosts import HostPolicy, Route, Target, path_of, route, target_of
 KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
-@attrs.frozen
+@attrs.define(on_setattr=attrs.setters.frozen)
 class Remotes:
     """Holds URLs against the operator's rules; `resolver` looks names up without blocking.
 
     `own` are directories of the daemon, absolute and without symbolic links.
     """
 
-    _policy: HostPolicy
+    policy: HostPolicy = attrs.field(on_setattr=attrs.setters.NO_OP)
     _resolver: IHostnameResolver
     _clock: Any
     _own: Sequence[Path] = ()
-    _addresses: Addresses = attrs.field(init=False)
 
-    @_addresses.default
-    def _of_these(self) -> Addresses:
-        return Addresses(self._policy, self._resolver, self._clock)
+    @property
+    def _addresses(self) -> Addresses:
+        """By the rules as they are now; a look-up keeps to those that it began with."""
+        return Addresses(self.policy, self._resolver, self._clock)
 
     def check(self, url: str) -> None:
         """Check what the URL itself tells. Raises EvaluationError."""

@@ -205,6 +205,8 @@ class Cell(ABC):
 class Sandbox(Protocol):
     """Makes cells, by what is in `trees`."""
 
+    limits: Limits  # of the cells that are made from now on
+
     @property
     def trees(self) -> Trees:
         """What makes the trees that evaluators may write to, and starts these."""
@@ -262,15 +264,15 @@ class NoCell(Cell):
         return Exit(status, number)
 
 
-@attrs.frozen
+@attrs.define(on_setattr=attrs.setters.frozen)
 class NoSandbox:
     """Runs commands as they are, with the rights of the daemon."""
 
-    _limits: Limits
+    limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
     _cgroups: Cgroups
     _orphans: Orphans
     trees: Trees = attrs.field(factory=Copies, eq=False)
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return NoCell(workspace, checkout, self._limits, self._cgroups, self._orphans, self.trees)
+        return NoCell(workspace, checkout, self.limits, self._cgroups, self._orphans, self.trees)

@@ -13,6 +13,7 @@ from twisted.internet.error import CannotListenError
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
+from tawebeval.adapting import Adapting, bounds, host_policy
 from tawebeval.admission import Queue, count_places
 from tawebeval.budget import Budget
 from tawebeval.callbacks import Callbacks, open_callbacks
@@ -22,7 +23,6 @@ from tawebeval.directories import Directories
 from tawebeval.doors import check_exposure, open_access
 from tawebeval.git import Git
 from tawebeval.ground import Ground
-from tawebeval.hosts import HostPolicy
 from tawebeval.housekeeping import keep_house
 from tawebeval.identity import Identities
 from tawebeval.interrupts import interrupts
@@ -36,6 +36,7 @@ from tawebeval.preload import unreadable
 from tawebeval.privileges import Privileges
 from tawebeval.process import Spawner
 from tawebeval.quota import FetchLimits
+from tawebeval.reconfiguring import ConfigurationFile, Reconfiguring
 from tawebeval.registry import Registry
 from tawebeval.reloading import Reloading
 from tawebeval.remotes import Remotes
@@ -132,6 +133,11 @@ class Daemon(MultiService):
         if self.log_writer is not None:
             parent.setComponent(ILogObserver, self.log_writer)
 
+    def log_by(self, configuration: Configuration) -> None:
+        """Log from the level on that is configured."""
+        if self.log_writer is not None:
+            self.log_writer.level = configuration.log.level
+
     def privilegedStartService(self) -> None:
         """Be nobody special and begin to listen; exits with a message where either fails."""
         self._privileges.step_down()
@@ -180,23 +186,28 @@ def make_service(
     reactor: Any,
     privileges: Privileges,
     cgroups: Cgroups,
+    file: ConfigurationFile | None = None,
 ) -> Daemon:
     """Return the whole daemon, which has given up `privileges` before it runs anything.
 
-    Raises ConfigurationError for what is no endpoint, for tokens and secrets that cannot be
-    read, where strangers could reach a daemon without tokens, and without a sandbox.
+    A reload reads the `file` again from which the configuration is. Raises ConfigurationError for
+    what is no endpoint, for tokens and secrets that cannot be read, where strangers could reach a
+    daemon without tokens, and without a sandbox.
     """
-    callers = configuration.callers
     access = open_access(configuration, reactor)
     threads = Threads.own(reactor, _THREADS, "work")
     watching = Threads.own(reactor, 1, "watch")  # so that limits wait for nobody's work
     spawn = Spawner(reactor)
     settings = configuration.repositories
-    policy = HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
     orphans = Orphans(reactor, spawn)
     sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
-    keyring = Keyring(
-        settings.credentials, os.environ.get("CREDENTIALS_DIRECTORY", ""), directories.key
+    copies = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    keyring = Keyring(settings.credentials, copies, directories.key)
+    remotes = Remotes(
+        host_policy(settings),
+        reactor.nameResolver,
+        reactor,
+        (directories.repositories, directories.uploads, directories.evaluations),
     )
     repositories = Repositories(
         directories.repositories,
@@ -208,12 +219,7 @@ def make_service(
             open_box(sandbox, directories.accounts),
         ),
         threads,
-        Remotes(
-            policy,
-            reactor.nameResolver,
-            reactor,
-            (directories.repositories, directories.uploads, directories.evaluations),
-        ),
+        remotes,
         FetchLimits(
             reactor,
             timeout=settings.fetch_timeout,
@@ -238,12 +244,11 @@ def make_service(
             configuration.buffers.evaluation,
             running,
             lambda call: reactor.callLater(0, call),
-            callers.buffers,
+            configuration.callers.buffers,
         ),
     )
     callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)
-    shares = () if access.open else (callers.running, callers.queued)
-    queue = Queue(running, configuration.evaluations.queued, *shares)
+    queue = Queue(running, *bounds(configuration, access))
     registry = Registry(
         surroundings,
         Identities(directories.key, os.urandom, configuration.service.name),
@@ -268,7 +273,11 @@ def make_service(
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor)
     supervisor = find_supervisor(os.environ)
-    reloading = Reloading(access, keyring, callbacks, supervisor, reactor, observing.readers)
+    adapting = Adapting(surroundings, remotes, queue, registry, access, observing, site)
+    takers = (adapting.take, daemon.log_by)
+    reconfiguring = Reconfiguring(file or ConfigurationFile(), configuration, takers)
+    sources = (reconfiguring, access, observing.readers, keyring, callbacks)
+    reloading = Reloading(sources, copies, supervisor, reactor)
     reloading.setServiceParent(daemon)
     orders = find_socket(os.environ)
     if orders is not None:

@@ -12,22 +12,73 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+_WORDS: dict[str, str] = {}  # by what msgspec says, which would show the pattern
+
+
+def shaped(pattern: str, words: str) -> Meta:
+    """Return that a text has to match a pattern; where it does not `words` say what it should be.
+
+    Both are for the whole text.
+    """
+    whole = rf"^(?:{pattern})\Z"
+    _WORDS[f"Expected `str` matching regex {whole!r}"] = words
+    return Meta(pattern=whole)
+
+
+def worded(message: str) -> str:
+    """Return what msgspec says of a value, in words where it shows a pattern."""
+    return f"should be {_WORDS[message]}" if message in _WORDS else message
+
+
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
-Host = Annotated[str, Meta(pattern=r"^(\*\.)?[A-Za-z0-9_.:-]+\Z")]
+Host = Annotated[
+    str, shaped(r"(\*\.)?[A-Za-z0-9_.:-]+", 'a host such as "example.org", or "*.example.org"')
+]
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 # Written plainly, so that what is mounted there is what stands there.
-AbsolutePath = Annotated[str, Meta(pattern=r"^(/(?!\.{1,2}(/|\Z))[^/\0]+)+\Z")]
+AbsolutePath = Annotated[
+    str,
+    shaped(
+        r"(/(?!\.{1,2}(/|\Z))[^/\0]+)+",
+        "an absolute path without '.' or '..', and without a slash at the end",
+    ),
+]
 # A file of a secret: a path, or the name of what systemd hands over. ssh would take more than
 # these characters apart.
-SecretFile = Annotated[str, Meta(pattern=r"^(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?\Z")]
+SecretFile = Annotated[
+    str,
+    shaped(
+        r"(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?",
+        "the path of a file, or a name, of the characters A-Z a-z 0-9 _ @ + . , : = - only",
+    ),
+]
 Share = Annotated[int, Meta(ge=0, le=10**6)]
+VariableName = Annotated[
+    str,
+    shaped(
+        r"[A-Za-z_][A-Za-z0-9_]*",
+        "the name of a variable: letters, digits and _, and no digit at first",
+    ),
+]
 ByteShare = Annotated[int, Meta(ge=0, le=2**50)]
-CallerName = Annotated[str, Meta(pattern=rf"^{NAME.pattern}\Z")]
+CallerName = Annotated[
+    str,
+    shaped(
+        NAME.pattern,
+        "the name of a caller: up to 64 of A-Z a-z 0-9 . _ @ -, of which the first is a letter or"
+        " a digit",
+    ),
+]
 # As browsers write it: in lower case, and without a slash at the end.
 Origin = Annotated[
-    str, Meta(pattern=r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)\Z")
+    str,
+    shaped(
+        r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
+        "an origin as browsers write it, such as 'https://judge.example.org', in lower case and"
+        " without a slash at the end, or '*'",
+    ),
 ]
 
 

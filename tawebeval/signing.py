@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import attrs
-from twisted.logger import Logger
 
 from tawebeval.errors import ConfigurationError
+from tawebeval.rereading import Rereading
 from tawebeval.secretfiles import find_file, read_secrets, warn_of_strangers
 from tawebeval.signatures import Secrets, parse_secrets
 
 _SETTING = "callbacks.secrets"
 _CREDENTIAL = "callback-secrets"
-
-log = Logger()
 
 
 @attrs.define
@@ -30,20 +29,13 @@ class Signing:
         if self.source is not None:
             self.secrets = self._read(self.source)
 
-    def reload(self) -> ConfigurationError | None:
-        """Read the file again. What is wrong with it is logged, and changes nothing.
+    def rereadings(self) -> Iterator[Rereading[Secrets]]:
+        """Yield what reads the file again; nothing without one."""
+        if self.source is not None:
+            yield Rereading(_SETTING, (self.source,), partial(self._read, self.source), self._take)
 
-        It is also returned.
-        """
-        if self.source is None:
-            return None
-        try:
-            self.secrets = self._read(self.source)
-        except ConfigurationError as error:
-            log.error("the secrets of callbacks stay as they were: {error}", error=error)  # noqa: TRY400
-            return error
-        log.info("the secrets of callbacks were read again from {path}", path=self.source)
-        return None
+    def _take(self, secrets: Secrets) -> None:
+        self.secrets = secrets
 
     def _read(self, path: Path) -> Secrets:
         try:

@@ -37,11 +37,11 @@ class Source(Protocol):
         """Return the commit and its tree, for the caller to release. Raises EvaluationError."""
 
 
-@attrs.frozen
+@attrs.define(eq=False, on_setattr=attrs.setters.frozen)
 class Surroundings:
-    """What evaluations need from the world, handed in."""
+    """What evaluations need from the world, handed in; a reload changes the configuration."""
 
-    configuration: Configuration
+    configuration: Configuration = attrs.field(on_setattr=attrs.setters.NO_OP)
     clock: Any
     random: Callable[[int], bytes]
     threads: Threads

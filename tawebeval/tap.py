@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from twisted.application.service import IService
 from twisted.python import usage
 
@@ -17,12 +16,12 @@ from tawebeval.allocator import keep_freed_memory
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.collector import pass_over_what_is_there
-from tawebeval.config import Configuration, parse_configuration
 from tawebeval.directories import open_directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.kernel import Process
 from tawebeval.monotonic import count_monotonically
 from tawebeval.privileges import find_privileges
+from tawebeval.reconfiguring import ConfigurationFile, read_configuration
 
 
 class Options(usage.Options):
@@ -72,9 +71,8 @@ def makeService(
     from tawebeval.service import make_service
 
     try:
-        configuration = read_configuration(options["config"])
-        if options["listen"]:
-            configuration = msgspec.structs.replace(configuration, listen=options["listen"])
+        path, listen = options["config"] and Path(options["config"]), options["listen"]
+        written = configuration = read_configuration(path, listen)
         privileges = find_privileges(configuration.service.user, process or Process())
         if privileges.user is not None:
             preload()
@@ -87,24 +85,12 @@ def makeService(
         descriptors.raise_limit()
         configuration = descriptors.fit(configuration)
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
-        daemon = make_service(configuration, directories, reactor, privileges, cgroups)
+        # Absolute, for twistd may go elsewhere.
+        file = ConfigurationFile(path and path.absolute(), listen, written)
+        daemon = make_service(configuration, directories, reactor, privileges, cgroups, file)
         daemon.log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None
     pass_over_what_is_there()
     return daemon
-
-
-def read_configuration(path: str | None) -> Configuration:
-    """Return what the file at `path` says, the defaults without one. Raises ConfigurationError."""
-    if path is None:
-        return Configuration()
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from None
-    try:
-        return parse_configuration(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: {error}") from None

@@ -138,11 +138,11 @@ class FakeSandbox:
         self.cells: list[FakeCell] = []
         self.orphans = Gate()
         self.unable: OSError | None = None  # of cells that are made from now on
-        self._limits = limits
+        self.limits = limits
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Any:
         """Return a new cell."""
-        cell = FakeCell(self._limits, workspace.as_it_is(), self.orphans, unable=self.unable)
+        cell = FakeCell(self.limits, workspace.as_it_is(), self.orphans, unable=self.unable)
         self.cells.append(cell)
         return self.cells[-1]
 

@@ -27,6 +27,7 @@ from tawebeval.git import Outcome
 from tawebeval.gitbox import JUST_READ, Reach
 from tawebeval.pages import Page
 from tawebeval.registry import Registry
+from tawebeval.rereading import Source
 from tawebeval.signals import completed, outcome
 from tawebeval.surroundings import Surroundings
 from tawebeval.tally import CacheTally
@@ -280,3 +281,9 @@ class World:
             if child.running:
                 child.end()
         self.turn()
+
+
+def read_again(source: Source) -> None:
+    """Have files read again, and count. Raises ConfigurationError."""
+    for each in source.rereadings():
+        each.take(each.read())

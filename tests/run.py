@@ -43,6 +43,7 @@ CORE = (
     "exposure",
     "form",
     "config",
+    "live",
     "settings",
     "outbound",
     "forwarded",

@@ -8,13 +8,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.internet.task import Clock
-from twisted.logger import globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.access import Access, Rate, find_metrics_tokens, find_tokens
 from tawebeval.callers import new_token
 from tawebeval.config import Callers, Metrics
 from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
+from tests.fakes import read_again
 
 
 class RateTests(SynchronousTestCase):
@@ -76,21 +76,11 @@ class AccessTests(SynchronousTestCase):
         """Ask with a token."""
         return self.access.admit([b"Bearer " + token.encode()])
 
-    def reload(self) -> str:
-        """Read the file again; return what was logged."""
-        events: list[str] = []
-
-        def observe(event: object) -> None:
-            events.append(event["log_format"].format(**event))  # type: ignore[index]
-
-        globalLogPublisher.addObserver(observe)
-        try:
-            error = self.access.reload()
-        finally:
-            globalLogPublisher.removeObserver(observe)
-        (said,) = events
-        self.assertEqual(error is not None, "stay as they were" in said)
-        return said
+    def reload(self) -> None:
+        """Read the file again. Raises ConfigurationError."""
+        found = [(one.name, one.paths) for one in self.access.rereadings()]
+        self.assertEqual(found, [("callers.tokens", (self.path,))])
+        read_again(self.access)
 
     def test_open(self) -> None:
         """Without a file everybody is the same caller, for whom there is no rate."""
@@ -98,8 +88,7 @@ class AccessTests(SynchronousTestCase):
         self.assertTrue(access.open)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
             self.assertEqual(access.admit(headers), "")
-        self.access = access
-        self.assertIn("no file of tokens", self.reload())
+        self.assertEqual(list(access.rereadings()), [])
 
     def test_reload(self) -> None:
         """A new token counts from then on, and one that was taken out no more."""
@@ -108,20 +97,30 @@ class AccessTests(SynchronousTestCase):
         self.assertEqual(self.admit(self.alice), "alice")
         self.path.write_text(line)
         self.assertRaises(Unauthorized, self.admit, bob)
-        self.assertIn(str(self.path), self.reload())
+        self.reload()
         self.assertEqual(self.admit(bob), "bob")
         self.assertRaises(Unauthorized, self.admit, self.alice)
 
+    def test_read_and_taken(self) -> None:
+        """What is only read does not count yet."""
+        bob, line = new_token("bob", os.urandom)
+        self.path.write_text(line)
+        (rereading,) = self.access.rereadings()
+        read = rereading.read()
+        self.assertRaises(Unauthorized, self.admit, bob)
+        rereading.take(read)
+        self.assertEqual(self.admit(bob), "bob")
+
     def test_broken_reload(self) -> None:
-        """A file that is broken, or gone, changes nothing and is logged."""
+        """A file that is broken, or gone, changes nothing and is named with its setting."""
         self.path.write_text(f"# x\n{self.alice}\n")
-        said = self.reload()
-        self.assertIn(f"{self.path}: line 2", said)
+        said = str(self.assertRaises(ConfigurationError, self.reload))
+        self.assertTrue(said.startswith(f"callers.tokens: {self.path}: line 2"), said)
         self.assertNotIn(self.alice, said)
         self.path.write_bytes(b"\xff")
-        self.assertIn("UTF-8", self.reload())
+        self.assertIn("UTF-8", str(self.assertRaises(ConfigurationError, self.reload)))
         self.path.unlink()
-        self.assertIn("No such file", self.reload())
+        self.assertIn("No such file", str(self.assertRaises(ConfigurationError, self.reload)))
         self.assertEqual(self.admit(self.alice), "alice")
         self.assertFalse(self.access.open)
 

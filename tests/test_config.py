@@ -249,6 +249,21 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(text, start)
 
+    def test_patterns(self) -> None:
+        """What a text should look like is said in words, and no pattern is shown."""
+        for text, start in (
+            ("[service]\nname = 'A_b'", "service.name: should be up to 16 of the characters"),
+            ("[service]\nuser = 'R B'", "service.user: should be the name of a user"),
+            ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: should be an absolute path"),
+            ("[callers]\norigins = ['x']", "callers.origins[0]: should be an origin"),
+            ("[callbacks]\ndeny_hosts = ['*']", "callbacks.deny_hosts[0]: should be a host"),
+            ("[evaluations.environment]\n1A = ''", "evaluations.environment: should be the name"),
+            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: should be"),
+            (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: should be"),
+            (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: sho"),
+        ):
+            self.check(text, start)
+
     def test_environment_name_with_a_line_end(self) -> None:
         """A name of a variable is one whole word, without a line's end after it."""
         self.check('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: ")

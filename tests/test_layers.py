@@ -34,7 +34,7 @@ LAYERS = {
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
         " allocator collector descriptors monotonic repeats logs metrics vitals observing doors lag"
-        " supervisor reporting listening orders retrial housekeeping",
+        " reconfiguring adapting supervisor reporting listening orders retrial housekeeping",
         below="web work core",
     ),
     # HTTP: routes, uploads, pages, errors as problem documents.
@@ -48,7 +48,7 @@ LAYERS = {
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable overlay launcher launching starting"
-        " callbacks posting secretfiles pinned signing telling"
+        " callbacks posting rereading secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups groups sparegroup controls",
         below="core",
         never="klein werkzeug multipart",
@@ -56,7 +56,7 @@ LAYERS = {
     # Bytes in, values out.
     "core": Layer(
         "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config settings outbound forwarded callers exposure hosts trees commits hierarchies"
+        "config live settings outbound forwarded callers exposure hosts trees commits hierarchies"
         " credentials gitwords retention framing budget life spool backoff signatures callback"
         " tally",
         below="",

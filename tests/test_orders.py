@@ -7,7 +7,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 
@@ -22,6 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tawebeval.cli import main as command
 from tawebeval.errors import ConfigurationError
 from tawebeval.orders import OrdersFactory, TakingOrders, find_socket, order_reload
+from tawebeval.rereading import Outcome
 
 _PATIENCE = 20.0
 
@@ -29,13 +30,15 @@ _PATIENCE = 20.0
 class OrdersTests(SynchronousTestCase):
     """The daemon's side, byte by byte."""
 
-    def answer(self, order: bytes, *problems: str) -> tuple[bytes, int]:
+    def answer(
+        self, order: bytes, *problems: str, notes: tuple[str, ...] = ()
+    ) -> tuple[bytes, int]:
         """Return the answer to what is sent, and how often something was reloaded."""
         reloads: list[bool] = []
 
-        def reload() -> Sequence[str]:
+        def reload() -> Outcome:
             reloads.append(True)
-            return problems
+            return Outcome(problems, notes)
 
         transport = StringTransport()
         protocol = OrdersFactory(reload).buildProtocol(None)
@@ -53,6 +56,13 @@ class OrdersTests(SynchronousTestCase):
         """What was wrong is told, a line for each."""
         answer = self.answer(b"reload\n", "a: no\nsuch file", "b: empty")
         self.assertEqual(answer, (b"a: no such file\nb: empty\nrefused\n", 1))
+
+    def test_noted(self) -> None:
+        """What is to be known of one that is done stands before that; a refused one has none."""
+        notes = ("listen: has changed", "a\nb")
+        answer = self.answer(b"reload\n", notes=notes)
+        self.assertEqual(answer, (b"listen: has changed\na b\ndone\n", 1))
+        self.assertEqual(self.answer(b"reload\n", "a: b", notes=notes), (b"a: b\nrefused\n", 1))
 
     def test_nonsense(self) -> None:
         """Something else is no order, and nothing is done."""
@@ -81,9 +91,9 @@ class SocketTestCase(TestCase):
 class ReloadTests(SocketTestCase):
     """The operator's side: a service that takes orders, and who gives one."""
 
-    def take(self, *problems: str) -> None:
-        """Have orders taken, of which each finds these problems."""
-        taking = TakingOrders(self.path, lambda: problems, reactor)
+    def take(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
+        """Have orders taken, of which each comes to this."""
+        taking = TakingOrders(self.path, lambda: Outcome(problems, notes), reactor)
         taking.startService()
         self.addCleanup(taking.stopService)
 
@@ -106,6 +116,18 @@ class ReloadTests(SocketTestCase):
         self.take("tokens: line 2", "password: is empty")
         await self.check(1, "tawebeval: tokens: line 2\ntawebeval: password: is empty\n")
 
+    async def test_noted(self) -> None:
+        """What does not count yet is said, and is no failure."""
+        self.take(notes=("listen: has changed, and counts after a restart",))
+        await self.check(0, "tawebeval: listen: has changed, and counts after a restart\n")
+
+    async def test_quiet(self) -> None:
+        """The log has what an order has come to, and no line of Twisted's about the factory."""
+        with capturedLogs() as logged:
+            self.take()
+        said = [str(formatEvent(event)) for event in logged]
+        self.assertFalse([line for line in said if line.startswith("Starting factory")], said)
+
     async def test_nobody(self) -> None:
         """Where there is no daemon that is said."""
         await self.check(
@@ -123,7 +145,7 @@ class ReloadTests(SocketTestCase):
 
     async def test_stopped(self) -> None:
         """After the stop nobody is there, and nothing is left."""
-        taking = TakingOrders(self.path, list, reactor)
+        taking = TakingOrders(self.path, Outcome, reactor)
         taking.startService()
         await maybeDeferred(taking.stopService)
         self.assertEqual(os.listdir(self.path.parent), [])
@@ -164,7 +186,7 @@ class LostTests(SynchronousTestCase):
 
     def test_ended(self) -> None:
         """One that has ended before, in the middle of its answer perhaps, has not said done."""
-        for said in (b"", b"tokens: li", b"tokens: line 2\n", b"tokens: line 2\ndone\n"):
+        for said in (b"", b"tokens: li", b"tokens: line 2\n", b"done\ndo"):
 
             def end(connection: socket.socket, said: bytes = said) -> None:
                 connection.recv(100)

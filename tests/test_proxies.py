@@ -12,7 +12,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration
-from tawebeval.tap import read_configuration
+from tawebeval.reconfiguring import read_configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 PROXIES = ROOT / "etc" / "proxies"
@@ -89,5 +89,5 @@ class ProxiesTests(SynchronousTestCase):
     def test_examples(self) -> None:
         """The configurations for a contest and a public instance believe the proxy before them."""
         for path in (ROOT / "etc" / "examples").iterdir():
-            http = read_configuration(str(path)).http
+            http = read_configuration(path).http
             self.assertEqual(http.trusted_proxies, ("127.0.0.1",), path)

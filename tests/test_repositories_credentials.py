@@ -7,7 +7,7 @@ from pathlib import Path
 from tawebeval.config import CredentialSettings
 from tawebeval.credentials import Login
 from tawebeval.keyring import Keyring
-from tests.fakes import OID
+from tests.fakes import OID, read_again
 from tests.test_repositories import DONE, URL, RepositoriesTestCase, Running, failed
 
 PRIVATE = failed("fatal: could not read Username for 'https://example.org'")
@@ -96,7 +96,7 @@ class CredentialTests(RepositoriesTestCase):
         """With a new secret it is fetched anew: it may be one that opens less."""
         self.successResultOf(self.check_out(caller="alice"))
         self.file.write_text("another")
-        self.keyring.reload()
+        read_again(self.keyring)
         self.here.clear()
         self.fetches = [PRIVATE]
         self.error(self.check_out(caller="alice"))

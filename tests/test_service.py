@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,8 +40,11 @@ from tawebeval.directories import Directories, open_directories
 from tawebeval.errors import Busy, ConfigurationError, InvalidField
 from tawebeval.gitbox import GitBox
 from tawebeval.housekeeping import keep_house
+from tawebeval.logs import LogWriter, text_line
 from tawebeval.privileges import Privileges, User
+from tawebeval.reconfiguring import ConfigurationFile, read_configuration
 from tawebeval.reloading import Reloading
+from tawebeval.rereading import Outcome, Rereading
 from tawebeval.service import Daemon, EvaluationService, make_service
 from tawebeval.web.site import ApiSite
 from tests.fake_cells import NO_CGROUPS
@@ -440,10 +444,169 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((new_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
             tokens.write_text(content)
-            found = factory.reload()
+            found = factory.reload().problems
             self.assertEqual(len(found), len(problems), found)
             for said, word in zip(found, problems, strict=True):
                 self.assertIn(word, said)
+
+    def begin_with(self, text: str) -> tuple[Path, Daemon]:
+        """Start a daemon with a file of configuration; return both."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text(text)
+        configuration = read_configuration(path)
+        daemon = make_service(
+            configuration,
+            self.directories,
+            self.reactor,
+            self.privileges,
+            NO_CGROUPS,
+            ConfigurationFile(path, (), configuration),
+        )
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.addCleanup(daemon.stopService)
+        return path, daemon
+
+    def reload(self, daemon: Daemon) -> Outcome:
+        """Have the daemon reload."""
+        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        return reloading.reload()
+
+    def test_reload_of_configuration(self) -> None:
+        """What is live reaches those who keep it for themselves."""
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        access = f"[callers]\ntokens = '{tokens}'\n"
+        path, daemon = self.begin_with(access)
+        log_writer = daemon.log_writer = LogWriter(StringIO(), text_line, "info")
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        registry, site = evaluations._registry, self.site()
+        surroundings: Any = registry._surroundings
+        repositories: Any = evaluations._repositories
+        path.write_text(
+            f"""
+            {access}
+            origins = ["https://judge.example.org"]
+            running = 2
+            queued = 7
+            requests_per_minute = 5
+            [repositories]
+            deny_hosts = ["example.org"]
+            [evaluations]
+            queued = 9
+            [limits]
+            memory = 20_000_000
+            uploads = 4096
+            [polls]
+            wait = 3
+            [http]
+            idle = 1.5
+            [log]
+            level = "error"
+            access = true
+            [health]
+            free_disk = 1
+            """.replace("            ", "")
+        )
+        self.assertEqual(self.reload(daemon), Outcome())
+        api, queue = site.api, registry._queue
+        self.assertEqual(api.configuration.polls.wait, 3)
+        self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
+        self.assertIs(surroundings.configuration, api.configuration)
+        self.assertEqual(surroundings.sandbox.limits.memory, 20_000_000)
+        self.assertEqual(registry.spool.limit, 4096)
+        self.assertEqual((queue._queued, queue._own_running, queue._own_queued), (9, 2, 7))
+        self.assertEqual(api.access.rate.per_minute, 5)
+        self.assertEqual(repositories._remotes.policy.deny, ("example.org",))
+        self.assertEqual(site.connections.limits.idle, 1.5)
+        self.assertEqual(log_writer.level, "error")
+        self.assertTrue(api.traffic.logged)
+        readiness: Any = api.operations.obstacles
+        self.assertEqual(readiness.__self__.free, 1)
+
+    def test_reload_without_tokens(self) -> None:
+        """Shares are of tokens' names: without tokens there are none after a reload either."""
+        path, daemon = self.begin_with("")
+        path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
+        self.reload(daemon)
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        queue = evaluations._registry._queue
+        self.assertEqual((queue._queued, queue._own_queued), (5, 5))
+        self.assertEqual(queue._own_running, queue.places)
+
+    def test_reload_that_needs_a_restart(self) -> None:
+        """What is not live is named, each time until it is as it was, and does not count."""
+        path, daemon = self.begin_with("")
+        path.write_text("listen = ['tcp:1']\n[polls]\nwait = 3\n[sandbox]\nnetwork = true")
+        for _ in range(2):
+            outcome = self.reload(daemon)
+            self.assertEqual(outcome.problems, ())
+            self.assertEqual(
+                [note.partition(":")[0] for note in outcome.notes], ["listen", "sandbox.network"]
+            )
+            for note in outcome.notes:
+                self.assertIn("restart", note)
+        configuration = self.site().api.configuration
+        self.assertEqual((configuration.polls.wait, configuration.sandbox.network), (3, False))
+        path.write_text("")
+        self.assertEqual(self.reload(daemon), Outcome())
+        self.assertEqual(self.site().api.configuration, Configuration())
+
+    def test_reload_of_a_broken_configuration(self) -> None:
+        """It changes nothing, tokens neither, and says file and key."""
+        tokens = Path(self.mktemp()).absolute()
+        tokens.write_text(new_token("alice", straw())[1])
+        access = f"[callers]\ntokens = '{tokens}'\n"
+        path, daemon = self.begin_with(access)
+        before = self.site().api.configuration
+        bob, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        for text, words in (
+            (f"{access}[polls]\nwait = -1", f"{path}: polls.wait: "),
+            (f"{access}[pol", f"{path}: the configuration is not TOML: "),
+            (None, f"{path} cannot be read: "),
+        ):
+            if text is None:
+                path.unlink()
+            else:
+                path.write_text(text)
+            (problem,) = self.reload(daemon).problems
+            self.assertTrue(problem.startswith(words), problem)
+            self.assertIs(self.site().api.configuration, before)
+            connection = Connection(self.site())
+            connection.request("GET /evaluation/x", Authorization=f"Bearer {bob}")
+            self.assertEqual(connection.answer().status, 401)
+
+    def test_reload_of_what_is_roots(self) -> None:
+        """That a file cannot be read by this user any more is said so."""
+        path, daemon = self.begin_with("")
+
+        def refuse(*_: object, **__: object) -> str:
+            raise PermissionError(13, "Permission denied")
+
+        self.patch(Path, "read_text", refuse)
+        (problem,) = self.reload(daemon).problems
+        self.assertTrue(problem.startswith(f"{path} cannot be read by the user"), problem)
+        self.assertIn("chown", problem)
+
+    def test_half_a_reload(self) -> None:
+        """Good tokens of callers do not count where those of the metrics are broken."""
+        tokens, readers = (Path(self.mktemp()).absolute() for _ in range(2))
+        for file in (tokens, readers):
+            file.write_text(new_token("alice", straw())[1])
+        daemon = self.start(
+            callers=Callers(tokens=str(tokens)), metrics=Metrics("tokens", str(readers))
+        )
+        bob, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        readers.write_text("nonsense")
+        (problem,) = self.reload(daemon).problems
+        self.assertTrue(problem.startswith(f"metrics.tokens: {readers}: line 1"), problem)
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x", Authorization=f"Bearer {bob}")
+        self.assertEqual(connection.answer().status, 401)
 
     def supervise(self) -> list[str]:
         """Have daemons started by systemd from now on; return what it is told."""
@@ -463,7 +626,7 @@ class ServiceTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         (reloading,) = (one for one in daemon if isinstance(one, Reloading))
-        self.patch(reloading, "_access", SimpleNamespace(reload=fail))
+        self.patch(reloading, "_rereadings", [Rereading("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         self.assertRaises(ZeroDivisionError, reload)
@@ -541,9 +704,17 @@ class ServiceTests(SynchronousTestCase):
             )
         warnings = [formatEvent(one) for one in events if one["log_level"] is LogLevel.warn]
         self.assertEqual(len(warnings), 3)
-        self.assertIn("/root/python", warnings[0])
-        self.assertIn(f"{tokens} cannot be read", warnings[1])
-        self.assertIn(f"{secrets} cannot be read", warnings[2])
+        for warning, words in zip(
+            warnings,
+            (
+                ("/root/python",),
+                (f"{tokens} cannot be read", "callers.tokens"),
+                (f"{secrets} cannot be read", "callbacks.secrets"),
+            ),
+            strict=True,
+        ):
+            for word in words:
+                self.assertIn(word, str(warning))
 
     def test_reload_of_credentials(self) -> None:
         """The same signal has the credentials for repositories read again."""

@@ -28,9 +28,7 @@ class SigningTests(SynchronousTestCase):
         """What stands in the file counts; without a file there is nothing to sign with."""
         self.assertTrue(Signing(self.path).secrets.has("alice"))
         nothing = Signing()
-        with capturedLogs() as logged:
-            self.assertIsNone(nothing.reload())
-        self.assertEqual(logged, [])
+        self.assertEqual(list(nothing.rereadings()), [])
         self.assertFalse(nothing.secrets.has("alice"))
 
     def test_unusable(self) -> None:
@@ -55,17 +53,18 @@ class SigningTests(SynchronousTestCase):
         before = signing.secrets.sign("alice", "e", 1, b"")
         self.write(f"alice {written(NEW)}\n")
         self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
-        with capturedLogs() as logged:
-            self.assertIsNone(signing.reload())
-            after = signing.secrets.sign("alice", "e", 1, b"")
-            self.write("alice s3cret")
-            self.assertIn(f"{self.path}: line 1", str(signing.reload()))
+        (rereading,) = signing.rereadings()
+        self.assertEqual((rereading.name, rereading.paths), ("callbacks.secrets", (self.path,)))
+        secrets = rereading.read()
+        self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
+        rereading.take(secrets)
+        after = signing.secrets.sign("alice", "e", 1, b"")
         self.assertNotEqual(after, before)
+        self.write("alice s3cret")
+        said = str(self.assertRaises(ConfigurationError, rereading.read))
+        self.assertIn(f"callbacks.secrets: {self.path}: line 1", said)
+        self.assertNotIn("s3cret", said)
         self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), after)
-        well, badly = map(formatEvent, logged)
-        self.assertIn(f"read again from {self.path}", well)
-        self.assertIn("stay as they were", badly)
-        self.assertNotIn("s3cret", badly)
 
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of."""

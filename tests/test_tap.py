@@ -22,7 +22,8 @@ import tawebeval
 from tawebeval import __version__, preload, tap
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
-from tawebeval.tap import Options, makeService, read_configuration
+from tawebeval.reconfiguring import ConfigurationFile, read_configuration
+from tawebeval.tap import Options, makeService
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
 
@@ -73,12 +74,12 @@ class ConfigurationFileTests(SynchronousTestCase):
 
     def refuse(self, content: bytes | None) -> str:
         """Hold that a file of that content is refused; return the message, which names it."""
-        path = self.mktemp()
+        path = Path(self.mktemp())
         if content is not None:
-            Path(path).write_bytes(content)
+            path.write_bytes(content)
         with self.assertRaises(ConfigurationError) as caught:
             read_configuration(path)
-        self.assertIn(path, str(caught.exception))
+        self.assertIn(str(path), str(caught.exception))
         return str(caught.exception)
 
     def test_none(self) -> None:
@@ -87,9 +88,17 @@ class ConfigurationFileTests(SynchronousTestCase):
 
     def test_file(self) -> None:
         """What the file says holds."""
-        path = self.mktemp()
-        Path(path).write_text("[polls]\nwait = 7")
+        path = Path(self.mktemp())
+        path.write_text("[polls]\nwait = 7")
         self.assertEqual(read_configuration(path).polls.wait, 7)
+
+    def test_reread(self) -> None:
+        """A reload reads the same file, wherever the daemon has gone, with the same endpoints."""
+        path = Path(self.mktemp())
+        path.write_text("[polls]\nwait = 7")
+        file = ConfigurationFile(path, ("tcp:1",), read_configuration(path, ("tcp:1",)))
+        self.assertEqual(file.read(), file.written)
+        self.assertEqual(file.read().listen, ("tcp:1",))
 
     def test_refused(self) -> None:
         """A file that is missing, not UTF-8, not TOML or wrong: each is told with its name."""

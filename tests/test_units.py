@@ -16,6 +16,7 @@ from tawebeval.access import find_tokens
 from tawebeval.cli import main as command
 from tawebeval.config import CallbackSettings, Callers, Configuration
 from tawebeval.reporting import longest_stop
+from tawebeval.rereading import Outcome
 from tawebeval.tap import Options
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
@@ -84,9 +85,9 @@ class UnitTests(SynchronousTestCase):
         environment = {"RUNTIME_DIRECTORY": f"/run/{service['RuntimeDirectory']}"}
         asked: list[Path] = []
 
-        def order(path: Path, _: float) -> list[str]:
+        def order(path: Path, _: float) -> Outcome:
             asked.append(path)
-            return []
+            return Outcome()
 
         self.patch(orders, "order_reload", order)
         for given in (environment, {}):

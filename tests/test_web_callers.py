@@ -8,6 +8,7 @@ from pathlib import Path
 from tawebeval.callers import new_token
 from tawebeval.config import Callers, Configuration
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, head, parts
+from tests.fakes import read_again
 from tests.test_web import WebTestCase
 
 
@@ -108,7 +109,7 @@ class TokenTests(CallerTestCase):
         """Who was taken out of the file is out from then on."""
         self.call("GET", "/evaluation/x", 404, "alice")
         self.file.write_text(self.file.read_text().split("\n")[1])
-        self.service.access.reload()
+        read_again(self.service.access)
         self.call("GET", "/evaluation/x", 401, "alice")
         self.call("GET", "/evaluation/x", 404, "bob")
 

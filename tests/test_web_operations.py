@@ -14,6 +14,7 @@ from tawebeval.access import Access, Rate
 from tawebeval.config import Configuration, Metrics
 from tawebeval.web.operations import METRICS_TYPE, Operations
 from tests.fake_clients import Answer
+from tests.fakes import read_again
 from tests.test_web import WebTestCase
 from tests.test_web_shortcut import TOKENS
 
@@ -90,7 +91,7 @@ class HealthTests(OperationsTestCase):
         """Where callers need tokens these do not; other paths do."""
         self.service.access.source = self.root / "callers"
         self.service.access.source.write_text(TOKENS)
-        self.service.access.reload()
+        read_again(self.service.access)
         for path, status in (
             *(
                 ("/health", 200),

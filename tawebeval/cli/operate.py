@@ -102,28 +102,29 @@ def doctor(config: Path | None, as_json: bool) -> None:
     help="Where the daemon takes orders; $RUNTIME_DIRECTORY/control, or that of the unit.",
 )
 def reload(socket: Path | None) -> None:
-    """Have a daemon under systemd read its tokens and secrets again, and wait until it has.
+    """Have a daemon under systemd read its files again, and wait until it has.
 
-    It is what `systemctl reload tawebeval` runs, as root or as the daemon's own user. A daemon
-    without systemd takes no orders: send it SIGHUP, and see its log.
+    These are the configuration, and the files of tokens and secrets. With a mistake in any of them
+    nothing is changed. It is what `systemctl reload tawebeval` runs, as root or as the daemon's own
+    user. A daemon without systemd takes no orders: send it SIGHUP, and see its log.
 
     \b
     The exit status is
-      0    all was read
-      1    something is wrong with a file: what was in it before still holds
+      0    all was read; what counts only after a restart is named
+      1    something is wrong with a file: all is as it was before
       3    there is no daemon, or it does not answer
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
     from tawebeval.orders import find_socket, order_reload
 
     try:
-        problems = order_reload(socket or find_socket(os.environ) or _ORDERS, _PATIENCE)
+        outcome = order_reload(socket or find_socket(os.environ) or _ORDERS, _PATIENCE)
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(3) from None
-    for problem in problems:
-        click.echo(f"tawebeval: {problem}", err=True)
-    raise SystemExit(1 if problems else 0)
+    for said in outcome.problems or outcome.notes:
+        click.echo(f"tawebeval: {said}", err=True)
+    raise SystemExit(1 if outcome.problems else 0)
 
 
 @click.group()

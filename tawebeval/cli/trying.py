@@ -36,8 +36,8 @@ from tawebeval.kernel import Process
 from tawebeval.preload import preload
 from tawebeval.privileges import Privileges, find_privileges
 from tawebeval.process import Spawner
+from tawebeval.reconfiguring import read_configuration
 from tawebeval.signals import completed
-from tawebeval.tap import read_configuration
 
 
 @click.command("try")
@@ -92,7 +92,7 @@ def try_(
     from twisted.internet import reactor
 
     with _refusals():
-        configuration = read_configuration(str(config) if config else None)
+        configuration = read_configuration(config)
         privileges = _privileges(user or configuration.service.user)
         check_readable(configuration, config, privileges.environment(os.environ))
         if privileges.user is not None:

@@ -24,15 +24,16 @@ from tawebeval.web.upload import FormReceiver
 _MAX_KEY = 255
 
 
-@attrs.frozen
+@attrs.define(eq=False, on_setattr=attrs.setters.frozen)
 class Api:
     """The registry, where forms are put while they arrive, who may call, and what is counted.
 
-    `clock` is for deadlines, `time` of day for what is dated, in seconds since the epoch.
+    A reload changes the configuration. `clock` is for deadlines, `time` of day for what is dated,
+    in seconds since the epoch.
     """
 
     registry: Registry
-    configuration: Configuration
+    configuration: Configuration = attrs.field(on_setattr=attrs.setters.NO_OP)
     uploads: Path
     random: Callable[[int], bytes]
     access: Access

@@ -83,7 +83,7 @@ class Fields:
 class Shortcut:
     """The shortcut on one connection."""
 
-    __slots__ = ("_api", "_block", "_channel", "_fields", "_line", "_longest")
+    __slots__ = ("_api", "_block", "_channel", "_configuration", "_fields", "_line", "_longest")
 
     def __init__(self, channel: ApiChannel, api: Api) -> None:
         limits = api.configuration.http
@@ -91,6 +91,7 @@ class Shortcut:
         self._api = api
         self._line = _line_below(limits.base_path)
         self._longest = min(_LONGEST, limits.line, limits.header_bytes)
+        self._configuration = api.configuration  # by which the fields were made
         self._block = b""  # the headers that came last, with the empty line
         self._fields: Fields | None = None  # what these come to, None if they are not plain
 
@@ -105,8 +106,8 @@ class Shortcut:
         found = self._line.fullmatch(line)
         if found is None:
             return False
-        if block != self._block:
-            self._block = block
+        if block != self._block or self._api.configuration is not self._configuration:
+            self._block, self._configuration = block, self._api.configuration
             self._fields = read_fields(block, self._channel.peer, self._api)
         fields = self._fields
         if fields is None:

@@ -1,0 +1,52 @@
+"""Those who keep a setting of their own are told of another one."""
+
+from __future__ import annotations
+
+import attrs
+
+from tawebeval.access import Access
+from tawebeval.admission import Queue
+from tawebeval.config import Configuration, Repositories
+from tawebeval.hosts import HostPolicy
+from tawebeval.observing import Observing
+from tawebeval.registry import Registry
+from tawebeval.remotes import Remotes
+from tawebeval.surroundings import Surroundings
+from tawebeval.web.site import ApiSite
+
+
+@attrs.frozen
+class Adapting:
+    """Has a configuration hold from now on: what has begun keeps the limits that it began with."""
+
+    surroundings: Surroundings
+    remotes: Remotes
+    queue: Queue
+    registry: Registry
+    access: Access
+    observing: Observing
+    site: ApiSite
+
+    def take(self, configuration: Configuration) -> None:
+        """Tell all of them."""
+        self.surroundings.configuration = configuration
+        self.surroundings.sandbox.limits = configuration.limits
+        self.remotes.policy = host_policy(configuration.repositories)
+        self.queue.bound(*bounds(configuration, self.access))
+        self.registry.spool.limit = configuration.limits.uploads
+        self.access.rate.per_minute = configuration.callers.requests_per_minute
+        self.observing.readiness.free = configuration.health.free_disk
+        self.observing.traffic.logged = configuration.log.access
+        self.site.api.configuration = configuration
+        self.site.connections.limits = configuration.http
+
+
+def bounds(configuration: Configuration, access: Access) -> tuple[int, int, int]:
+    """Return how many may wait, and of one caller how many may run and wait: 0 is no limit."""
+    callers, queued = configuration.callers, configuration.evaluations.queued
+    return (queued, 0, 0) if access.open else (queued, callers.running, callers.queued)
+
+
+def host_policy(settings: Repositories) -> HostPolicy:
+    """Return from where may be fetched."""
+    return HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)

@@ -1,0 +1,95 @@
+"""`tawebeval.reloading`: all is read before any of it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.testing import MemoryReactor
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.reloading import Reloading
+from tawebeval.rereading import Outcome, Rereading
+from tests.test_reporting import FakeSupervisor
+
+
+@attrs.define
+class FakeSource:
+    """A file that says something, or is broken."""
+
+    name: str
+    says: str = "old"
+    broken: str = ""
+    notes: Sequence[str] = ()
+    path: Path = Path("/etc/file")
+    counts: str = "old"
+
+    def rereadings(self) -> Sequence[Rereading[Any]]:
+        """Return what reads it."""
+        take = partial(setattr, self, "counts")
+        return [Rereading(self.name, (self.path,), self._read, take, lambda _: self.notes)]
+
+    def _read(self) -> str:
+        if self.broken:
+            raise ConfigurationError(self.broken)
+        return self.says
+
+
+class ReloadingTests(SynchronousTestCase):
+    """What an order to reload comes to."""
+
+    def reload(self, *sources: FakeSource | None, copies: str = "") -> tuple[Outcome, list[str]]:
+        """Reload; return what has come of it, and what is logged of each level."""
+        supervisor = FakeSupervisor("/notify")
+        reloading = Reloading(sources, copies, supervisor, MemoryReactor())
+        with capturedLogs() as logged:
+            outcome = reloading.reload()
+        self.assertEqual([one.split("=")[0] for one in supervisor.told], ["RELOADING", "READY"])
+        self.levels = [event["log_level"] for event in logged]
+        return outcome, [str(formatEvent(event)) for event in logged]
+
+    def test_taken(self) -> None:
+        """What was read counts, and the log names it."""
+        one, two = FakeSource("one", "new"), FakeSource("two", "new", path=Path("/etc/two"))
+        outcome, said = self.reload(one, None, two)
+        self.assertEqual(outcome, Outcome())
+        self.assertEqual((one.counts, two.counts), ("new", "new"))
+        self.assertEqual(said, ["one: read again from /etc/file", "two: read again from /etc/two"])
+
+    def test_refused(self) -> None:
+        """With one mistake nothing changes, and each mistake is told."""
+        good = FakeSource("good", "new", notes=["a note"])
+        others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
+        outcome, said = self.reload(good, *others)
+        self.assertEqual(outcome, Outcome(problems=("bad: line 1", "worse: line 1")))
+        self.assertEqual([one.counts for one in (good, *others)], ["old", "old", "old"])
+        self.assertEqual(
+            said, ["nothing is reloaded: bad: line 1", "nothing is reloaded: worse: line 1"]
+        )
+        self.assertEqual(self.levels, [LogLevel.error] * 2)
+
+    def test_noted(self) -> None:
+        """What does not count yet is told, and logged as a warning."""
+        outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
+        self.assertEqual(outcome, Outcome(notes=("listen: has changed",)))
+        self.assertEqual(said[-1], "listen: has changed")
+        self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
+
+    def test_copies(self) -> None:
+        """Of what systemd has handed over it is told that this is a copy, of other files not."""
+        path = Path("/run/credentials/x/tokens")
+        for copies, count in ((str(path.parent), 1), ("/run/credentials/y", 0), ("", 0)):
+            outcome, _ = self.reload(FakeSource("callers.tokens", path=path), copies=copies)
+            self.assertEqual(len(outcome.notes), count, outcome)
+            for note in outcome.notes:
+                self.assertTrue(note.startswith(f"callers.tokens: {path} is a copy"), note)
+                self.assertIn("restart", note)
+
+    def test_nothing(self) -> None:
+        """Where there is no file that is logged."""
+        self.assertEqual(self.reload(None), (Outcome(), ["there is no file to read again"]))
