@@ -155,11 +155,11 @@ class PrivateTests(TestCase):
         self.assertIn("403", (await self.refuse(alice))["stderr"])
         self.write_password("")
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: "stay as they were" in self.daemon.log, "the mistake is logged")
+        await until(lambda: "nothing is reloaded" in self.daemon.log, "the mistake is logged")
         await self.refuse(alice)
         self.write_password(SECRET)
         os.kill(self.daemon.pid, signal.SIGHUP)
-        await until(lambda: "credentials were read again" in self.daemon.log, "it is read")
+        await until(lambda: "repositories.credentials: read again" in self.daemon.log, "it is read")
         self.assertIn("an evaluator\n", text(await self.evaluate(alice)))
         await self.finish()
 

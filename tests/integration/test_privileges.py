@@ -253,7 +253,7 @@ class DropTests(RootTestCase):
         await self.ready(process)
         self.assertIn(f"{file} cannot be read", self.log.read_text())
         process.send_signal(signal.SIGHUP)
-        await until(lambda: "the tokens stay as they were" in self.log.read_text(), "it is logged")
+        await until(lambda: "nothing is reloaded" in self.log.read_text(), "it is logged")
         async with Client(f"http://127.0.0.1:{self.port}", token) as alice:
             (await alice.get("/evaluation/x")).problem(404)
         self.assertIn(f"{file}: cannot be read: Permission denied", await self.stop(process))
@@ -296,7 +296,7 @@ class PythonTests(RootTestCase):
         ).stdout
         self.assertIn(b"ok", said)
         process.send_signal(signal.SIGHUP)
-        await until(lambda: "no file of tokens" in self.log.read_text(), "SIGHUP is logged")
+        await until(lambda: "read again" in self.log.read_text(), "SIGHUP is logged")
         self.assertNotIn("LATE IMPORT", await self.stop(process))
 
     async def test_unreadable(self) -> None:

@@ -136,12 +136,36 @@ class LifeTests(ServiceTestCase):
         self.write(TOKENS, "nonsense\n")
         done = self.machine.attempt("systemctl", "reload", SERVICE)
         self.assertEqual(done.returncode, 1)
-        self.assertIn(f"tawebeval: {TOKENS}: line 1: ", self.journal())
+        self.assertIn(f"tawebeval: callers.tokens: {TOKENS}: line 1: ", self.journal())
         self.assertEqual(int(self.show("MainPID")), before)
         self.assertEqual(self.show("ActiveState"), "active")
         self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
         self.write(TOKENS, LINE)
         self.control("reload", SERVICE)
+
+    def test_reload_of_configuration(self) -> None:
+        """What is live counts, the rest is named, and a broken file changes nothing."""
+        before = self.start()
+        self.assertNotIn("GET /evaluations 200", self.journal())
+        self.configure(f"{CONFIGURATION}\n[log]\naccess = true\nformat = 'json'\n")
+        self.control("reload", SERVICE)
+        self.assertIn("tawebeval: log.format: has changed, and counts after a", self.journal())
+        self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
+        wait_until(lambda: "GET /evaluations 200" in self.journal(), "the answer is logged")
+        self.configure(f"{CONFIGURATION}\n[log]\nlevel = 'loud'\n")
+        done = self.machine.attempt("systemctl", "reload", SERVICE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("tawebeval: /etc/tawebeval/tawebeval.toml: log.level: ", self.journal())
+        self.configure("[log")
+        self.assertEqual(self.machine.attempt("systemctl", "reload", SERVICE).returncode, 1)
+        self.assertEqual(int(self.show("MainPID")), before)
+        self.healthy()
+
+    def test_reload_of_what_is_handed_over(self) -> None:
+        """systemd does not copy tokens anew at a reload, and that is said."""
+        self.start()
+        self.control("reload", SERVICE)
+        self.assertIn("/tokens is a copy that systemd has made at the start", self.journal())
 
     def test_slow_reload(self) -> None:
         """Who orders a reload waits for it, also where the files come slowly."""
