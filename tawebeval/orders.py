@@ -1,7 +1,8 @@
 """What the operator orders a daemon that runs, over a UNIX socket of its own: to reload.
 
 A signal cannot be answered, so who has sent SIGHUP knows neither when it was heeded nor whether
-the files were good. Here a line is an order. The answer is lines for people, and then the outcome:
+the files were good. Here a line is an order: `reload`, and behind it `NAME=DIGEST` for each file of
+which systemd hands over a copy, as it is now. The answer is lines for people, and then the outcome:
 `done`, after what is to be known of it, or `refused`, after each thing that was wrong. Without that
 the daemon has ended before it came to it.
 """
@@ -27,8 +28,11 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.rereading import Outcome
 
 _SOCKET = "control"
-_RELOAD = b"reload"
+_RELOAD = "reload"
 _DONE, _REFUSED = b"done", b"refused"
+
+Reload = Callable[[Mapping[str, str]], Outcome]
+"""Reloads, but not by copies of which the originals now have other digests than they; by names."""
 
 log = Logger()
 
@@ -37,14 +41,19 @@ class Orders(LineOnlyReceiver):
     """Takes one order on a connection."""
 
     delimiter = b"\n"
-    MAX_LENGTH = 80  # bytes; whoever sends more is cut off
+    MAX_LENGTH = 4096  # bytes; whoever sends more is cut off
 
-    def __init__(self, reload: Callable[[], Outcome]) -> None:
+    def __init__(self, reload: Reload) -> None:
         self._reload = reload
 
     def lineReceived(self, line: bytes) -> None:
         """Do what is ordered, and answer."""
-        outcome = self._reload() if line == _RELOAD else Outcome(("there is no such order",))
+        order, *originals = line.decode(errors="replace").split(" ")
+        if order == _RELOAD:
+            pairs = (original.partition("=") for original in originals)
+            outcome = self._reload({name: digest for name, _, digest in pairs})
+        else:
+            outcome = Outcome(("there is no such order",))
         for said in outcome.problems or outcome.notes:
             self.sendLine(said.replace("\n", " ").encode())
         self.sendLine(_REFUSED if outcome.problems else _DONE)
@@ -54,10 +63,10 @@ class Orders(LineOnlyReceiver):
 
 @attrs.define(eq=False, slots=False)
 class OrdersFactory(Factory):
-    """Makes `Orders`; `reload` returns what has come of it."""
+    """Makes `Orders`."""
 
     noisy = False  # what it does is logged where it is done
-    reload: Callable[[], Outcome]
+    reload: Reload
 
     def buildProtocol(self, _: object) -> Orders:
         """Return what takes the orders of one connection."""
@@ -75,7 +84,7 @@ class TakingOrders(Service):
 
     name = "orders"
 
-    def __init__(self, path: Path, reload: Callable[[], Outcome], reactor: Any) -> None:
+    def __init__(self, path: Path, reload: Reload, reactor: Any) -> None:
         self._path = os.fspath(path)
         self._factory = OrdersFactory(reload)
         self._reactor = reactor
@@ -103,9 +112,12 @@ class TakingOrders(Service):
         return port.stopListening() if port else None
 
 
-def order_reload(path: Path, patience: float) -> Outcome:
+def order_reload(
+    path: Path, patience: float, originals: Mapping[str, str] | None = None
+) -> Outcome:
     """Have the daemon at `path` reload; return what has come of it, once it is done. Blocks.
 
+    `originals` are digests of the files of which systemd hands over copies, by their names there.
     Raises ConfigurationError where there is no daemon, or none that answers within `patience`
     seconds.
     """
@@ -114,7 +126,9 @@ def order_reload(path: Path, patience: float) -> Outcome:
         connection.settimeout(patience)
         try:
             connection.connect(os.fspath(path))
-            connection.sendall(_RELOAD + b"\n")
+            pairs = (originals or {}).items()
+            order = " ".join([_RELOAD, *(f"{name}={digest}" for name, digest in pairs)])
+            connection.sendall(f"{order}\n".encode())
             while chunk := connection.recv(4096):
                 answer += chunk
         except TimeoutError:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from twisted.application.service import Service
@@ -13,6 +14,7 @@ from twisted.logger import Logger
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.rereading import Outcome, Rereading, Source
+from tawebeval.secretfiles import digest
 from tawebeval.supervisor import Supervisor
 
 log = Logger()
@@ -34,7 +36,7 @@ class Reloading(Service):
         self._rereadings = [
             one for source in sources if source is not None for one in source.rereadings()
         ]
-        self._copies = copies
+        self._copies = Path(copies) if copies else None
         self._supervisor = supervisor
         self._reactor = reactor
         self._before: Any = None
@@ -56,11 +58,15 @@ class Reloading(Service):
             signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload)
         )
 
-    def reload(self) -> Outcome:
-        """Read all of them, and only then have them count, or none where one is broken."""
+    def reload(self, originals: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+        """Read all of them, and only then have them count, or none where one is broken.
+
+        Nor does any where one is a copy that systemd has made, and its original, by that name, has
+        another digest now.
+        """
         self._supervisor.reloading()
         try:
-            outcome = self._reload()
+            outcome = self._reload(originals)
         finally:
             self._supervisor.ready()
         for problem in outcome.problems:
@@ -69,9 +75,14 @@ class Reloading(Service):
             log.warn("{note}", note=note)
         return outcome
 
-    def _reload(self) -> Outcome:
+    def _reload(self, originals: Mapping[str, str]) -> Outcome:
         found: list[tuple[Rereading[Any], Any]] = []
-        problems: list[str] = []
+        problems = [
+            f"{name}: {path} is a copy that systemd has made at the start (LoadCredential=), and"
+            " the file itself has changed: that counts after a restart"
+            for name, path in self._copied()
+            if _is_stale(path, originals)
+        ]
         for each in self._rereadings:
             try:
                 found.append((each, each.read()))
@@ -82,23 +93,33 @@ class Reloading(Service):
         notes: list[str] = []
         for each, content in found:
             notes += each.notes(content)
-            notes += self._notes_of_copies(each)
             each.take(content)
             paths = ", ".join(map(str, each.paths))
             log.info("{name}: read again from {paths}", name=each.name, paths=paths)
         if not found:
             log.info("there is no file to read again")
+        notes += [
+            f"{name}: {path} is a copy that systemd has made at the start (LoadCredential=): a"
+            " change of the file itself counts after a restart"
+            for name, path in self._copied()
+        ]
         return Outcome(notes=tuple(notes))
 
-    def _notes_of_copies(self, rereading: Rereading[Any]) -> list[str]:
-        return [
-            f"{rereading.name}: {path} is a copy that systemd has made at the start"
-            " (LoadCredential=): a change of the file itself counts after a restart"
-            for path in rereading.paths
-            if self._copies and path.parent == Path(self._copies)
-        ]
+    def _copied(self) -> Iterator[tuple[str, Path]]:
+        """Yield what is only a copy, and its setting."""
+        for each in self._rereadings:
+            for path in each.paths:
+                if path.parent == self._copies:
+                    yield each.name, path
 
     def stopService(self) -> None:
         """Wait no more."""
         super().stopService()
         signal.signal(signal.SIGHUP, self._before)
+
+
+def _is_stale(copy: Path, originals: Mapping[str, str]) -> bool:
+    try:
+        return copy.name in originals and digest(copy) != originals[copy.name]
+    except OSError:
+        return False  # reading it says what is wrong

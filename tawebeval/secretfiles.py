@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +49,17 @@ def find_file(configured: str, credential: str, environment: Mapping[str, str]) 
         return given if given.exists() else None
     except OSError as error:  # to take it for none could be to let everybody in
         raise ConfigurationError(f"{given}: cannot be read: {error.strerror}") from None
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, empty where there is none. Blocks.
+
+    Raises OSError where it cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""
 
 
 def warn_of_strangers(path: Path, mode: int, setting: str) -> None:

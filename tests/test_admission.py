@@ -159,6 +159,20 @@ class ShareTests(SynchronousTestCase):
         places = {name: queue.place(name) for name in waiting}
         self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
 
+    def test_other_bounds(self) -> None:
+        """With a larger share those who wait for it are let in; nobody is sent away by less."""
+        queue = Queue(3, 3, own_running=1, own_queued=1)
+        self.assertEqual(self.names(queue, "a1", "a2", "a3"), ["a2", "a3"])
+        self.assertTrue(queue.share_used("a"))
+        queue.bound(100, 2, 2)
+        self.assertEqual(self.entered, ["a1", "a2"])
+        self.assertFalse(queue.share_used("a"))
+        queue.bound(1, 1)
+        self.assertEqual((queue.running, queue.waiting), (2, 1))
+        self.assertTrue(queue.full("a"))
+        queue.bound(1)
+        self.assertEqual(self.entered, ["a1", "a2", "a3"])
+
     def test_running(self) -> None:
         """One caller takes no more places than its share; others run meanwhile."""
         queue = Queue(3, 100, own_running=2)

@@ -7,7 +7,8 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from threading import Thread
 
@@ -19,6 +20,7 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from tawebeval import orders
 from tawebeval.cli import main as command
 from tawebeval.errors import ConfigurationError
 from tawebeval.orders import OrdersFactory, TakingOrders, find_socket, order_reload
@@ -34,10 +36,10 @@ class OrdersTests(SynchronousTestCase):
         self, order: bytes, *problems: str, notes: tuple[str, ...] = ()
     ) -> tuple[bytes, int]:
         """Return the answer to what is sent, and how often something was reloaded."""
-        reloads: list[bool] = []
+        reloads: list[Mapping[str, str]] = []
 
-        def reload() -> Outcome:
-            reloads.append(True)
+        def reload(originals: Mapping[str, str]) -> Outcome:
+            reloads.append(originals)
             return Outcome(problems, notes)
 
         transport = StringTransport()
@@ -46,6 +48,7 @@ class OrdersTests(SynchronousTestCase):
         for byte in order:
             protocol.dataReceived(bytes([byte]))
         self.assertTrue(transport.disconnecting)
+        self.originals = [*reloads]
         return transport.value(), len(reloads)
 
     def test_done(self) -> None:
@@ -64,10 +67,16 @@ class OrdersTests(SynchronousTestCase):
         self.assertEqual(answer, (b"listen: has changed\na b\ndone\n", 1))
         self.assertEqual(self.answer(b"reload\n", "a: b", notes=notes), (b"a: b\nrefused\n", 1))
 
+    def test_originals(self) -> None:
+        """Behind the order are digests of the files that systemd has copied."""
+        self.assertEqual(self.answer(b"reload tokens=12ab b\xff=\n"), (b"done\n", 1))
+        self.assertEqual(self.originals, [{"tokens": "12ab", "b\ufffd": ""}])
+
     def test_nonsense(self) -> None:
         """Something else is no order, and nothing is done."""
         self.assertEqual(self.answer(b"stop\n"), (b"there is no such order\nrefused\n", 0))
-        self.assertEqual(self.answer(b"x" * 100), (b"", 0))
+        self.assertEqual(self.answer(b"\n"), (b"there is no such order\nrefused\n", 0))
+        self.assertEqual(self.answer(b"x" * 5000), (b"", 0))
 
     def test_place(self) -> None:
         """The socket is in the first directory that systemd has made, where it has made any."""
@@ -93,7 +102,7 @@ class ReloadTests(SocketTestCase):
 
     def take(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
         """Have orders taken, of which each comes to this."""
-        taking = TakingOrders(self.path, lambda: Outcome(problems, notes), reactor)
+        taking = TakingOrders(self.path, lambda _: Outcome(problems, notes), reactor)
         taking.startService()
         self.addCleanup(taking.stopService)
 
@@ -128,6 +137,21 @@ class ReloadTests(SocketTestCase):
         said = [str(formatEvent(event)) for event in logged]
         self.assertFalse([line for line in said if line.startswith("Starting factory")], said)
 
+    async def test_told(self) -> None:
+        """What is known of the originals of copies reaches the daemon."""
+        told: dict[str, str] = {}
+
+        def reload(originals: Mapping[str, str]) -> Outcome:
+            told.update(originals)
+            return Outcome()
+
+        taking = TakingOrders(self.path, reload, reactor)
+        taking.startService()
+        self.addCleanup(taking.stopService)
+        originals = {"tokens": "12ab", "secrets": ""}
+        await deferToThread(order_reload, self.path, _PATIENCE, originals)
+        self.assertEqual(told, originals)
+
     async def test_nobody(self) -> None:
         """Where there is no daemon that is said."""
         await self.check(
@@ -145,7 +169,7 @@ class ReloadTests(SocketTestCase):
 
     async def test_stopped(self) -> None:
         """After the stop nobody is there, and nothing is left."""
-        taking = TakingOrders(self.path, Outcome, reactor)
+        taking = TakingOrders(self.path, lambda _: Outcome(), reactor)
         taking.startService()
         await maybeDeferred(taking.stopService)
         self.assertEqual(os.listdir(self.path.parent), [])
@@ -158,6 +182,38 @@ class ReloadTests(SocketTestCase):
         self.take()
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         await self.check(0, "")
+
+
+class CopyTests(SynchronousTestCase):
+    """Of what systemd hands over the daemon has a copy; how the file is now the command tells."""
+
+    def find(self, file: Path) -> Mapping[str, str]:
+        """Return what the unit's command tells the daemon of a file."""
+        told: dict[str, str] = {}
+
+        def order(path: Path, patience: float, originals: Mapping[str, str]) -> Outcome:
+            told.update(originals)
+            return Outcome()
+
+        self.patch(orders, "order_reload", order)
+        ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
+        self.assertEqual(ended.exit_code, 0, ended.output)
+        return told
+
+    def test_digest(self) -> None:
+        """Its digest is told, an empty one where there is no file any more."""
+        file = Path(self.mktemp()).absolute()
+        file.write_bytes(b"alice")
+        self.assertEqual(self.find(file), {"tokens": sha256(b"alice").hexdigest()})
+        file.unlink()
+        self.assertEqual(self.find(file), {"tokens": ""})
+
+    def test_closed(self) -> None:
+        """Who cannot look tells nothing, nor is read what can be read only once."""
+        self.assertEqual(self.find(Path("x" * 300)), {})
+        pipe = Path(self.mktemp()).absolute()
+        os.mkfifo(pipe)
+        self.assertEqual(self.find(pipe), {})
 
 
 class LostTests(SynchronousTestCase):

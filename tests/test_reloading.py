@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -15,7 +16,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import ConfigurationError
 from tawebeval.reloading import Reloading
 from tawebeval.rereading import Outcome, Rereading
+from tawebeval.secretfiles import digest
 from tests.test_reporting import FakeSupervisor
+
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @attrs.define
@@ -43,12 +47,17 @@ class FakeSource:
 class ReloadingTests(SynchronousTestCase):
     """What an order to reload comes to."""
 
-    def reload(self, *sources: FakeSource | None, copies: str = "") -> tuple[Outcome, list[str]]:
+    def reload(
+        self,
+        *sources: FakeSource | None,
+        copies: str = "",
+        originals: Mapping[str, str] = NONE,
+    ) -> tuple[Outcome, list[str]]:
         """Reload; return what has come of it, and what is logged of each level."""
         supervisor = FakeSupervisor("/notify")
         reloading = Reloading(sources, copies, supervisor, MemoryReactor())
         with capturedLogs() as logged:
-            outcome = reloading.reload()
+            outcome = reloading.reload(originals)
         self.assertEqual([one.split("=")[0] for one in supervisor.told], ["RELOADING", "READY"])
         self.levels = [event["log_level"] for event in logged]
         return outcome, [str(formatEvent(event)) for event in logged]
@@ -89,6 +98,36 @@ class ReloadingTests(SynchronousTestCase):
             for note in outcome.notes:
                 self.assertTrue(note.startswith(f"callers.tokens: {path} is a copy"), note)
                 self.assertIn("restart", note)
+
+    def test_stale(self) -> None:
+        """By a copy whose original has changed nothing is reloaded; other files do not matter."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text("alice")
+        folder, same = str(path.parent), digest(path)
+        for copies, originals, well in (
+            (folder, {path.name: same}, True),
+            (folder, {path.name: "12ab"}, False),
+            (folder, {path.name: ""}, False),
+            (folder, {"other": "12ab"}, True),
+            ("/elsewhere", {path.name: "12ab"}, True),
+            ("", {path.name: "12ab"}, True),
+        ):
+            one, two = FakeSource("callers.tokens", "new", path=path), FakeSource("two", "new")
+            outcome, _ = self.reload(one, two, copies=copies, originals=originals)
+            self.assertEqual(len(outcome.problems), 0 if well else 1, (copies, originals))
+            for problem in outcome.problems:
+                self.assertTrue(problem.startswith(f"callers.tokens: {path} is a copy"), problem)
+                self.assertIn("restart", problem)
+            counts = "new" if well else "old"
+            self.assertEqual((one.counts, two.counts), (counts, counts))
+
+    def test_unreadable_copy(self) -> None:
+        """Of a copy that cannot be read its reader says so, and nobody that it is another."""
+        folder = Path(self.mktemp()).absolute()
+        (folder / "tokens").mkdir(parents=True)
+        source = FakeSource("callers.tokens", broken="is a directory", path=folder / "tokens")
+        outcome, _ = self.reload(source, copies=str(folder), originals={"tokens": "12ab"})
+        self.assertEqual(outcome.problems, ("is a directory",))
 
     def test_nothing(self) -> None:
         """Where there is no file that is logged."""

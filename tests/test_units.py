@@ -81,11 +81,13 @@ class UnitTests(SynchronousTestCase):
         """So is what reloads it, which finds the daemon where that takes orders."""
         service = read_unit("tawebeval.service")["Service"]
         program, *arguments = shlex.split(service["ExecReload"])
-        self.assertEqual(program, f"{PROGRAMS}/tawebeval")
+        self.assertEqual(program, f"+{PROGRAMS}/tawebeval")
+        copied = arguments[arguments.index("--copied") + 1]
+        self.assertEqual(copied, service["LoadCredential"])
         environment = {"RUNTIME_DIRECTORY": f"/run/{service['RuntimeDirectory']}"}
         asked: list[Path] = []
 
-        def order(path: Path, _: float) -> Outcome:
+        def order(path: Path, *_: object) -> Outcome:
             asked.append(path)
             return Outcome()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -101,7 +103,14 @@ def doctor(config: Path | None, as_json: bool) -> None:
     type=click.Path(path_type=Path),
     help="Where the daemon takes orders; $RUNTIME_DIRECTORY/control, or that of the unit.",
 )
-def reload(socket: Path | None) -> None:
+@click.option(
+    "--copied",
+    multiple=True,
+    metavar="NAME:FILE",
+    help="A file that systemd hands over (LoadCredential=NAME:FILE): where it has changed, and the "
+    "daemon has its copy, the reload is refused. May be repeated; root alone can look.",
+)
+def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
     """Have a daemon under systemd read its files again, and wait until it has.
 
     These are the configuration, and the files of tokens and secrets. With a mistake in any of them
@@ -111,20 +120,33 @@ def reload(socket: Path | None) -> None:
     \b
     The exit status is
       0    all was read; what counts only after a restart is named
-      1    something is wrong with a file: all is as it was before
+      1    something is wrong with a file, or it needs a restart: all is as it was before
       3    there is no daemon, or it does not answer
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
     from tawebeval.orders import find_socket, order_reload
 
     try:
-        outcome = order_reload(socket or find_socket(os.environ) or _ORDERS, _PATIENCE)
+        place = socket or find_socket(os.environ) or _ORDERS
+        outcome = order_reload(place, _PATIENCE, dict(_originals(copied)))
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(3) from None
     for said in outcome.problems or outcome.notes:
         click.echo(f"tawebeval: {said}", err=True)
     raise SystemExit(1 if outcome.problems else 0)
+
+
+def _originals(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of what systemd hands over, and digests of the files as they are now."""
+    from tawebeval.secretfiles import digest
+
+    for one in copied:
+        name, _, path = one.partition(":")
+        file = Path(path)
+        with suppress(OSError):  # who may not look tells nothing of it
+            if file.is_file() or not file.exists():  # what a pipe has can be read only once
+                yield name, digest(file)
 
 
 @click.group()

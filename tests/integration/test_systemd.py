@@ -162,10 +162,17 @@ class LifeTests(ServiceTestCase):
         self.healthy()
 
     def test_reload_of_what_is_handed_over(self) -> None:
-        """systemd does not copy tokens anew at a reload, and that is said."""
+        """Tokens that have changed are not copied anew, so the reload is refused and says why."""
         self.start()
         self.control("reload", SERVICE)
         self.assertIn("/tokens is a copy that systemd has made at the start", self.journal())
+        self.write(TOKENS, new_token("bob", straw(1))[1])
+        done = self.machine.attempt("systemctl", "reload", SERVICE)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("the file itself has changed: that counts after a restart", self.journal())
+        self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
+        self.control("restart", SERVICE)
+        self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 401)
 
     def test_slow_reload(self) -> None:
         """Who orders a reload waits for it, also where the files come slowly."""
