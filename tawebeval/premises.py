@@ -66,7 +66,7 @@ class Premises:
             finding = self._writable(part, source) or finding
         yield finding
         if finding.health is Health.OK and not self._may(source, os.R_OK):
-            what = f"{source}: {self._user} cannot read it, so SIGHUP reads no new tokens"
+            what = f"{source}: {self._user} cannot read it, so a reload (SIGHUP) is refused"
             remedy = f"chgrp {self._group} {source}; chmod 640 {source}"
             yield Finding(part, Health.WEAKER, what, remedy)
 
@@ -83,7 +83,7 @@ class Premises:
             return
         yield from self._strangers("callbacks", source)
         if not self._may(source, os.R_OK):
-            what = f"{source}: {self._user} cannot read it, so SIGHUP reads no new secrets"
+            what = f"{source}: {self._user} cannot read it, so a reload (SIGHUP) is refused"
             yield Finding(
                 "callbacks", Health.WEAKER, what, f"chown {self._user}: {shlex.quote(str(source))}"
             )

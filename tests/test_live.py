@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, CredentialSettings, Metrics
 from tawebeval.live import LIVE, adopt, differences
 from tests.test_config import settings_of
+
+OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
 SETTINGS = tuple(settings_of(Configuration))
 BEFORE = Configuration(metrics=Metrics("tokens"))
@@ -64,6 +68,19 @@ class LiveTests(SynchronousTestCase):
             if found == wanted:
                 taken.add(path)
         self.assertEqual(taken, LIVE)
+
+    def test_documented(self) -> None:
+        """The operator is told of the same ones."""
+        head = "settings that count at once |\n| --- | --- |\n"
+        _, _, below = OPERATIONS.read_text().partition(head)
+        told = set()
+        for row in below.partition("\n\n")[0].splitlines():
+            _, sections, settings, _ = row.split("|")
+            for section in re.findall(r"`\[(\w+)\]`", sections):
+                every = [path for path in SETTINGS if path.startswith(f"{section}.")]
+                named = [f"{section}.{key}" for key in re.findall(r"`(\w+)`", settings)]
+                told.update(every if settings.strip() == "all" else named)
+        self.assertEqual(told, LIVE)
 
     def test_several(self) -> None:
         """Of several changes in a section some are taken; what is only running stays."""
