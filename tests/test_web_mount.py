@@ -6,6 +6,8 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import listing
@@ -14,6 +16,7 @@ from tawebeval.errors import Elsewhere
 from tawebeval.web.mount import Mount
 from tests.fake_clients import MULTIPART, Answer, form, parts
 from tests.test_web_assets import LINK
+from tests.test_web_clients import PROXY, SETTINGS
 from tests.test_web_problems import RawTestCase
 
 BELOW = "/judge/a.b"
@@ -35,9 +38,14 @@ class MountTests(SynchronousTestCase):
 
     def test_itself(self) -> None:
         """What asks for the path alone is sent into it."""
+        mount = Mount(BELOW)
         for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
-            error = self.assertRaises(Elsewhere, Mount(BELOW).inside, target)
+            self.assertEqual(mount.inside(target), target)
+            error = self.assertRaises(Elsewhere, mount.check, target)
             self.assertEqual(error.location, "/judge/a.b/")
+        for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
+            mount.check(target)
+            Mount("").check(target)
 
 
 class RoutesBelowTests(RawTestCase):
@@ -121,3 +129,37 @@ class RoutesBelowTests(RawTestCase):
         """What is counted and logged is the route, without the path."""
         self.ask_raw(f"GET {BELOW}/health")
         self.assertEqual(self.service.api.traffic.counted(), {("GET", "/health", 200): 1})
+
+
+class EarlyRefusalsTests(RawTestCase):
+    """What is refused before anything else is looked at, through a proxy and below a path."""
+
+    configuration = Configuration(http=replace(SETTINGS, base_path=BELOW))
+
+    def refused(self, status: int, client: str) -> list[str]:
+        """Return the paths in the log of a form from a client that is refused so."""
+        traffic = self.service.api.traffic
+        self.patch(traffic, "logged", True)
+        traffic.answers.clear()
+        connection = self.service.connect(PROXY)
+        with capturedLogs() as events:
+            connection.request(
+                f"POST {BELOW}/evaluate",
+                form(parts()),
+                Content_Type=MULTIPART,
+                X_Forwarded_For=client,
+            )
+        self.check_raw(connection.answer(), status)
+        self.assertEqual(traffic.counted(), {("POST", "/evaluate", status): 1})
+        return [event["path"] for event in events if "took" in event]
+
+    def test_over_its_share(self) -> None:
+        """A client that has as many requests as it may: 503."""
+        waiting = f"GET /evaluation/{self.evaluate()}/events?wait=60"
+        for _ in range(SETTINGS.connections_per_address):
+            self.service.connect(PROXY).request(waiting, X_Forwarded_For="192.0.2.1")
+        self.assertEqual(self.refused(503, "192.0.2.1"), ["/evaluate"])
+
+    def test_unknown_sender(self) -> None:
+        """A header that names nobody: 400."""
+        self.assertEqual(self.refused(400, "nobody knows"), ["/evaluate"])

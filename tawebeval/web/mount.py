@@ -29,14 +29,17 @@ class Mount:
     )
 
     def inside(self, target: bytes) -> bytes:
-        """Return the target of a request as it is without the path.
+        """Return the target of a request as it is without the path; the path alone stays."""
+        rest = self._rest(target)
+        return rest if rest is not None and rest.startswith(b"/") else target
 
-        Raises Elsewhere for the path alone: what is relative to that is not below it.
-        """
-        found = None if self._found is None else self._found.match(target)
-        if found is None:
-            return target
-        rest = target[found.end() :]
-        if not rest.startswith(b"/"):
+    def check(self, target: bytes) -> None:
+        """Raise Elsewhere for the path alone: what is relative to that is not below it."""
+        rest = self._rest(target)
+        if rest is not None and not rest.startswith(b"/"):
             raise Elsewhere(f"{self.path}/")
-        return rest
+
+    def _rest(self, target: bytes) -> bytes | None:
+        """Return what follows the path, None if the target is not below it."""
+        found = None if self._found is None else self._found.match(target)
+        return None if found is None else target[found.end() :]

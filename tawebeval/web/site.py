@@ -77,12 +77,14 @@ class ApiRequest(Request):
         asking = self.requestHeaders.getRawHeaders(b"Origin", [])
         set_headers(self, general_headers(origins, asking))
         self.method, target, self.clientproto = self.channel.request_line()
-        self.uri = self.path = _origin_form(target)
+        target, mount = _origin_form(target), self.channel.site.api.mount
+        # First of all, for whatever is refused is counted and logged by its path, too.
+        self.uri = mount.inside(target)
+        self.path = self.uri.split(b"?", 1)[0]
         self.sender = Client(self.channel.peer.address)
         try:
             self._find_sender()
-            self.uri = self.channel.site.api.mount.inside(self.uri)
-            self.path = self.uri.split(b"?", 1)[0]
+            mount.check(target)
             self._check_target()
             if self.method != b"OPTIONS" and _SLASHES.sub(b"/", self.path) not in _OPEN:
                 self.caller = self.channel.site.api.admit(self.method, self.requestHeaders)
