@@ -13,8 +13,28 @@ Two families, because they reach people in two ways:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import attrs
+
+Reason = Literal[
+    "repository",
+    "commit",
+    "directory",
+    "exit",
+    "timeout",
+    "cpu",
+    "memory",
+    "processes",
+    "disk",
+    "file_size",
+    "output",
+    "stderr",
+    "cancelled",
+    "shutdown",
+    "lost",
+]
+"""Why an evaluation came to a bad end, in the words of its final event."""
 
 
 class TawebevalError(Exception):
@@ -160,12 +180,10 @@ class OverShare(Busy):
 class EvaluationError(TawebevalError):
     """Why an evaluation did not come to a good end: its final event.
 
-    `reason` is a word of the contract (`repository`, `commit`, `directory`, `exit`,
-    `timeout`, `cpu`, `memory`, `processes`, `disk`, `file_size`, `output`, `stderr`, `cancelled`,
-    `shutdown`, `lost`); `message` is for people; `members` are the further members of the event.
+    `message` is for people; `members` are the further members of the event.
     """
 
-    reason: str
+    reason: Reason
     message: str
     members: Mapping[str, str | int | float] = attrs.field(factory=dict)
 
@@ -177,7 +195,7 @@ class ForbiddenHost(TawebevalError):
     """A URL leads to where the operator does not let callers send this machine."""
 
 
-def over_limit(reason: str, limit: str, unit: str, value: float) -> EvaluationError:
+def over_limit(reason: Reason, limit: str, unit: str, value: float) -> EvaluationError:
     """Return the error of a run that was stopped by a limit: a setting of `[limits]`."""
     shown = f"{value:g}" if isinstance(value, float) else value
     return EvaluationError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from http import HTTPStatus
+from typing import get_args
 
 import attrs
 from prometheus_client import CollectorRegistry, generate_latest
@@ -18,6 +20,7 @@ from tawebeval import __version__
 from tawebeval.admission import Queue
 from tawebeval.callback import Stage
 from tawebeval.callbacks import Callbacks
+from tawebeval.errors import Reason
 from tawebeval.lag import Lag
 from tawebeval.life import State
 from tawebeval.registry import Registry
@@ -26,11 +29,20 @@ from tawebeval.surroundings import Surroundings
 from tawebeval.tally import Histogram
 from tawebeval.vitals import Vitals
 from tawebeval.web.connections import Connections
-from tawebeval.web.traffic import Traffic
+from tawebeval.web.traffic import Routes, Traffic
 
 _PREFIX = "tawebeval_"
 _LIVING = tuple(state for state in State if state not in (State.DRAINED, State.EXPIRED))
 _ENDS = (Stage.DELIVERED, Stage.REFUSED, Stage.GIVEN_UP)
+
+# What is there from the start, as 0: the first of a series that begins with 1 is no increase to
+# Prometheus, and no alert. Statuses by which the daemon says that something is wrong with it.
+_OUTCOMES = (
+    (State.FINISHED, ""),
+    (State.CANCELLED, "cancelled"),
+    *((State.FAILED, reason) for reason in get_args(Reason) if reason != "cancelled"),
+)
+_ALARMING = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """The values of a metric by those of its labels."""
@@ -46,6 +58,7 @@ class Figures(Collector):
     registry: Registry
     callbacks: Callbacks | None
     traffic: Traffic
+    routes: Routes
     connections: Connections
     lag: Lag
 
@@ -80,10 +93,14 @@ class Figures(Collector):
             [((state.value,), tally.states[state]) for state in _LIVING],
             "state",
         )
+        ended = dict.fromkeys(_OUTCOMES, 0)
         yield _counter(
             "evaluations_ended",
             "Ends of evaluations, by the reason of a bad one.",
-            [((state.value, reason), n) for (state, reason), n in tally.ended.items()],
+            [
+                ((state.value, reason), number)
+                for (state, reason), number in {**ended, **tally.ended}.items()
+            ],
             "state",
             "reason",
         )
@@ -150,12 +167,20 @@ class Figures(Collector):
         yield _gauge("cache_limit_bytes", "What they may take.", one(limit))
 
     def _web(self) -> Iterator[Metric]:
+        answered = {
+            (method, route, int(status)): 0
+            for method, route in self.routes.known()
+            for status in _ALARMING
+        }
         yield _counter(
             "requests",
             "Requests that were answered.",
             [
                 ((method, route, str(status)), number)
-                for (method, route, status), number in self.traffic.counted().items()
+                for (method, route, status), number in {
+                    **answered,
+                    **self.traffic.counted(),
+                }.items()
             ],
             "method",
             "route",

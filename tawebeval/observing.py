@@ -19,8 +19,8 @@ from tawebeval.repositories import Repositories
 from tawebeval.retrial import Retrial
 from tawebeval.sandboxes import Places, try_again
 from tawebeval.surroundings import Surroundings
-from tawebeval.web.connections import Connections
 from tawebeval.web.operations import Operations
+from tawebeval.web.site import ApiSite
 from tawebeval.web.traffic import Traffic
 
 
@@ -75,7 +75,7 @@ class Observing:
         queue: Queue,
         registry: Registry,
         callbacks: Callbacks | None,
-        connections: Connections,
+        site: ApiSite,
     ) -> None:
         """Have these among the metrics."""
         self._exposition.add(
@@ -86,7 +86,8 @@ class Observing:
                 registry,
                 callbacks,
                 self.traffic,
-                connections,
+                site.routes,
+                site.connections,
                 self.lag,
             )
         )

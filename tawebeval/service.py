@@ -268,7 +268,7 @@ def make_service(
         observing.traffic,
     )
     site = ApiSite(make_app(api), api, reactor)
-    observing.show(surroundings, repositories, queue, registry, callbacks, site.connections)
+    observing.show(surroundings, repositories, queue, registry, callbacks, site)
     ground = Ground(directories, cgroups, sandbox, (threads, watching))
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.defer import Deferred
 
 from tawebeval import __version__
 from tawebeval.callback import Stage
@@ -25,6 +27,7 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 _METRIC = re.compile(r"\b((?:tawebeval|process)_[a-z_]+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)=~?\"([^\"]*)\"")
 _BY = re.compile(r"by \(([\w, ]+)\)")
+_GROWTH = re.compile(r"\b(?:increase|rate)\((tawebeval_[a-z_]+)(?:\{([^}]*)\})?\[")
 _LEGEND = re.compile(r"\{\{(\w+)\}\}")
 
 # What Prometheus adds by itself.
@@ -63,6 +66,7 @@ class FiguresTestCase(WebTestCase):
                 registry,
                 self.callbacks,
                 self.service.api.traffic,
+                self.service.site.routes,
                 self.service.site.connections,
                 self.lag,
             )
@@ -204,6 +208,53 @@ class WithoutCallbacksTests(FiguresTestCase):
     def test_none(self) -> None:
         """Then there is nothing said of them."""
         self.assertFalse([name for name, _ in self.series() if "callbacks" in name])
+
+
+class FreshCallbacks:
+    """Callbacks of which none has ended yet."""
+
+    pending = 0
+    ended: Counter[Stage] = Counter()  # noqa: RUF012
+
+
+class FirstEventTests(FiguresTestCase):
+    """A daemon at which nothing has happened yet."""
+
+    callbacks = FreshCallbacks()
+
+    def test_alerts(self) -> None:
+        """What alerts see the growth of is there as 0; what begins with 1 has not grown."""
+        series, selected = self.series(), 0
+        for name, selectors in _GROWTH.findall(ALERTS.read_text()):
+            wanted = set(_LABEL.findall(selectors))
+            found = {
+                number
+                for (own, labels), number in series.items()
+                if own == name and wanted <= set(labels)
+            }
+            self.assertEqual(found, {0}, (name, selectors))
+            selected += bool(wanted)
+        self.assertGreater(selected, 3)
+
+    def test_ends(self) -> None:
+        """Every end that there may be is there; one that comes about is none of its own."""
+        before = self.ends()
+        self.assertEqual(set(before.values()), {0})
+        self.evaluate()
+        self.finish(3)
+        Deferred.fromCoroutine(self.service.registry.cancel(self.evaluate()))
+        self.finish()
+        after = self.ends()
+        self.assertEqual(set(after), set(before))
+        self.assertEqual(sum(after.values()), 2)
+
+    def ends(self) -> Series:
+        """Return the ends of evaluations."""
+        return {
+            each: number
+            for each, number in self.series().items()
+            if each[0] == "tawebeval_evaluations_ended_total"
+        }
 
 
 class RelianceTests(FiguresTestCase):

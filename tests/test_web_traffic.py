@@ -76,6 +76,14 @@ class CountTests(TrafficTestCase):
             self.ask_raw(line)
             self.assert_counted(counted)
 
+    def test_known(self) -> None:
+        """Whatever is counted is of a method and a route that are known before."""
+        known = list(self.service.site.routes.known())
+        self.assertEqual(len(set(known)), len(known))
+        for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
+            for path in ("/evaluate", self.events(), f"/evaluation/{self.identifier}", "/x", "*"):
+                self.assertIn(self.service.site.routes.of(method.encode(), path.encode()), known)
+
     def test_polls(self) -> None:
         """Both roads count alike: pages, refusals, and clients that go while they wait."""
         for shortcut in (True, False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from urllib.parse import unquote_to_bytes
 
 import attrs
@@ -104,6 +105,14 @@ class Routes:
         except HTTPException:  # which answers that there is none
             return named, OTHER
         return named, rule.rule
+
+    def known(self) -> Iterator[tuple[str, str]]:
+        """Yield each method and route that `of` may return."""
+        for rule in self._app.url_map.iter_rules():
+            for method in sorted(_METHODS & (rule.methods or _METHODS)):
+                yield method, rule.rule
+        for method in sorted(_METHODS | {OTHER}):
+            yield method, OTHER
 
 
 def readable(path: bytes) -> str:
