@@ -13,6 +13,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.machine import Machine, missing, wait_until
+from tests.links import leading_nowhere, links
 from tests.run import ROOT
 
 SERVICE = "tawebeval.service"
@@ -41,9 +42,19 @@ class ChangelogTests(SynchronousTestCase):
 
 
 class PolicyTests(SynchronousTestCase):
-    """What Debian expects of packages."""
+    """What Debian expects of packages, and what is not to become of that."""
 
     timeout = 600
+
+    def test_documents(self) -> None:
+        """No document is packed away from those that lead to it."""
+        if missing():
+            raise SkipTest(missing())
+        folder = Path(self.mktemp())
+        subprocess.run(["dpkg-deb", "--extract", package(), folder], check=True, timeout=60)
+        documents = folder / "usr" / "share" / "doc" / "tawebeval"
+        self.assertGreater(len(list(links(documents))), 50)
+        self.assertEqual(leading_nowhere(documents), [])
 
     def test_lintian(self) -> None:
         """Debian's own look at packages finds no error; what is overridden has a reason."""

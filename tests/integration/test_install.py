@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import runpy
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.machine import missing
 from tests.integration.service_case import TOKENS, ServiceTestCase
+from tests.links import leading_nowhere, links
 from tests.run import ROOT
 
 VENV = "/usr/local/lib/tawebeval"
@@ -114,6 +117,51 @@ class InstalledTests(ServiceTestCase):
         self.assertEqual(
             self.ask("GET", "/evaluations", Authorization=f"Bearer {token}").answer()[0], 200
         )
+
+
+class PlacesTests(SynchronousTestCase):
+    """What the places that are asked for make of units and documents."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.install = runpy.run_path(INSTALL)
+
+    def places(self, prefix: str, sysconfdir: str) -> Any:
+        """Return the places of an installation in the folder of the test."""
+        return self.install["Places"](str(self.folder), Path(prefix), Path(sysconfdir))
+
+    def unit(self, prefix: str, sysconfdir: str) -> str:
+        """Return the service as it is installed."""
+        self.install["write_units"](self.places(prefix, sysconfdir))
+        return Path(f"{self.folder}{prefix}/lib/systemd/system/tawebeval.service").read_text()
+
+    def test_usual_places(self) -> None:
+        """By default the unit is the one of the checkout."""
+        shipped = (ROOT / "systemd" / "tawebeval.service").read_text()
+        self.assertEqual(self.unit("/usr/local", "/etc"), shipped)
+
+    def test_other_places(self) -> None:
+        """Elsewhere the unit finds its program, its configuration and its tokens there."""
+        for prefix, sysconfdir in (("/usr", "/usr/local/etc"), ("/opt/x", "/opt/etc")):
+            unit = self.unit(prefix, sysconfdir)
+            self.assertIn(f"ExecStart={prefix}/lib/tawebeval/bin/twistd ", unit)
+            self.assertIn(f"--config {sysconfdir}/tawebeval/tawebeval.toml ", unit)
+            self.assertIn(f"LoadCredential=tokens:{sysconfdir}/tawebeval/tokens\n", unit)
+            # Nothing else is left, either, that begins with /etc.
+            self.assertNotRegex(unit, r"(?<![\w/])/etc/")
+            # systemd has that below /etc, wherever the configuration is.
+            self.assertNotIn("ConfigurationDirectory", unit)
+
+    def test_documents(self) -> None:
+        """Wherever a document leads there is something, and nothing is left of an earlier one."""
+        places = self.places("/usr/local", "/etc")
+        documents = self.folder / "usr" / "local" / "share" / "doc" / "tawebeval"
+        documents.mkdir(parents=True)
+        (documents / "earlier.md").touch()
+        self.install["write_documents"](places)
+        self.assertFalse((documents / "earlier.md").exists())
+        self.assertGreater(len(list(links(documents))), 50)
+        self.assertEqual(leading_nowhere(documents), [])
 
 
 class RemovalTests(SynchronousTestCase):
