@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +22,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from benchmarks import disk
 from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, percentile
 from benchmarks.report import markdown, table, text
+from benchmarks.rows import polls, workers
+from benchmarks.running import Server
+
+OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
 SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1)
 
@@ -84,6 +93,36 @@ class FiguresTests(SynchronousTestCase):
         self.assertEqual((spread.low, spread.high), (min(samples), max(samples)))
         self.assertLessEqual(sum(sample < spread.middle for sample in samples), len(samples) / 2)
         self.assertLessEqual(sum(sample > spread.middle for sample in samples), len(samples) / 2)
+
+
+class NamesTests(SynchronousTestCase):
+    """Rows by their names, as others speak of them."""
+
+    def rows(self, module: ModuleType) -> set[str]:
+        """Return the names of the rows of a module, which measures nothing."""
+
+        def nothing(*_: Any, **__: Any) -> AbstractContextManager[Server]:
+            return nullcontext(Server(0, 0))
+
+        def measured(_rounds: int, _ways: object) -> dict[str, list[float]]:
+            return defaultdict(lambda: [1.0])
+
+        for name, fake in (("interleave", measured), ("daemon", nothing), ("server", nothing)):
+            if hasattr(module, name):
+                self.patch(module, name, fake)
+        self.patch(module, "silent_evaluation", lambda _: "/")
+        return {row.what for row in module.measure(1)}
+
+    def test_quoted(self) -> None:
+        """Each row by which the operator is told why there is one process is one that there is."""
+        names = self.rows(polls) | self.rows(workers)
+        text = OPERATIONS.read_text("utf-8").partition("\n## One process, and more than one\n")[2]
+        quoted = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", text.partition("\n## ")[0])
+        self.assertGreater(len(quoted), 3)
+        for quote in quoted:
+            parts = [re.escape(part) for part in " ".join(quote.split()).split("…")]
+            found = [name for name in names if re.fullmatch(".*".join(parts), name)]
+            self.assertTrue(found, f"no row has the name {quote!r}")
 
 
 class TableTests(SynchronousTestCase):
