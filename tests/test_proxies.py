@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from http import HTTPStatus
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -70,20 +71,18 @@ class ProxiesTests(SynchronousTestCase):
             for setting in settings:
                 self.assertGreater(self.seconds(name, setting), 2 * longest)
 
-    def test_away(self) -> None:
-        """What a proxy answers for a daemon that is away is a problem document like the others."""
+    def test_documents(self) -> None:
+        """What a proxy answers by itself is a problem document like those of the daemon."""
         for name, count in (
-            ("nginx.conf", 1),
-            ("haproxy.cfg", 2),
-            ("haproxy-several.cfg", 2),
+            ("nginx.conf", 3),
+            *((name, 5) for name in HAPROXY),
             ("Caddyfile", 1),
         ):
             documents = [json.loads(each) for each in re.findall(r"{\"type.*}", self.read(name))]
             self.assertEqual(len(documents), count, name)
             for document in documents:
                 self.assertEqual(document["type"], "about:blank")
-                self.assertIn(document["status"], (502, 503))
-                self.assertTrue(document["title"])
+                self.assertEqual(document["title"], HTTPStatus(document["status"]).phrase)
                 self.assertEqual(document["detail"], document["message"])
 
     def test_examples(self) -> None:

@@ -83,14 +83,18 @@ class Daemon:
     program: Sequence[str] = (str(TWISTD),)
 
     def __init__(
-        self, configuration: str = CONFIGURATION, drain: float = 0, **environment: str
+        self,
+        configuration: str = CONFIGURATION,
+        drain: float = 0,
+        name: str = "",
+        **environment: str,
     ) -> None:
         self.folder = temporary_folder("tawebeval-")
         self.state = self.folder / "state"
         self.cache = self.folder / "cache"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        service = (SERVICE or "\n[service]\n") + f"drain = {drain}\n"
+        service = (SERVICE or "\n[service]\n") + f"drain = {drain}\nname = '{name}'\n"
         (self.folder / "tawebeval.toml").write_text(configuration + service)
         self._log = self.folder / "log"
         self._checked = 0
@@ -242,6 +246,7 @@ class DaemonTestCase(TestCase):
 
     timeout = 60
     configuration: ClassVar[str] = CONFIGURATION
+    daemon_name: ClassVar[str] = ""
     environment: ClassVar[Mapping[str, str]] = {}
     drain: ClassVar[float] = 0
     _shared: ClassVar[Daemon | None] = None
@@ -258,7 +263,7 @@ class DaemonTestCase(TestCase):
         cls = type(self)
         self.addCleanup(self._stop_after_the_last)
         if cls._shared is None:
-            cls._shared = Daemon(cls.configuration, cls.drain, **cls.environment)
+            cls._shared = Daemon(cls.configuration, cls.drain, cls.daemon_name, **cls.environment)
         self.daemon = cls._shared
         if not self.daemon.running:  # not yet, or because a test that failed has stopped it
             self.daemon.start(*self.options())

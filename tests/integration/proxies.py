@@ -209,6 +209,16 @@ class StrippingNginx(Nginx):
         return changed(own, {"proxy_pass http://tawebeval;": "proxy_pass http://tawebeval/;"})
 
 
+class ForwardingNginx(Nginx):
+    """nginx that tells who asks by the header of RFC 7239."""
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration with the line for that in place of the usual one."""
+        usual = "proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;"
+        text = variant(text, "proxy_set_header Forwarded $tawebeval_client;", usual)
+        return super().configuration(text, upstream, below)
+
+
 class HAProxy(Proxy):
     """HAProxy."""
 
@@ -220,10 +230,13 @@ class HAProxy(Proxy):
         if below:
             use = "use_backend tawebeval if { path /judge } || { path_beg /judge/ }"
             text = variant(text, use, "default_backend tawebeval")
+        return self.with_places(changed(text, {"127.0.0.1:8080": upstream}))
+
+    def with_places(self, text: str) -> str:
+        """Return a configuration with its places to listen here."""
         return changed(
             text,
             {
-                "127.0.0.1:8080": upstream,
                 "bind :80\n": f"bind 127.0.0.1:{self.port}\n",
                 "bind :443": f"bind 127.0.0.1:{self.tls_port}",
                 "/etc/haproxy/judge.example.org.pem": str(self.certificate),
@@ -233,6 +246,29 @@ class HAProxy(Proxy):
     def command(self) -> list[str]:
         """Return what runs it in the foreground."""
         return ["-db", "-f", self.file]
+
+
+class ImpatientHAProxy(HAProxy):
+    """HAProxy that waits for the daemon only as long as a test does."""
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration, but for that time."""
+        own = super().configuration(text, upstream, below)
+        return changed(own, {"timeout server 1h": "timeout server 300ms"})
+
+
+class HAProxyBeforeSeveral(HAProxy):
+    """HAProxy before two daemons: `upstream` is both of their addresses, with a space between."""
+
+    file = "haproxy-several.cfg"
+
+    def configuration(self, text: str, upstream: str, below: bool) -> str:
+        """Return the shipped configuration as it holds here; it has no variant below a path."""
+        assert not below, "evaluations are found by the second part of the path"
+        for old, new in zip(("127.0.0.1:8081", "127.0.0.1:8082"), upstream.split(), strict=True):
+            assert old in text, f"{old} is not there"
+            text = text.replace(old, new)
+        return self.with_places(text)
 
 
 class Caddy(Proxy):

@@ -31,10 +31,16 @@ ENDLESS = python("import itertools\nfor number in itertools.count(): print('line
 PRINTED = "".join(f"line {number}\n" for number in range(COUNT))
 
 
-def settings(base_path: str = "", trusted: str = "127.0.0.1", more: str = "") -> str:
+def settings(
+    base_path: str = "",
+    trusted: str = "127.0.0.1",
+    header: str = "X-Forwarded-For",
+    more: str = "",
+) -> str:
     """Return the configuration of a daemon behind a proxy."""
     return (
-        f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\ntrusted_proxies = ['{trusted}']\n"
+        f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
+        f"trusted_proxies = ['{trusted}']\nclient_header = '{header}'\n"
         f"[streams]\nheartbeat = 0.3\n[log]\nformat = 'json'\naccess = true\n{more}"
     )
 
@@ -245,7 +251,29 @@ class FollowingTests:
         self.assertTrue("".join(found) == PRINTED, "not what was printed")
 
 
-class SurfaceTests:
+class AddressTests:
+    """Whom the daemon thinks to have before it; for a `ProxyTestCase`."""
+
+    async def test_address(self: Any) -> None:
+        """The access log has the client's own address, whatever it claims."""
+        for url, source in ((self.proxy.url, "127.0.0.2"), (self.proxy.tls_url, "127.0.0.3")):
+            async with Client(url, trust=self.trust, source=source) as client:
+                claims = {"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
+                await client.get(f"/{source}", headers=claims)
+            self.assertEqual(await self.logged(f"/{source}"), [source])
+
+    async def logged(self: Any, path: str) -> list[str]:
+        """Return from which addresses somebody asked for this."""
+
+        def lines() -> list[str]:
+            found = (json.loads(line) for line in self.daemon.log.splitlines())
+            return [line["client"] for line in found if line.get("path") == path]
+
+        found: list[str] = await until(lines, "it is in the log")
+        return found
+
+
+class SurfaceTests(AddressTests):
     """The rest of what clients meet; for a `ProxyTestCase`."""
 
     async def test_links(self: Any) -> None:
@@ -326,24 +354,6 @@ class SurfaceTests:
             connection.send(head_of(200 * MIB, target=f"{self.base_path}/evaluate"))
             connection.send_until_answered(b"x" * (100 * MIB))
             self.assertEqual(connection.answer().problem(413)["limit"], 64 * MIB)
-
-    async def test_address(self: Any) -> None:
-        """The access log has the client's own address, whatever it claims."""
-        for url, source in ((self.proxy.url, "127.0.0.2"), (self.proxy.tls_url, "127.0.0.3")):
-            async with Client(url, trust=self.trust, source=source) as client:
-                claims = {"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
-                await client.get(f"/{source}", headers=claims)
-            self.assertEqual(await self.logged(f"/{source}"), [source])
-
-    async def logged(self: Any, path: str) -> list[str]:
-        """Return from which addresses somebody asked for this."""
-
-        def lines() -> list[str]:
-            found = (json.loads(line) for line in self.daemon.log.splitlines())
-            return [line["client"] for line in found if line.get("path") == path]
-
-        found: list[str] = await until(lines, "it is in the log")
-        return found
 
     async def test_away(self: Any) -> None:
         """While the daemon is away there is a document that says so, and then all is well."""

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import socket
-import subprocess
-from pathlib import Path
 
 from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client, text
-from tests.integration.harness import Daemon, free_port, until
+from tests.integration.harness import Daemon
+from tests.integration.proxies import HAProxyBeforeSeveral
+from tests.integration.proxy_case import lacking
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import temporary_folder
-
-CONFIGURATION = (
-    Path(__file__).resolve().parent.parent.parent / "etc" / "proxies" / "haproxy-several.cfg"
-)
-HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
 
 
 class NamedTests(TestCase):
     """Clients have one address, and each evaluation is asked of the daemon that has it."""
 
     timeout = 60
-    if HAPROXY is None:
-        skip = "there is no haproxy (Debian package of that name)"
+    skip = lacking(HAProxyBeforeSeveral)
 
     async def setUp(self) -> None:
         self.folder = temporary_folder()
@@ -37,45 +29,20 @@ class NamedTests(TestCase):
         self.daemons = [self.start(name) for name in ("a", "b")]
         for daemon in self.daemons:
             await daemon.ready()
-        port = self.start_proxy()
-        self.client = Client(f"http://127.0.0.1:{port}")
+        places = " ".join(f"127.0.0.1:{daemon.port}" for daemon in self.daemons)
+        proxy = HAProxyBeforeSeveral(places, below=False)
+        self.addCleanup(proxy.remove)
+        proxy.start()
+        await proxy.ready()
+        self.client = Client(proxy.url)
         self.addCleanup(self.client.close)
-
-        def listens() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        await until(listens, "haproxy listens")
 
     def start(self, name: str) -> Daemon:
         """Start a daemon of that name."""
-        daemon = Daemon()
+        daemon = Daemon(name=name)
         self.addCleanup(daemon.remove)
-        with (daemon.folder / "tawebeval.toml").open("a") as file:
-            file.write(f'name = "{name}"\n')  # the section that is written last is [service]
         daemon.start()
         return daemon
-
-    def start_proxy(self) -> int:
-        """Start HAProxy before both; return its port."""
-        port = free_port()
-        text = CONFIGURATION.read_text()
-        for place, number in (
-            ("bind :80", port),
-            ("127.0.0.1:8081", self.daemons[0].port),
-            ("127.0.0.1:8082", self.daemons[1].port),
-        ):
-            self.assertIn(place, text)
-            text = text.replace(place, f"{place.rpartition(':')[0]}:{number}")
-        path = self.folder / "haproxy.cfg"
-        path.write_text(text.replace(f"bind :{port}", f"bind 127.0.0.1:{port}"))
-        with (self.folder / "haproxy.log").open("wb") as log:
-            process = subprocess.Popen(
-                [str(HAPROXY), "-db", "-f", str(path)], stdout=log, stderr=log
-            )
-        self.addCleanup(process.wait)
-        self.addCleanup(process.terminate)
-        return port
 
     async def evaluate(self, command: str = "echo hello", **headers: str) -> str:
         """Begin an evaluation; return its identifier."""

@@ -10,6 +10,7 @@ from tests.integration.proxy_case import (
     lacking,
     settings,
 )
+from tests.integration.raw import Connection
 
 # As docs/operations.md has it, for Caddy leaves large buffers to the kernel.
 BUFFERS = "[buffers]\nevaluation = 16_777_216\n"
@@ -21,6 +22,12 @@ class CaddyTests(FollowingTests, SurfaceTests, ProxyTestCase):
     skip = lacking(Caddy)
     proxy_type = Caddy
     configuration = settings(more=BUFFERS)
+
+    async def test_long_head(self) -> None:
+        """What is too large for the daemon reaches it, and is refused by that."""
+        with Connection(self.proxy.port) as connection:
+            head = f"GET /{'x' * 40_000} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            connection.ask(head.encode()).problem(414)
 
 
 class CaddyBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from tests.integration.proxies import BELOW, HAProxy
+from typing import Any
+
+from tests.integration.harness import until
+from tests.integration.proxies import BELOW, HAProxy, HAProxyBeforeSeveral, ImpatientHAProxy
 from tests.integration.proxy_case import (
+    AddressTests,
     FollowingTests,
     ProxyTestCase,
     SurfaceTests,
     lacking,
     settings,
 )
+from tests.integration.raw import Connection, chunked, head_of, part
+from tests.integration.uploads import MIB
 
 
-class HAProxyTests(FollowingTests, SurfaceTests, ProxyTestCase):
+class RefusalTests:
+    """Bodies that HAProxy itself refuses; for a `ProxyTestCase`."""
+
+    async def test_broken_body(self: Any) -> None:
+        """A form that breaks off with what is none is answered with a problem."""
+        head = head_of(None, "Transfer-Encoding: chunked", target=f"{self.base_path}/evaluate")
+        with Connection(self.proxy.port) as connection:
+            connection.send(
+                head + chunked(part("submission[a]", b"b" * MIB), MIB).removesuffix(b"0\r\n\r\n")
+            )
+            await until(lambda: self.arrived() > 0, "a part of it is there")
+            connection.ask(b"no chunk\r\n").problem(400)
+
+
+class HAProxyTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase):
     """HAProxy."""
 
     skip = lacking(HAProxy)
@@ -27,3 +47,31 @@ class HAProxyBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):
     proxy_type = HAProxy
     below = True
     configuration = settings(BELOW)
+
+
+class HAProxyImpatientTests(ProxyTestCase):
+    """HAProxy, behind which a daemon takes its time."""
+
+    skip = lacking(ImpatientHAProxy)
+    proxy_type = ImpatientHAProxy
+    configuration = settings()
+
+    async def test_too_slow(self) -> None:
+        """Clients are told so by a problem."""
+        identifier = await self.begin_by(self.client, "exec sleep 600")
+        answer = await self.plain.get(f"/evaluation/{identifier}/events?wait=20")
+        answer.problem(504)
+        self.assertEqual(answer.header("Retry-After"), "5")
+
+
+class HAProxyBeforeSeveralTests(FollowingTests, AddressTests, ProxyTestCase):
+    """HAProxy before several daemons. All are the same one here; `test_names` has two."""
+
+    skip = lacking(HAProxyBeforeSeveral)
+    proxy_type = HAProxyBeforeSeveral
+    configuration = settings()
+    daemon_name = "a"
+
+    def upstream(self) -> str:
+        """Return the place of both."""
+        return " ".join([super().upstream()] * 2)

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.integration.client import Client
-from tests.integration.proxies import BELOW, Nginx, StrippingNginx
+from tests.integration.proxies import BELOW, ForwardingNginx, Nginx, StrippingNginx
 from tests.integration.proxy_case import (
+    AddressTests,
     FollowingTests,
     ProxyTestCase,
     SurfaceTests,
     lacking,
     settings,
 )
+from tests.integration.raw import Connection
 from tests.integration.terminal import piped
 
 
-class NginxTests(FollowingTests, SurfaceTests, ProxyTestCase):
+class RefusalTests:
+    """Heads that nginx itself refuses; for a `ProxyTestCase`."""
+
+    async def test_refused(self: Any) -> None:
+        """What is no request, or too large a head for one, is answered with a problem."""
+        rest = b" HTTP/1.1\r\nHost: localhost\r\n"
+        long = b"x" * 40_000
+        for request, codes in (
+            (b"nonsense\r\n\r\n", {400}),
+            (b"GET /health" + rest + b"no header\r\n\r\n", {400}),
+            (b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n", {400}),
+            (b"POST /x" + rest + b"Transfer-Encoding: odd\r\n\r\n", {400}),
+            (b"TRACE /health" + rest + b"\r\n", {400, 405}),
+            (b"GET /" + long + rest + b"\r\n", {400, 414}),
+            (b"GET /health" + rest + b"X-Long: " + long + b"\r\n\r\n", {400}),
+        ):
+            with Connection(self.proxy.port) as connection:
+                answer = connection.ask(request)
+            self.assertIn(answer.code, codes, request[:80])
+            answer.problem(answer.code)
+
+    async def test_plain_to_secure(self: Any) -> None:
+        """Who speaks plain HTTP where TLS is spoken is told so by a problem."""
+        with Connection(self.proxy.tls_port) as connection:
+            connection.ask(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").problem(400)
+
+
+class NginxTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase):
     """nginx."""
 
     skip = lacking(Nginx)
@@ -22,7 +53,7 @@ class NginxTests(FollowingTests, SurfaceTests, ProxyTestCase):
     configuration = settings()
 
 
-class NginxBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):
+class NginxBelowTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase):
     """nginx, below a path."""
 
     skip = lacking(Nginx)
@@ -46,6 +77,14 @@ class NginxBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):
             SSL_CERT_FILE=str(self.proxy.certificate),
         )
         self.assertEqual((done.returncode, done.stdout), (0, "hello\n"), done.stderr)
+
+
+class NginxForwardedTests(AddressTests, ProxyTestCase):
+    """nginx, which tells who asks by the header of RFC 7239."""
+
+    skip = lacking(Nginx)
+    proxy_type = ForwardingNginx
+    configuration = settings(header="Forwarded")
 
 
 class NginxStrippingTests(SurfaceTests, ProxyTestCase):
