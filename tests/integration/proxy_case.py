@@ -116,6 +116,11 @@ class ProxyTestCase(DaemonTestCase):
             client.evaluations = self.client.evaluations
             self.addCleanup(client.close)
 
+    @property
+    def base_path(self) -> str:
+        """The path below which the proxy has the API."""
+        return BELOW if self.below else ""
+
     async def begin_by(self, client: Client, command: str) -> str:
         """Begin an evaluation through the proxy; return its identifier."""
         return await client.evaluate(self.repository.url, self.commit, command)
@@ -366,8 +371,3 @@ class SurfaceTests(AddressTests):
         await self.daemon.ready()
         for client in (self.plain, self.secure):
             self.assertEqual((await client.get("/health")).code, 200)
-
-    @property
-    def base_path(self: Any) -> str:
-        """The path below which the proxy has the API."""
-        return BELOW if self.below else ""
