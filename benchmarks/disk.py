@@ -36,7 +36,9 @@ def fresh() -> Iterator[str]:
     so nothing of it stays however that ends.
     """
     usual = tempfile.gettempdir()
-    image = Path(tempfile.mkstemp(prefix="tawebeval-disk-")[1])
+    descriptor, name = tempfile.mkstemp(prefix="tawebeval-disk-")
+    os.close(descriptor)
+    image = Path(name)
     place = Path(tempfile.mkdtemp(prefix="tawebeval-disk-"))
     try:
         try:
