@@ -27,10 +27,12 @@ def reopened(filter_: int) -> int:
 def signal_inside(child: ChildProcess, number: int) -> None:
     """Send a signal to those in a sandbox.
 
-    bwrap itself is left to see them end: when that is over nobody is there any more.
+    bwrap itself is left to see them end: when that is over nobody is there any more. But where
+    nobody is inside, or only the first process, which ignores what it may, the program has not
+    begun, or is over. Then there is nobody to be asked, and all of it is killed.
     """
     inside = descendants(child.pid)
     for pid in inside:
-        send(pid, number)
-    if number == signal.SIGKILL and not inside:
-        child.signal_group(number)
+        send(pid, number if len(inside) > 1 else signal.SIGKILL)
+    if not inside:
+        child.signal_group(signal.SIGKILL)

@@ -192,6 +192,7 @@ class Evaluation:
         run.ended.tell(self._ran)
         if self._stopped is not None:
             run.stop(self._stopped)
+            run.kill()  # nobody has seen it run: there is nothing to bring to an end
 
     def _ran(self, run: Run) -> None:
         assert self._cell is not None, "it has run there"

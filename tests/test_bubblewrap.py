@@ -296,12 +296,18 @@ class SignalTests(BubblewrapTestCase):
         self.assertEqual(self.child.group_signals, [])
 
     def test_nobody_inside(self) -> None:
-        """Before there is anybody bwrap itself is killed; to end in peace it is not asked."""
+        """Before there is anybody bwrap itself is killed, for nobody could be asked to end."""
         self.patch(bwrap, "descendants", lambda pid: [])
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.child.group_signals.clear()
+            self.cell.signal(self.child, number)
+            self.assertEqual((self.sent, self.child.group_signals), ([], [signal.SIGKILL]))
+
+    def test_first_process_alone(self) -> None:
+        """It would ignore what it may, and has begun nothing yet: it is killed."""
+        self.patch(bwrap, "descendants", lambda pid: [31])
         self.cell.signal(self.child, signal.SIGTERM)
-        self.assertEqual(self.child.group_signals, [])
-        self.cell.signal(self.child, signal.SIGKILL)
-        self.assertEqual(self.child.group_signals, [signal.SIGKILL])
+        self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
 
     def test_end(self) -> None:
         """The kernel kills all that is left behind, which is over when the first one is gone."""

@@ -186,7 +186,7 @@ class StopTests(EvaluationTestCase):
         self.assertEqual(self.world.spawn.children, [])
 
     def test_as_it_starts(self) -> None:
-        """When it is started already, in a thread: as one that runs, and nothing is lost."""
+        """When it is started already, in a thread: it is killed at once, and nothing is lost."""
         threads = self.world.threads = SlowThreads()
         self.evaluation._surroundings = self.world.surroundings()
         start = FakeCell.start
@@ -199,9 +199,9 @@ class StopTests(EvaluationTestCase):
         self.patch(FakeCell, "start", stop)
         self.begin()
         threads.step()
-        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
         self.world.child.print(b"last words")
-        self.world.child.end(signal=signal.SIGTERM)
+        self.world.child.end(signal=signal.SIGKILL)
         self.world.turn()
         threads.finish()
         self.assert_over(State.CANCELLED, "cancelled", "last words")

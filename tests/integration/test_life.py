@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
 from tests.integration.client import Client, failure, text
@@ -192,6 +194,31 @@ class StatusTests(DaemonTestCase):
             for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
                 answer = await self.client.request(method, f"/evaluation/{identifier}{path}")
                 answer.problem(404)
+
+
+class StoppedAtOnceTests(DaemonTestCase):
+    """Evaluations that are cancelled as they begin, where the time of grace is long."""
+
+    configuration = CONFIGURATION.replace("grace = 0.3", "grace = 10")
+
+    async def test_nothing_runs_on(self) -> None:
+        """Whatever has been started at that moment, it ends, and not only after the grace time."""
+        await self.run_command("true")  # from here on the commit is there
+        for delay in range(0, 40, 2):
+            identifier = await self.begin("sleep 5; echo too late; exec sleep 60")
+            await deferLater(reactor, delay / 1000)
+            await self.client.cancel(identifier)
+            events = await self.client.follow(identifier)
+            failure(events, "cancelled")
+            self.assertEqual(text(events), "", f"after {delay} ms")
+
+    async def test_grace(self) -> None:
+        """One that has begun is asked to end, and may take its time."""
+        identifier = await self.begin_and_wait(
+            "trap 'sleep 0.1; echo done; exit' TERM; echo ready; while :; do sleep 0.1; done"
+        )
+        await self.client.cancel(identifier)
+        self.assertEqual(text(await self.client.follow(identifier)), "ready\ndone\n")
 
 
 class AbandonedTests(DaemonTestCase):
