@@ -257,9 +257,12 @@ class BubblewrapCell(Cell):
 
     def exit(self, status: int | None, number: int | None) -> Exit:
         """Return how the evaluator ended, of which bwrap tells as shells do."""
+        told = self._told()
         if number is not None:  # bwrap itself was killed
-            return Exit(None, number)
-        if b'"exit-code"' not in self._told():
+            if b'"child-pid"' in told:
+                return Exit(None, number)
+            raise EvaluationError("lost", f"the sandbox was ended by signal {number} at its start")
+        if b'"exit-code"' not in told:
             raise EvaluationError(
                 "lost", "the sandbox could not be started", {"status": status or 0}
             )

@@ -250,10 +250,17 @@ class ExitTests(BubblewrapTestCase):
             self.assertEqual(self.cell.exit(128 + number, None), Exit(None, number), number)
 
     def test_bwrap_killed(self) -> None:
-        """Who kills the run kills bwrap, which has noted nothing then, or has."""
-        for noted in (b"", CHILD, ENDED):
+        """Who kills the run kills bwrap, which has begun then, and may have noted more."""
+        for noted in (CHILD, ENDED):
             self.note(noted)
             self.assertEqual(self.cell.exit(None, signal.SIGKILL), Exit(None, 9))
+
+    def test_killed_at_its_start(self) -> None:
+        """Who kills bwrap before it has begun has not killed the evaluator, which never was."""
+        with self.assertRaises(EvaluationError) as caught:
+            self.cell.exit(None, signal.SIGKILL)
+        self.assertEqual((caught.exception.reason, caught.exception.members), ("lost", {}))
+        self.assertIn("ended by signal 9 at its start", caught.exception.message)
 
     def test_not_started(self) -> None:
         """Without the note of an end it was the sandbox that failed, whatever the status."""
