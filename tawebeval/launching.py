@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,8 @@ from twisted.logger import Logger
 from tawebeval import launcher
 from tawebeval.pipes import open_pipe
 from tawebeval.privileges import User
+from tawebeval.removal import remove
+from tawebeval.reports import ENDED, reported
 from tawebeval.starting import Started, taken_over
 
 _UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
@@ -37,9 +38,8 @@ FIRST = 3
 
 _PATIENCE = 10.0  # seconds for the process to start, and to answer
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
-_REPORT = 8 * 1024  # bytes of a message, in which there is one path at most
-_ENDED = "the process that starts evaluators has ended"
 _HANGS = "the process that starts evaluators does not answer"
+_NONE = "the process that starts evaluators cannot be started"
 
 log = Logger()
 
@@ -70,10 +70,6 @@ class Layers:
     lower: Path
     upper: Path
     work: Path
-
-
-class NotMounted(OSError):
-    """An overlay cannot be mounted."""
 
 
 def _words(launch: Launch, layers: Layers | None) -> bytes:
@@ -107,13 +103,20 @@ def start_launcher(*, mounting: bool, user: User | None = None) -> Launcher:
     One that is `mounting` is in a user namespace of its own. The thread that calls this is the
     parent of all that is started by it: what wants to end with its parent ends with this thread.
     """
-    complaints = []
+    errors = list[OSError]()
     for python in dict.fromkeys(_PYTHONS):
+        argv = [*(_UNSHARE if mounting else ()), python]
         try:
-            return _start([*(_UNSHARE if mounting else ()), python], user)
+            try:
+                return _start(argv, user)
+            except ConnectionError:  # somebody has killed it
+                log.warn("{what} as it began: another one is started", what=ENDED)
+                return _start(argv, user)
         except OSError as error:
-            complaints.append(str(error.strerror or error))
-    raise OSError(None, "; ".join(dict.fromkeys(complaints)))
+            errors.append(error)
+    # One that could be executed, and has just died, is what is wrong; others never did.
+    died = [error for error in errors if isinstance(error, ConnectionError)]
+    raise OSError(None, "; ".join(dict.fromkeys(str(e.strerror or e) for e in died or errors)))
 
 
 def _start(python: Sequence[str], user: User | None) -> Launcher:
@@ -146,7 +149,9 @@ def _start(python: Sequence[str], user: User | None) -> Launcher:
             if ours.recv(len(launcher.READY)) == launcher.READY:
                 return started
             said = os.pread(complaint, _COMPLAINT, 0).decode(errors="replace").strip()
-            raise OSError(None, said.rpartition("\n")[2] or _ENDED)
+            if not said:
+                raise ConnectionResetError(errno.ECONNRESET, ENDED)
+            raise OSError(None, said.rpartition("\n")[2])
         except OSError:
             started.close()
             raise
@@ -184,7 +189,10 @@ class Launching:
         try:
             return self._start(launch, layers)
         except ConnectionError:
-            log.warn("{what}: another one is started", what=_ENDED)
+            log.warn("{what}: another one is started", what=ENDED)
+            if layers is not None:  # the kernel takes no work directory that it has had before
+                remove(layers.work)
+                layers.work.mkdir()
             return self._start(launch, layers)
 
     def _start(self, launch: Launch, layers: Layers | None) -> tuple[Started, int | None]:
@@ -198,7 +206,7 @@ class Launching:
                 given = [words, theirs.fileno(), stdout[1], stderr[1], *launch.descriptors]
                 asked = self._ask(given)
             try:
-                pid, top = _reported(report)
+                pid, top = reported(report)
             except TimeoutError:
                 self._drop(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
@@ -214,12 +222,17 @@ class Launching:
     def _ask(self, descriptors: Sequence[int]) -> Launcher:
         """Send an order, and return to whom."""
         with self._lock:
-            asked = self._current()
+            try:
+                asked = self._current()
+            except OSError as error:
+                # Its words may have paths of this machine in them, and go to clients.
+                log.error("{what}: {error}", what=_NONE, error=error.strerror)  # noqa: TRY400
+                raise OSError(error.errno, _NONE) from None
             try:
                 socket.send_fds(asked.connection, [b"\n"], descriptors)
             except (ConnectionError, TimeoutError):
                 self._end()
-                raise ConnectionResetError(errno.ECONNRESET, _ENDED) from None
+                raise ConnectionResetError(errno.ECONNRESET, ENDED) from None
             return asked
 
     def _current(self) -> Launcher:
@@ -242,37 +255,3 @@ class Launching:
         if self._launcher is not None:
             self._launcher.close()
             self._launcher = None
-
-
-def _reported(report: socket.socket) -> tuple[int, int | None]:
-    """Return which child has begun, and the top of its overlay. Raises OSError.
-
-    One that is a ConnectionError or a TimeoutError tells that nothing can be had of the launcher.
-    """
-    pid, tops = 0, list[int]()
-    try:
-        while True:
-            message, descriptors = launcher.receive(report, _REPORT, 1)
-            tops += descriptors
-            if not message:
-                break
-            number, *failure = message.split(b"\0")
-            pid = int(number)
-            if failure:
-                raise _failure(*failure)
-        if not pid:
-            raise ConnectionResetError(errno.ECONNRESET, _ENDED)
-    except OSError as error:
-        for top in tops:
-            os.close(top)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-            if not isinstance(error, TimeoutError):  # then it may hang in the kernel
-                os.waitpid(pid, 0)
-        raise
-    return pid, tops[0] if tops else None
-
-
-def _failure(step: bytes, number: bytes, path: bytes) -> OSError:
-    kind = NotMounted if step == launcher.MOUNT else OSError
-    return kind(int(number), os.strerror(int(number)), os.fsdecode(path) or None)

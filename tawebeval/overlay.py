@@ -12,8 +12,9 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
-from tawebeval.launching import Launch, Launching, Layers, NotMounted
+from tawebeval.launching import Launch, Launching, Layers
 from tawebeval.privileges import User
+from tawebeval.reports import NotMounted
 from tawebeval.starting import Started
 from tawebeval.workspace import Workspace
 from tawebeval.writable import Copies

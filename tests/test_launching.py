@@ -18,9 +18,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
 from tawebeval import launching as module
-from tawebeval.launching import Launch, Launching, Layers, NotMounted, start_launcher
+from tawebeval.launcher import DESCRIPTORS
+from tawebeval.launching import FIRST, Launch, Launcher, Launching, Layers, start_launcher
 from tawebeval.orphans import children
 from tawebeval.privileges import User
+from tawebeval.reports import NotMounted
 from tawebeval.starting import wait_for
 from tests.test_process import PATH, descriptors
 from tests.test_process_inheritance import LOOK
@@ -50,6 +52,13 @@ class LaunchingTestCase(SynchronousTestCase):
             found = [pid for pid in children(os.getpid()) if module.NAME in command_line(pid)]
             if len(found) == 2:
                 return found
+
+    def launcher(self) -> Launcher:
+        """Return the launcher, which runs."""
+        self.launching.open()
+        held = self.launching._launcher
+        assert held is not None
+        return held
 
     def run_it(
         self,
@@ -115,6 +124,18 @@ class InheritanceTests(LaunchingTestCase):
         command = "for number in 3 4 5; do cat /proc/self/fd/$number; done"
         self.assertEqual(self.shell(command, descriptors=given), (0, b"304"))
 
+    def test_most_descriptors(self) -> None:
+        """As many as there can be do not get in one another's way."""
+        count = DESCRIPTORS - 2  # besides stdout and stderr
+        files = [os.memfd_create(f"file {number}") for number in range(count)]
+        for number, file in enumerate(files):
+            self.addCleanup(os.close, file)
+            os.write(file, b"%d " % number)
+        command = "for file; do cat /proc/self/fd/$file; done"
+        numbers = [str(number) for number in range(FIRST, FIRST + count)]
+        told = self.run_it("/bin/sh", "-c", command, "sh", *numbers, descriptors=files)
+        self.assertEqual(told, (0, b"".join(b"%d " % number for number in range(count))))
+
     def test_outputs(self) -> None:
         """Stdout and stderr are two pipes, which end with the program and those it has left."""
         started, _ = self.launching.start(
@@ -160,6 +181,20 @@ class InheritanceTests(LaunchingTestCase):
         word = "x" * 100_000
         status, told = self.shell('printf %s "$A$B$C$D"', environment=dict.fromkeys("ABCD", word))
         self.assertEqual((status, told), (0, word.encode() * 4))
+
+
+class LauncherTests(LaunchingTestCase):
+    """What the launcher itself finds."""
+
+    def test_environment(self) -> None:
+        """Of the daemon's environment there is nothing in its, nor in its spare's."""
+        for pid in self.processes():
+            self.assertEqual(Path(f"/proc/{pid}/environ").read_bytes(), b"")
+
+    def test_session(self) -> None:
+        """It is in no session or group of the daemon's, which a terminal would end as a whole."""
+        pid = self.launcher().process.pid
+        self.assertEqual((os.getsid(pid), os.getpgid(pid)), (pid, pid))
 
 
 class ChildTests(LaunchingTestCase):
@@ -253,6 +288,10 @@ class FailureTests(LaunchingTestCase):
 
         self.patch(os, "pidfd_open", fail)
         self.fail(OSError, argv=["/bin/sleep", "60"])
+        # The top of an overlay, if there is one, is closed then.
+        reported = module.reported
+        self.patch(module, "reported", lambda report: (reported(report)[0], os.open("/", 0)))
+        self.fail(OSError, argv=["/bin/sleep", "60"])
 
 
 class LossTests(LaunchingTestCase):
@@ -266,6 +305,28 @@ class LossTests(LaunchingTestCase):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             for _ in range(3):
                 self.assertEqual(self.shell("echo again"), (0, b"again\n"), victims)
+
+    def test_dropped_once(self) -> None:
+        """Of those who have lost one launcher only the first ends it, and none the next one."""
+        lost = self.launcher()
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        self.shell("true")
+        following = self.processes()
+        self.launching._drop(lost)
+        self.assertEqual(self.processes(), following)
+
+    def test_no_other(self) -> None:
+        """Where it cannot be replaced clients get fixed words, and the log what was said."""
+        for pid in self.processes():
+            os.kill(pid, signal.SIGKILL)
+        path = Path(self.mktemp()).resolve()
+        self.patch(module, "_PYTHONS", [str(path)])
+        with capturedLogs() as events, self.assertRaises(OSError) as caught:
+            self.shell("true")
+        told = str(caught.exception.strerror)
+        self.assertEqual(told, "the process that starts evaluators cannot be started")
+        self.assertIn(f"{told}: No such file or directory", str(formatEvent(events[-1])))
 
     def test_told(self) -> None:
         """That there was to be another one is in the log."""
@@ -294,8 +355,7 @@ class LossTests(LaunchingTestCase):
     def test_left_alone(self) -> None:
         """When the daemon has gone without a word, both end by themselves."""
         _, spare = self.processes()
-        held = self.launching._launcher
-        assert held is not None
+        held = self.launcher()
         held.connection.close()
         self.assertEqual(held.process.wait(PATIENCE), 0)
         os.waitpid(spare, 0)
@@ -317,8 +377,8 @@ class LossTests(LaunchingTestCase):
 class StartTests(SynchronousTestCase):
     """A launcher that cannot be started, and what is said then."""
 
-    def start(self, *scripts: str) -> str:
-        """Start with these programs as Python; return why it cannot."""
+    def use(self, *scripts: str) -> None:
+        """Let these programs be taken for Python."""
         pythons = []
         for script in scripts:
             path = Path(self.mktemp()).resolve()
@@ -326,6 +386,10 @@ class StartTests(SynchronousTestCase):
             path.chmod(0o755)
             pythons.append(str(path))
         self.patch(module, "_PYTHONS", pythons)
+
+    def start(self, *scripts: str) -> str:
+        """Start with these programs as Python; return why it cannot."""
+        self.use(*scripts)
         before = os.listdir("/proc/self/fd")
         with self.assertRaises(OSError) as caught:
             start_launcher(mounting=False)
@@ -341,6 +405,21 @@ class StartTests(SynchronousTestCase):
     def test_silent(self) -> None:
         """One that says nothing has ended, at least."""
         self.assertEqual(self.start("exit 0"), "the process that starts evaluators has ended")
+
+    def test_killed(self) -> None:
+        """One that is killed as it starts is started once more; the log tells."""
+        flag = Path(self.mktemp()).resolve()
+        killed = f"[ -e {flag} ] || {{ : >{flag}; kill -9 $$; }}"
+        self.use(f'{killed}; exec {sys.executable} "$@"')
+        with capturedLogs() as events:
+            start_launcher(mounting=False).close()
+        (said,) = map(formatEvent, events)
+        self.assertIn("has ended as it began: another one is started", str(said))
+
+    def test_killed_each_time(self) -> None:
+        """Then that is why, and not what another Python has always said."""
+        said = self.start("echo no such program >&2; exit 1", "kill -9 $$")
+        self.assertEqual(said, "the process that starts evaluators has ended")
 
     def test_not_there(self) -> None:
         """So it is said where there is no such program."""

@@ -9,9 +9,10 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import overlay as module
-from tawebeval.launching import Launch, Layers, NotMounted
+from tawebeval.launching import Launch, Layers
 from tawebeval.overlay import Overlays
 from tawebeval.privileges import User
+from tawebeval.reports import NotMounted
 from tawebeval.starting import Started
 from tawebeval.workspace import Workspace
 from tests.fake_children import NO_PROCESS

@@ -1,0 +1,52 @@
+"""What becomes of an order: the launcher's report of it, as `launcher` says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+
+from tawebeval import launcher
+
+ENDED = "the process that starts evaluators has ended"
+
+_REPORT = 8 * 1024  # bytes of a message, in which there is one path at most
+
+
+class NotMounted(OSError):
+    """An overlay cannot be mounted."""
+
+
+def reported(report: socket.socket) -> tuple[int, int | None]:
+    """Return which child has begun, and the top of its overlay. Raises OSError.
+
+    One that is a ConnectionError or a TimeoutError tells that nothing can be had of the launcher.
+    """
+    pid, tops = 0, list[int]()
+    try:
+        while True:
+            message, descriptors = launcher.receive(report, _REPORT, 1)
+            tops += descriptors
+            if not message:
+                break
+            number, *failure = message.split(b"\0")
+            pid = int(number)
+            if failure:
+                raise _failure(*failure)
+        if not pid:
+            raise ConnectionResetError(errno.ECONNRESET, ENDED)
+    except OSError as error:
+        for top in tops:
+            os.close(top)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            if not isinstance(error, TimeoutError):  # then it may hang in the kernel
+                os.waitpid(pid, 0)
+        raise
+    return pid, tops[0] if tops else None
+
+
+def _failure(step: bytes, number: bytes, path: bytes) -> OSError:
+    kind = NotMounted if step == launcher.MOUNT else OSError
+    return kind(int(number), os.strerror(int(number)), os.fsdecode(path) or None)
