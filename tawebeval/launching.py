@@ -40,6 +40,7 @@ _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
 _REPORT = 8 * 1024  # bytes of a message, in which there is one path at most
 _ENDED = "the process that starts evaluators has ended"
 _HANGS = "the process that starts evaluators does not answer"
+_NO_MORE = "no process can be started"
 
 log = Logger()
 
@@ -94,10 +95,23 @@ class Launcher:
     process: subprocess.Popen[bytes]
     connection: socket.socket
 
+    def ended(self) -> ConnectionError:
+        """Return the error of one that has ended: what it has said of that, if it has."""
+        with contextlib.suppress(OSError):
+            # First of all there is an error to be had, where an order was not taken any more.
+            self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            number = int(self.connection.recv(_REPORT, socket.MSG_DONTWAIT) or 0)
+            if number:
+                return ConnectionResetError(number, f"{_NO_MORE}: {os.strerror(number)}")
+        return ConnectionResetError(errno.ECONNRESET, _ENDED)
+
     def close(self) -> None:
-        """End it. What it has started lives on."""
+        """End it, and its spare, even if they hang. What it has started lives on."""
         self.connection.close()
-        self.process.kill()
+        # Its number is that of the group of both, and nobody else's until it was waited for.
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -183,8 +197,9 @@ class Launching:
         """
         try:
             return self._start(launch, layers)
-        except ConnectionError:
-            log.warn("{what}: another one is started", what=_ENDED)
+        except (ConnectionError, TimeoutError) as error:
+            # It cannot begin any more: its report would be refused.
+            log.warn("{what}: another one is started", what=error.strerror)
             return self._start(launch, layers)
 
     def _start(self, launch: Launch, layers: Layers | None) -> tuple[Started, int | None]:
@@ -203,8 +218,9 @@ class Launching:
                 self._drop(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
             except ConnectionError:
+                error = asked.ended()
                 self._drop(asked)
-                raise
+                raise error from None
             if top is not None:
                 reading.callback(os.close, top)
             started = taken_over(pid, stdout[0], stderr[0])
@@ -218,8 +234,9 @@ class Launching:
             try:
                 socket.send_fds(asked.connection, [b"\n"], descriptors)
             except (ConnectionError, TimeoutError):
+                error = asked.ended()
                 self._end()
-                raise ConnectionResetError(errno.ECONNRESET, _ENDED) from None
+                raise error from None
             return asked
 
     def _current(self) -> Launcher:
