@@ -12,7 +12,7 @@ import msgspec
 from twisted.application.service import IService
 from twisted.python import usage
 
-from tawebeval import __version__, descriptors
+from tawebeval import __version__, ceilings, descriptors
 from tawebeval.allocator import keep_freed_memory
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import Cgroups, open_cgroups
@@ -84,8 +84,10 @@ def makeService(
         user = privileges.user
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
         keep_freed_memory()
+        ceilings.check_limits(configuration.limits)
         descriptors.raise_limit()
         configuration = descriptors.fit(configuration)
+        ceilings.tell_of_processes(configuration)
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         daemon = make_service(configuration, directories, reactor, privileges, cgroups)
         daemon.log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
