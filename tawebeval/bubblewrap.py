@@ -44,8 +44,15 @@ from tawebeval.workspace import View, Workspace
 # same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
 # program that this user may execute and not read: its processes are closed to others (execve(2)).
 # What it says itself of the command's end goes nowhere, and stdin is of the sandbox's own `/dev`.
+# Before the command it notes that it could make a process for it: its status does not tell. No
+# process has the descriptor for that once it has begun.
 _INIT = "/init"
-_WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
+_NOTES = FIRST + 3  # the descriptor for that
+_BEGUN = '"begun"'
+_WAIT = (
+    "exec 3>&2 2>/dev/null </dev/null;"
+    f""" (echo '{{ {_BEGUN}: true }}' >&{_NOTES}; exec "$@" 2>&3 3>&- {_NOTES}>&-); exit $?"""
+)
 
 _ROOM = Path("/evaluation")  # where an evaluator finds its workspace
 _ROOT = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -132,11 +139,12 @@ class Descriptors:
     status: int
 
     def __iter__(self) -> Iterator[int]:
-        return iter((self.filter, self.environment, self.status))
+        # The last one once more: bwrap hands on what is not its own.
+        return iter((self.filter, self.environment, self.status, self.status))
 
 
 _GIVEN = Descriptors(FIRST, FIRST + 1, FIRST + 2)
-"""The numbers that bwrap has for them."""
+"""The numbers that bwrap has for them; `_NOTES` follows."""
 
 
 @attrs.define(on_setattr=attrs.setters.frozen)
@@ -266,6 +274,9 @@ class BubblewrapCell(Cell):
             raise EvaluationError(
                 "lost", "the sandbox could not be started", {"status": status or 0}
             )
+        if _BEGUN.encode() not in told:
+            what = "no process could be made for the evaluator in its sandbox"
+            raise EvaluationError("lost", what, {"status": status or 0})
         if status is not None and status - _SIGNALLED in _SIGNALS:
             return Exit(None, status - _SIGNALLED)
         return Exit(status or 0)

@@ -118,8 +118,15 @@ class Processes(Control):
         return group.number("pids.max") == limits.processes
 
     def exceeded(self, group: Directory) -> bool:
-        """Tell whether a fork has failed."""
-        return group.counts("pids.events").get("max", 0) > 0
+        """Tell whether a fork has failed, and this group's limit was met.
+
+        It may have been the limit of a group around this one, which many kernels count here. Before
+        Linux 6.6 nothing tells.
+        """
+        if not group.counts("pids.events").get("max"):
+            return False
+        peak, limit = group.number("pids.peak"), group.number("pids.max")
+        return peak is None or limit is None or peak >= limit
 
 
 class Cpu(Control):

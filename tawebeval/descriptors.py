@@ -14,6 +14,7 @@ from twisted.logger import Logger
 
 from tawebeval.admission import count_places
 from tawebeval.config import Configuration
+from tawebeval.errors import ConfigurationError
 
 _OF_EVALUATION = 9  # pipes, pidfd, files of its sandbox, tree; and git's beside them
 _SPARE = 128  # the daemon's own, and connections that are just being refused
@@ -47,11 +48,15 @@ def raise_limit() -> None:
 
 
 def fit(configuration: Configuration) -> Configuration:
-    """Return it with as many connections as descriptors are for; fewer are told in the log."""
+    """Return it with as many connections as descriptors are for; fewer are told in the log.
+
+    Raises ConfigurationError where they do not do for what else there is.
+    """
     there, wanted = allowed(), needed(configuration)
+    check(configuration)
     if there >= wanted:
         return configuration
-    most = max(there - _besides(configuration), _FEWEST)
+    most = there - _besides(configuration)
     log.warn(
         "descriptors: {there} are allowed here, and {wanted} may be needed: there may be {most} "
         "connections, in place of http.connections = {connections}; {remedy}",
@@ -63,6 +68,17 @@ def fit(configuration: Configuration) -> Configuration:
     )
     http = msgspec.structs.replace(configuration.http, connections=most)
     return msgspec.structs.replace(configuration, http=http)
+
+
+def check(configuration: Configuration) -> None:
+    """Raise ConfigurationError where there are too few for evaluations and a few connections."""
+    there, fewest = allowed(), _besides(configuration) + _FEWEST
+    if there < fewest:
+        raise ConfigurationError(
+            f"descriptors: {there} are allowed here, and {fewest} are the fewest for so many"
+            f" evaluations; LimitNOFILE={needed(configuration)} in the unit (or ulimit -n), or"
+            " fewer evaluations.running"
+        )
 
 
 def remedy(wanted: int) -> str:

@@ -17,9 +17,9 @@ from typing import Any, Literal
 import attrs
 from twisted.internet.endpoints import serverFromString
 
-from tawebeval import descriptors
 from tawebeval.access import find_tokens
 from tawebeval.admission import count_places
+from tawebeval.allowances import judge_descriptors, judge_limits, judge_processes
 from tawebeval.belongings import check_readable
 from tawebeval.bubblewrap import write_accounts
 from tawebeval.cgroups import REMEDY, Cgroups, open_cgroups
@@ -90,7 +90,9 @@ class Examination:
             ("secrets", self.premises.secrets),
             ("permissions", self.premises.permissions),
             ("disk", lambda: self.premises.room(self._running)),
-            ("descriptors", self._descriptors),
+            ("limits", lambda: judge_limits(self.configuration)),
+            ("descriptors", lambda: judge_descriptors(self.configuration)),
+            ("processes", lambda: judge_processes(self.configuration)),
         ):
             try:
                 yield from look()
@@ -241,14 +243,6 @@ class Examination:
             if find_tokens(callers, self.environment) is None and not callers.open:
                 what = "there are no tokens: whoever reaches a proxy may run programs"
                 yield Finding("proxies", Health.WEAKER, what, "tawebeval token new NAME")
-
-    def _descriptors(self) -> Iterator[Finding]:
-        wanted, there = descriptors.needed(self.configuration), descriptors.allowed()
-        what = f"{there} are allowed here, and {wanted} may be needed"
-        if there >= wanted:
-            yield Finding("descriptors", Health.OK, what)
-        else:
-            yield Finding("descriptors", Health.WEAKER, what, descriptors.remedy(wanted))
 
 
 def _may_be_unix(endpoint: str) -> bool:

@@ -8,6 +8,7 @@ from twisted.application.service import Service
 from twisted.logger import Logger
 
 from tawebeval.bubblewrap import write_accounts
+from tawebeval.ceilings import MORE
 from tawebeval.cgroups import Cgroups
 from tawebeval.directories import Directories
 from tawebeval.errors import ConfigurationError
@@ -45,8 +46,8 @@ class Ground(Service):
         """Try it out, and tell what does not hold.
 
         Exits with a message where what an earlier daemon has left cannot be removed, where the
-        state cannot be written to, where git is missing or old, and where the sandbox does not
-        work.
+        state cannot be written to, where git is missing or old, where the sandbox does not work,
+        and where there are no threads.
         """
         super().startService()
         end_leftovers(self.directories.evaluations, self.directories.repositories)
@@ -65,8 +66,11 @@ class Ground(Service):
             self._sandbox,
             Places(self.directories.repositories, self.directories.evaluations),
         )
-        for threads in self._crews:
-            threads.start()
+        try:
+            for threads in self._crews:
+                threads.start()
+        except OSError as error:
+            raise SystemExit(f"tawebeval: {error.strerror}; {MORE}") from None
 
     def mend(self) -> None:
         """Make anew what of the directories is gone, as soon as that is possible."""

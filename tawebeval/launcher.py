@@ -14,7 +14,8 @@ An order is a message with descriptors: of a file with the words of it (`encode`
 the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
 begins, when all is ready for the program, with the number of its process, and the descriptor of the
 overlay's top. If the socket is closed after that, the program has begun. Otherwise there is a last
-message, of why not. All this ends with the connection by which orders come, its stdout.
+message, of why not. All this ends with the connection by which orders come, its stdout. If it ends
+because the kernel makes no more processes, the errno of that is the last message there.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 
 READY = b"ready"
+"""The first message on the connection; a number after it is an errno, and the last one."""
 MOUNT, START = b"mount", b"start"
 """What has failed, in the last message of a report: number, one of these, errno and path."""
 DESCRIPTORS = 16
@@ -39,6 +41,7 @@ _PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
 _MS_NOSUID, _MS_NODEV = 2, 4
 _UMASK = 0o022
 _FAILED = 127  # the exit status, which nobody but the kernel sees
+_TAKEN = b"\n"  # what a spare says when it has an order
 
 # With attributes that a user may set; with one device for all files, by which those that have lost
 # their names are known; and without synchronising the whole file system when it is unmounted.
@@ -165,12 +168,12 @@ def _enter(group: bytes) -> None:
 
 
 def wait(connection: socket.socket, taken: int) -> None:
-    """Wait for an order, and become what it says. `taken` is closed when there is one.
+    """Wait for an order, and become what it says. Who reads from `taken` is told of that.
 
-    To that it writes first when there will be none any more, and returns then.
+    Returns when there will be none any more. Until then this is in the process group of the
+    launcher, and killed with it.
     """
     # What holds for every program is done before there is an order.
-    os.setsid()
     os.umask(_UMASK)
     os.set_inheritable(0, True)
     # Those that Python ignores; for what it has handlers the kernel does the same.
@@ -179,15 +182,18 @@ def wait(connection: socket.socket, taken: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     _, descriptors = receive(connection, 1, DESCRIPTORS + 2)
     if descriptors:
+        os.setsid()
+        os.write(taken, _TAKEN)
         os.close(taken)
         words, report, *outputs = descriptors
         become(words, socket.socket(fileno=report), outputs)
-    else:
-        os.write(taken, b"\n")
 
 
 def serve(connection: socket.socket) -> None:
-    """Have somebody wait for each order until the connection is closed. Raises OSError."""
+    """Have somebody wait for each order until the connection is closed. Raises OSError.
+
+    One who ends without an order is the last one, too: another might end like him, and so on.
+    """
     while True:
         reading, taken = os.pipe()
         if not fork_sibling():
@@ -196,9 +202,9 @@ def serve(connection: socket.socket) -> None:
             finally:
                 os._exit(_FAILED)
         os.close(taken)
-        over = os.read(reading, 1)
+        said = os.read(reading, len(_TAKEN))
         os.close(reading)
-        if over:
+        if said != _TAKEN:
             return
 
 
@@ -214,7 +220,10 @@ def main() -> None:
             os.dup2(null, number, inheritable=False)
     with socket.socket(fileno=connection) as orders:
         orders.send(READY)
-        serve(orders)
+        try:
+            serve(orders)
+        except OSError as error:
+            orders.send(b"%d" % (error.errno or 0))
 
 
 def _error() -> OSError:

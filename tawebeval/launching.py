@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from tawebeval import launcher
 from tawebeval.pipes import open_pipe
 from tawebeval.privileges import User
 from tawebeval.removal import remove
-from tawebeval.reports import ENDED, reported
+from tawebeval.reports import ENDED, REPORT, reported
 from tawebeval.starting import Started, taken_over
 
 _UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
@@ -40,6 +41,7 @@ _PATIENCE = 10.0  # seconds for the process to start, and to answer
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
 _HANGS = "the process that starts evaluators does not answer"
 _NONE = "the process that starts evaluators cannot be started"
+_NO_MORE = "no process can be started"
 
 log = Logger()
 
@@ -90,10 +92,23 @@ class Launcher:
     process: subprocess.Popen[bytes]
     connection: socket.socket
 
+    def ended(self) -> ConnectionError:
+        """Return the error of one that has ended: what it has said of that, if it has."""
+        with contextlib.suppress(OSError):
+            # First of all there is an error to be had, where an order was not taken any more.
+            self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            number = int(self.connection.recv(REPORT, socket.MSG_DONTWAIT) or 0)
+            if number:
+                return ConnectionResetError(number, f"{_NO_MORE}: {os.strerror(number)}")
+        return ConnectionResetError(errno.ECONNRESET, ENDED)
+
     def close(self) -> None:
-        """End it. What it has started lives on."""
+        """End it, and its spare, even if they hang. What it has started lives on."""
         self.connection.close()
-        self.process.kill()
+        # Its number is that of the group of both, and nobody else's until it was waited for.
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
@@ -188,8 +203,9 @@ class Launching:
         """
         try:
             return self._start(launch, layers)
-        except ConnectionError:
-            log.warn("{what}: another one is started", what=ENDED)
+        except (ConnectionError, TimeoutError) as error:
+            # It cannot begin any more: its report would be refused.
+            log.warn("{what}: another one is started", what=error.strerror)
             if layers is not None:  # the kernel takes no work directory that it has had before
                 remove(layers.work)
                 layers.work.mkdir()
@@ -211,8 +227,9 @@ class Launching:
                 self._drop(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
             except ConnectionError:
+                error = asked.ended()
                 self._drop(asked)
-                raise
+                raise error from None
             if top is not None:
                 reading.callback(os.close, top)
             started = taken_over(pid, stdout[0], stderr[0])
@@ -231,8 +248,9 @@ class Launching:
             try:
                 socket.send_fds(asked.connection, [b"\n"], descriptors)
             except (ConnectionError, TimeoutError):
+                why = asked.ended()
                 self._end()
-                raise ConnectionResetError(errno.ECONNRESET, ENDED) from None
+                raise why from None
             return asked
 
     def _current(self) -> Launcher:

@@ -11,7 +11,8 @@ from tawebeval import launcher
 
 ENDED = "the process that starts evaluators has ended"
 
-_REPORT = 8 * 1024  # bytes of a message, in which there is one path at most
+REPORT = 8 * 1024
+"""Bytes of a message, in which there is one path at most."""
 
 
 class NotMounted(OSError):
@@ -26,7 +27,7 @@ def reported(report: socket.socket) -> tuple[int, int | None]:
     pid, tops = 0, list[int]()
     try:
         while True:
-            message, descriptors = launcher.receive(report, _REPORT, 1)
+            message, descriptors = launcher.receive(report, REPORT, 1)
             tops += descriptors
             if not message:
                 break

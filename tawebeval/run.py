@@ -167,7 +167,9 @@ class Run(ProcessProtocol):
         try:
             self.exit = self._cell.exit(status, number)
         except EvaluationError as error:
-            self.failure = self.failure or self._with_stderr(error)
+            # Limits of its own may be too low for a sandbox.
+            over = self.failure or await self._asked(self._cell.exceeded, True)
+            self.failure = over or self._with_stderr(error)
         self.usage = await self._asked(self._cell.usage) or Usage(None, None)
         self._add_what_was_waited_for()
         if self.failure is None and self.exit != Exit(0):

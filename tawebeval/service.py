@@ -54,7 +54,7 @@ from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
 
 _FAREWELL = 0.5  # seconds in which clients can still fetch the end that the stop has brought
-_THREADS = 20  # at most, for what blocks: checking out, counting, removing
+_THREADS = 20  # for what blocks: checking out, counting, removing
 
 log = Logger()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -136,17 +137,23 @@ class Threads:
     _pool: ThreadPool
 
     @classmethod
-    def own(cls, reactor: IReactorThreads, most: int, name: str) -> Threads:
-        """Return `most` threads at most that nobody else uses, each made when it is needed.
+    def own(cls, reactor: IReactorThreads, count: int, name: str) -> Threads:
+        """Return so many threads that nobody else uses, which are all made by `start`.
 
         The reactor's pool is shared with its look-ups of names, which take as long as strangers'
-        name servers like. What is called before `start` waits for it.
+        name servers like; and what it makes when it is needed cannot be made any more where
+        evaluators have all that there may be. What is called before `start` waits for it.
         """
-        return cls(reactor, ThreadPool(0, most, name))
+        return cls(reactor, ThreadPool(count, count, name))
 
     def start(self) -> None:
-        """Begin to make calls."""
-        self._pool.start()
+        """Begin to make calls. Raises OSError where the threads cannot be made."""
+        try:
+            self._pool.start()
+        except RuntimeError as error:  # which tells no more
+            # Of one that has not begun nobody can wait for the end.
+            self._pool.threads = [thread for thread in self._pool.threads if thread.ident]
+            raise OSError(errno.EAGAIN, f"threads: {error}") from None
 
     def stop(self) -> None:
         """Wait for the calls that are being made, and make no more. Blocks."""

@@ -11,7 +11,7 @@ from typing import Any
 from twisted.application.service import IService
 from twisted.python import usage
 
-from tawebeval import __version__, descriptors
+from tawebeval import __version__, ceilings, descriptors
 from tawebeval.allocator import keep_freed_memory
 from tawebeval.belongings import check_readable
 from tawebeval.cgroups import Cgroups, open_cgroups
@@ -82,8 +82,10 @@ def makeService(
         user = privileges.user
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
         keep_freed_memory()
+        ceilings.check_limits(configuration.limits)
         descriptors.raise_limit()
         configuration = descriptors.fit(configuration)
+        ceilings.tell_of_processes(configuration)
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         # Absolute, for twistd may go elsewhere.
         file = ConfigurationFile(path and path.absolute(), listen, written)

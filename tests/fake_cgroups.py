@@ -19,6 +19,7 @@ from tawebeval.cgroups import Cgroups, open_cgroups
 
 MEMORY_MOST = str(2**63 - 4096)
 
+# `pids.peak` tells nothing until a test writes to it, as before Linux 6.6.
 LEGACY_FILES = {
     "memory": {
         "memory.limit_in_bytes": MEMORY_MOST,
@@ -29,7 +30,7 @@ LEGACY_FILES = {
         "memory.swappiness": "60",
         "memory.use_hierarchy": "0",
     },
-    "pids": {"pids.max": "max", "pids.events": "max 0\n"},
+    "pids": {"pids.max": "max", "pids.events": "max 0\n", "pids.peak": ""},
     "cpuacct": {"cpuacct.usage": "0"},
     "cpu": {},
 }
@@ -49,7 +50,7 @@ UNIFIED_FILES = {
         "memory.peak": "0",
         "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n",
     },
-    "pids": {"pids.max": "max", "pids.events": "max 0\n"},
+    "pids": {"pids.max": "max", "pids.events": "max 0\n", "pids.peak": ""},
     "cpu": {},
 }
 
@@ -109,13 +110,17 @@ class FakeMachine(Kernel):
 
     def open(self, owner: tuple[int, int] | None = None, name: str = "x") -> Cgroups:
         """Open the cgroups of a daemon."""
+        return open_cgroups(name, owner, proc=self.write_proc(), kernel=self)
+
+    def write_proc(self) -> Path:
+        """Write what /proc/self has of all this; return the directory."""
         proc = self.root / "proc"
-        proc.mkdir(exist_ok=True)
+        proc.mkdir(parents=True, exist_ok=True)
         (proc / "mountinfo").write_text(
             "".join(["1 0 0:1 / / rw - ext4 /dev/x rw\n", *self._mounts])
         )
         (proc / "cgroup").write_text("".join(self._membership))
-        return open_cgroups(name, owner, proc=proc, kernel=self)
+        return proc
 
     def groups(self) -> list[str]:
         """Return all groups that are the daemon's own doing, by paths from their first name on."""

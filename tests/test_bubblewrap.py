@@ -31,12 +31,16 @@ from tawebeval.sandbox import Cell, Exit
 from tests.fake_children import NO_PROCESS, FakeChild
 from tests.test_sandbox import ENVIRONMENT, LIMITS, CellTestCase
 
-WAIT = 'exec 3>&2 2>/dev/null </dev/null; ("$@" 2>&3 3>&-); exit $?'
+WAIT = (
+    "exec 3>&2 2>/dev/null </dev/null;"
+    """ (echo '{ "begun": true }' >&6; exec "$@" 2>&3 3>&- 6>&-); exit $?"""
+)
 PROGRAM = b"the filter's program"
 
 CHILD = b'{ "child-pid": 77 }\n'
 """What bwrap notes at the start; at the end of the evaluator there is more."""
-ENDED = CHILD + b'{ "exit-code": 0 }\n'
+BEGUN = CHILD + b'{ "begun": true }\n'
+ENDED = BEGUN + b'{ "exit-code": 0 }\n'
 
 
 class BubblewrapTestCase(CellTestCase):
@@ -79,7 +83,8 @@ class BubblewrapTestCase(CellTestCase):
     def descriptors(self, cell: BubblewrapCell | None = None) -> Descriptors:
         """Return those for the filter, the environment, and bwrap's notes."""
         cell = cell or self.cell
-        return Descriptors(*cell.launch("x", ENVIRONMENT, self.workspace.tree).descriptors)
+        given = cell.launch("x", ENVIRONMENT, self.workspace.tree).descriptors
+        return Descriptors(*given[:3])
 
 
 class ArgumentTests(BubblewrapTestCase):
@@ -151,7 +156,7 @@ class ArgumentTests(BubblewrapTestCase):
         for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
             self.cell.close()
             launch = self.cell.launch("x", given, self.workspace.tree)
-            written = os.pread(Descriptors(*launch.descriptors).environment, 10**5, 0)
+            written = os.pread(Descriptors(*launch.descriptors[:3]).environment, 10**5, 0)
             words = [part for pair in given.items() for part in ("--setenv", *pair)]
             self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
 
@@ -251,7 +256,7 @@ class ExitTests(BubblewrapTestCase):
 
     def test_bwrap_killed(self) -> None:
         """Who kills the run kills bwrap, which has begun then, and may have noted more."""
-        for noted in (CHILD, ENDED):
+        for noted in (CHILD, BEGUN, ENDED):
             self.note(noted)
             self.assertEqual(self.cell.exit(None, signal.SIGKILL), Exit(None, 9))
 
@@ -270,6 +275,14 @@ class ExitTests(BubblewrapTestCase):
                 self.cell.exit(status, None)
             error = caught.exception
             self.assertEqual((error.reason, error.members), ("lost", {"status": told}))
+
+    def test_not_begun(self) -> None:
+        """Without the first process's note there was none for the evaluator, as it may exit."""
+        self.note(CHILD + b'{ "exit-code": 2 }\n')
+        with self.assertRaises(EvaluationError) as caught:
+            self.cell.exit(2, None)
+        self.assertEqual(caught.exception.reason, "lost")
+        self.assertIn("no process could be made for the evaluator", caught.exception.message)
 
     def test_asked_twice(self) -> None:
         """The notes are read where they begin, each time."""

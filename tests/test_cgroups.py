@@ -379,6 +379,16 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.exceeded(), {"memory", "processes"})
 
+    def test_processes_of_others(self) -> None:
+        """A fork fails by the group's own limit only where there were as many at once."""
+        self.machine.mount_legacy("pids")
+        group = self.machine.open().make("abc", LIMITS)
+        self.put(group, "pids.events", "max 1\n")
+        self.put(group, "pids.peak", "31\n")
+        self.assertEqual(group.exceeded(), set())
+        self.put(group, "pids.peak", "32\n")
+        self.assertEqual(group.exceeded(), {"processes"})
+
     def test_legacy_counts(self) -> None:
         """What version 1 says of use and of limits that were met."""
         for each in ("memory", "pids", "cpuacct"):

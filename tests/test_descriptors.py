@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import descriptors
 from tawebeval.config import CallbackSettings, Configuration, Evaluations, Http
 from tawebeval.descriptors import allowed, fit, needed, raise_limit
+from tawebeval.errors import ConfigurationError
 
 USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
 
@@ -72,6 +73,13 @@ class DescriptorsTests(SynchronousTestCase):
         self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
 
     def test_far_too_few(self) -> None:
-        """A few connections there are in any case."""
-        self.limits = (0, 10)
+        """With less than a few connections, beside the evaluations, there is no start."""
+        fewest = needed(USUAL) - 500 + descriptors._FEWEST
+        self.limits = (0, fewest)
         self.assertEqual(fit(USUAL).http.connections, descriptors._FEWEST)
+        self.limits = (0, fewest - 1)
+        with self.assertRaises(ConfigurationError) as caught:
+            fit(USUAL)
+        said = str(caught.exception)
+        self.assertIn(f"{fewest - 1} are allowed here, and {fewest} are the fewest", said)
+        self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import descriptors, doctor, launching, premises
+from tawebeval import ceilings, descriptors, doctor, launching, premises
 from tawebeval.cgroups import REMEDY, Cgroups
 from tawebeval.cli import main
 from tawebeval.controls import Memory
@@ -26,6 +27,7 @@ from tests.fake_process import FakeProcess
 from tests.test_signatures import OLD, written
 
 OK, WEAKER, BROKEN = Health
+NOFILE = resource.RLIMIT_NOFILE
 
 MISSING = {"memory": "not here", "processes": "not here", "cpu": "not here"}
 
@@ -98,8 +100,11 @@ class ExaminationTests(DoctorTestCase):
         """Where all is well each part says so, once or more, and nothing is left of the look."""
         found = self.examine()
         self.assertEqual({each.health for each in found}, {OK}, found)
-        parts = "configuration user sandbox trees limits git listen callers permissions disk"
-        self.assertEqual({*parts.split(), "descriptors"}, {each.part for each in found})
+        parts = (
+            "configuration user sandbox trees limits git listen callers permissions disk"
+            " descriptors processes"
+        )
+        self.assertEqual(set(parts.split()), {each.part for each in found})
         self.assertFalse(self.accounts.exists())
         self.assertGreaterEqual(set(self.users), {"group", "passwd"})
         self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
@@ -259,6 +264,26 @@ class ExaminationTests(DoctorTestCase):
         self.check("descriptors", WEAKER, "LimitNOFILE=", settings="[http]\nconnections = 4000")
         self.patch(descriptors, "allowed", lambda: 2**31 - 1)
         self.assertEqual({each.health for each in self.examine()}, {OK})
+
+        self.patch(descriptors, "allowed", lambda: 100)
+        self.check("descriptors", BROKEN, "100 are allowed here", "LimitNOFILE=")
+
+    def test_processes(self) -> None:
+        """More processes for all evaluators than there may be."""
+        settings = "[evaluations]\nrunning = 4\n[limits]\nprocesses = 100\n"
+        self.patch(ceilings, "processes_allowed", lambda: 400)
+        said = ("400 are allowed here", "464 may be needed", "TasksMax=", "evaluations.running")
+        self.check("processes", WEAKER, *said, settings=settings)
+        self.patch(ceilings, "processes_allowed", lambda: None)
+        (found,) = (each for each in self.examine(settings) if each.part == "processes")
+        self.assertEqual((found.health, found.what[:10]), (OK, "any number"))
+
+    def test_hard_limits(self) -> None:
+        """A limit that the kernel would not set."""
+        settings = "[limits]\nopen_files = 5000\n"
+        self.patch(descriptors, "allowed", lambda: 2**31 - 1)
+        self.patch(resource, "getrlimit", lambda which: (0, 4999 if which == NOFILE else -1))
+        self.check("limits", BROKEN, "limits.open_files", "LimitNOFILE=", settings=settings)
 
     def test_what_cannot_be_looked_at(self) -> None:
         """An error of the system is a finding, and the other parts are looked at."""

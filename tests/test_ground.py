@@ -55,9 +55,12 @@ class FakeCrew:
     """Threads that are not there."""
 
     done: list[str]
+    error: OSError | None = None
 
     def start(self) -> None:
         self.done.append("start")
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         self.done.append("stop")
@@ -118,6 +121,11 @@ class GroundTests(SynchronousTestCase):
         self.ground.stopService()
         self.assertEqual(self.done, ["stop", "stop", "trees", "close"])
         self.assertFalse(self.ground.running)
+
+    def test_threads(self) -> None:
+        """Without its threads it does not begin, and says what helps."""
+        self.ground._crews[0].error = OSError(11, "threads: can't start new thread")  # type: ignore[attr-defined]
+        self.assertIn("tawebeval: threads: can't start new thread; TasksMax=", self.refused())
 
     def test_leftovers(self) -> None:
         """What cannot be removed is named, and ends the start."""

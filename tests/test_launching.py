@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +32,8 @@ from tests.test_process import PATH, descriptors
 from tests.test_process_inheritance import LOOK
 
 PATIENCE = 20.0
+NOBODY = User("nobody", 65534, 65534, frozenset(), "/") if os.geteuid() == 0 else None
+"""Whom root becomes."""
 
 
 class LaunchingTestCase(SynchronousTestCase):
@@ -108,8 +114,15 @@ class InheritanceTests(LaunchingTestCase):
         seen = self.look()
         self.assertEqual((seen["session"], seen["group"]), (seen["pid"], seen["pid"]))
         self.assertEqual((seen["stdin"], seen["umask"], seen["blocked"]), ("", 0o022, []))
-        status, _ = self.shell("kill -PIPE $$")
-        self.assertEqual(status, -signal.SIGPIPE)
+        for name in ("PIPE", "XFSZ"):
+            status, _ = self.shell(f"kill -{name} $$")
+            self.assertEqual(status, -signal.Signals[f"SIG{name}"])
+
+    def test_blocked_signals(self) -> None:
+        """None is blocked, whatever is in the thread that starts the launcher."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+        self.addCleanup(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+        self.assertEqual(self.look()["blocked"], [])
 
     def test_descriptors(self) -> None:
         """It has no descriptors but those that are for it, from 3 on, in their order."""
@@ -205,6 +218,14 @@ class ChildTests(LaunchingTestCase):
         _, told = self.shell("echo $PPID")
         self.assertEqual(int(told), os.getpid())
 
+    def test_closed_to_others(self) -> None:
+        """Before it begins nobody of its user can read its memory, or trace it."""
+        self.launching = Launching(user=NOBODY)
+        self.addCleanup(self.launching.close)
+        for pid in self.processes():
+            self.assertNotEqual(os.stat(f"/proc/{pid}").st_uid, 0)
+            self.assertEqual(os.stat(f"/proc/{pid}/mem").st_uid, 0)  # nobody's but root's
+
     def test_without_clone(self) -> None:
         """Also where the kernel does not let a process fork for its parent: then a subreaper's."""
         script = (
@@ -293,6 +314,16 @@ class FailureTests(LaunchingTestCase):
         self.patch(module, "reported", lambda report: (reported(report)[0], os.open("/", 0)))
         self.fail(OSError, argv=["/bin/sleep", "60"])
 
+    def test_hangs_on_its_way(self) -> None:
+        """A child that has told its number, and then nothing, is killed."""
+        child = subprocess.Popen(["/bin/sleep", "60"])
+        report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with report, theirs:
+            report.settimeout(0.05)
+            theirs.send(b"%d" % child.pid)
+            self.assertRaises(TimeoutError, module.reported, report)
+        self.assertEqual(child.wait(PATIENCE), -signal.SIGKILL)
+
 
 class LossTests(LaunchingTestCase):
     """Launchers that are lost."""
@@ -338,19 +369,94 @@ class LossTests(LaunchingTestCase):
         self.assertIn("another one is started", str(said))
 
     def test_hangs(self) -> None:
-        """One that does not answer fails the program that met it, and is replaced for the next."""
-        for pid in self.processes():
-            os.kill(pid, signal.SIGSTOP)
-        launcher = self.launching._launcher
+        """One that does not answer is killed, its spare, too; the next one starts the program."""
+        for victims in (slice(0, 1), slice(1, 2), slice(0, 2)):
+            hung = self.processes()
+            for pid in hung[victims]:
+                os.kill(pid, signal.SIGSTOP)
+            self.patch(module, "_PATIENCE", 0.5)
+            with capturedLogs() as events, ThreadPoolExecutor(4) as threads:
+                told = list(threads.map(lambda number: self.shell(f"echo {number}"), range(4)))
+            self.patch(module, "_PATIENCE", PATIENCE)
+            self.assertEqual(told, [(0, b"%d\n" % number) for number in range(4)], victims)
+            said = " ".join(str(formatEvent(event)) for event in events)
+            self.assertIn("does not answer: another one is started", said)
+            self.gone(hung)
+
+    def gone(self, pids: Sequence[int]) -> None:
+        """Wait for processes that end, of which somebody may have waited for some."""
+        deadline = time.monotonic() + PATIENCE
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    self.assertLess(time.monotonic(), deadline, "it is still there")
+                    time.sleep(0.01)
+
+    def test_all_hang(self) -> None:
+        """Where the next one does not answer either the program is not started, and why is told."""
+        self.replace("_, descriptors = receive(", "os.kill(os.getpid(), signal.SIGSTOP); receive(")
+        self.patch(module, "_PATIENCE", 0.5)
         with self.assertRaises(TimeoutError) as caught:
-            self.patch(module, "_PATIENCE", 0.05)
             self.shell("true")
-        self.patch(module, "_PATIENCE", 10.0)
         self.assertEqual(
             caught.exception.strerror, "the process that starts evaluators does not answer"
         )
-        self.assertIsNot(self.launching._launcher, launcher)
-        self.assertEqual(self.shell("echo again"), (0, b"again\n"))
+
+    def replace(self, text: str, other: str) -> None:
+        """Let launchers from now on have other words in place of theirs."""
+        source = module._SOURCE.decode()
+        self.assertIn(text, source)
+        self.patch(module, "_SOURCE", source.replace(text, other).encode())
+
+    def test_no_more_processes(self) -> None:
+        """Where none can be made that is the error, as the kernel has it, and not the loss."""
+        self.replace("= os.pipe()", "= os.pipe(); raise BlockingIOError(errno.EAGAIN, '')")
+        for _ in range(2):
+            with self.assertRaises(OSError) as caught:
+                self.shell("true")
+            self.assertEqual(
+                (caught.exception.errno, caught.exception.strerror),
+                (errno.EAGAIN, "no process can be started: Resource temporarily unavailable"),
+            )
+
+    def test_last_word(self) -> None:
+        """It is heard also of one that has left an order where it was."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        process: Any = None
+        with ours:
+            ours.send(b"an order")
+            theirs.send(b"%d" % errno.ENOMEM)
+            theirs.close()
+            error = module.Launcher(process, ours).ended()
+        self.assertEqual(error.strerror, "no process can be started: Cannot allocate memory")
+
+    def test_no_more_processes_for_a_while(self) -> None:
+        """What the last one could not do the next one does, and the log tells why there was one."""
+        full = Path(self.mktemp()).absolute()
+        self.replace(
+            "if not fork_sibling():",
+            f"os.path.exists({str(full)!r}) and os.fstat(-1)\n        if not fork_sibling():",
+        )
+        self.processes()
+        full.touch()
+        self.shell("true")
+        held = self.launching._launcher
+        assert held is not None
+        os.waitid(os.P_PID, held.process.pid, os.WEXITED | os.WNOWAIT)
+        full.unlink()
+        with capturedLogs() as events:
+            self.assertEqual(self.shell("echo again"), (0, b"again\n"))
+        (said,) = map(formatEvent, events)
+        self.assertIn("no process can be started: Bad file descriptor: another one", str(said))
+
+    def test_spares_that_end(self) -> None:
+        """Where a spare ends without an order no more are made: each might end like it."""
+        self.replace("    os.umask(_UMASK)\n", "    os._exit(1)\n")
+        self.launching.open()
+        held = self.launching._launcher
+        assert held is not None
+        os.waitid(os.P_PID, held.process.pid, os.WEXITED | os.WNOWAIT)
+        self.assertEqual(len(set(children(os.getpid())) - self.before), 2)
 
     def test_left_alone(self) -> None:
         """When the daemon has gone without a word, both end by themselves."""

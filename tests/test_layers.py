@@ -33,7 +33,8 @@ LAYERS = {
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
         "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
-        " allocator collector descriptors monotonic repeats logs metrics vitals observing doors lag"
+        " allocator collector descriptors ceilings allowances monotonic repeats logs metrics"
+        " vitals observing doors lag"
         " reconfiguring adapting supervisor reporting listening orders retrial housekeeping",
         below="web work core",
     ),

@@ -122,6 +122,14 @@ class CellTests(RunTestCase):
         assert failure is not None
         self.assertEqual((failure.reason, failure.members), ("lost", {"stderr": "bwrap: no"}))
 
+    def test_too_little_for_a_sandbox(self) -> None:
+        """One whose own limit has kept it from starting goes by that."""
+        self.cell.unstarted = EvaluationError("lost", "no sandbox")
+        self.cell.over = over_limit("processes", "processes", "processes", 2)
+        self.child.end(status=1)
+        self.turn()
+        self.assertIs(self.run.failure, self.cell.over)
+
 
 class OutputTests(RunTestCase):
     """The limit of output."""

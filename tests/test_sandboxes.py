@@ -302,7 +302,7 @@ class UserTests(SandboxesTestCase):
         self.assertIsNone(try_with_overlays(self.open_bubblewrap(), privileges))
         self.assertEqual(self.trees.opened, [user])
         (launch,) = self.trees.launched
-        self.assertEqual(len(launch.descriptors), 3)
+        self.assertEqual(len(launch.descriptors), 4)
         self.assertEqual(
             self.during, [("start", 1000), ("wait", 0), ("close", 1000), *[("remove", 1000)] * 2]
         )

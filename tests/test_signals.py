@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import threading
 import weakref
@@ -245,7 +246,7 @@ class ThreadsTests(TestCase):
         self.assertLessEqual(len(at_work), 2)
 
     async def test_before_the_start(self) -> None:
-        """What is called before waits; no thread is made until one is needed, or after the end."""
+        """What is called before waits; no thread is there before, or after the end."""
         before = threading.active_count()
         early = Threads.own(reactor, 1, "early")
         waiting = Deferred.fromCoroutine(early.run(threading.get_ident))
@@ -254,6 +255,37 @@ class ThreadsTests(TestCase):
         early.start()
         await waiting
         early.stop()
+        self.assertEqual(threading.active_count(), before)
+
+    async def test_no_more_threads(self) -> None:
+        """Where no more can be made all that were wanted are there: they were made at the start."""
+        self.patch(threading.Thread, "start", self.refuse)
+        both = threading.Barrier(2, timeout=30)
+        calls = [Deferred.fromCoroutine(self.threads.run(both.wait)) for _ in range(2)]
+        self.assertEqual({await call for call in calls}, {0, 1})
+
+    def refuse(self, *_: object) -> None:
+        """Make no thread, as Python says it."""
+        raise RuntimeError("can't start new thread")
+
+    def test_too_few_threads(self) -> None:
+        """A start without them fails, and what it has made ends."""
+        before = threading.active_count()
+        begin, made = threading.Thread.start, []
+
+        def start(thread: threading.Thread) -> None:
+            if made:
+                self.refuse()
+            made.append(thread)
+            begin(thread)
+
+        self.patch(threading.Thread, "start", start)
+        others = Threads.own(reactor, 2, "others")
+        with self.assertRaises(OSError) as caught:
+            others.start()
+        self.assertEqual(caught.exception.errno, errno.EAGAIN)
+        self.assertEqual(caught.exception.strerror, "threads: can't start new thread")
+        others.stop()
         self.assertEqual(threading.active_count(), before)
 
     async def test_error(self) -> None:

@@ -6,6 +6,7 @@ import builtins
 import gc
 import os
 import pwd
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,14 @@ from typing import Any
 
 from twisted.application.service import IService, IServiceMaker
 from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.plugin import IPlugin
 from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 import tawebeval
-from tawebeval import __version__, preload, tap
+from tawebeval import __version__, ceilings, preload, tap
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.reconfiguring import ConfigurationFile, read_configuration
@@ -173,6 +175,24 @@ class MakeServiceTests(SynchronousTestCase):
                 self.assertIn(word, str(message))
             del caught
             gc.collect()  # what did not start lets go of its directories
+
+    def test_hard_limits(self) -> None:
+        """A hard limit that is lower than an evaluator's is one of these messages."""
+        self.root.mkdir()
+        self.patch(
+            ceilings, "_hard", lambda number: 10 if number == resource.RLIMIT_FSIZE else None
+        )
+        with self.assertRaises(SystemExit) as caught:
+            self.make()
+        self.assertIn("tawebeval: limits.file_size: ", str(caught.exception.code))
+
+    def test_few_processes(self) -> None:
+        """Where there may be too few processes the log warns."""
+        self.patch(ceilings, "processes_allowed", lambda: 10)
+        with capturedLogs() as events:
+            self.make()
+        said = [str(formatEvent(event)) for event in events]
+        self.assertTrue(any("processes: 10 are allowed here" in one for one in said), said)
 
     def test_readable(self) -> None:
         """What is the daemon's own is shown to no evaluator; nothing is made before."""

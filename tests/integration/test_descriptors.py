@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client, failure, text
-from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, DaemonTestCase
+from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, DaemonTestCase, until
 from tests.integration.raw import Connection
 from tests.integration.unprivileged import USER
 
@@ -105,3 +105,18 @@ class FewDescriptorsTests(TestCase):
             metrics = (await client.get("/metrics")).body.decode()
         self.assertIn("tawebeval_connections_limit 136.0", metrics)
         await daemon.stop()
+
+    async def test_too_few(self) -> None:
+        """It does not start where evaluators, or what each may have, need more, and says which."""
+        for most, limit, words in (
+            (200, 256, "limits.open_files: the daemon itself may have no more than 200 here"),
+            # 9 for each of 4 evaluations, 128 for the daemon itself, and 16 connections.
+            (179, 100, "descriptors: 179 are allowed here, and 180 are the fewest"),
+        ):
+            daemon = Daemon(f"{CONFIGURATION}\n[limits]\nopen_files = {limit}\n")
+            self.addCleanup(daemon.remove)
+            daemon.program = ("prlimit", f"--nofile=64:{most}", str(TWISTD))
+            daemon.start()
+            await until(lambda daemon=daemon: not daemon.running, "its end")
+            self.assertIn(words, daemon.log)
+            self.assertNotIn("Traceback", daemon.log)

@@ -1,0 +1,49 @@
+"""A machine that has no more processes: nobody who did not use them is to blame."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.trial.unittest import SkipTest
+
+from tests.integration.client import failure, text
+from tests.integration.harness import CONFIGURATION, DaemonTestCase
+
+
+class FewProcessesTests(DaemonTestCase):
+    """The group around those of all evaluations has a limit while the daemon runs."""
+
+    configuration = CONFIGURATION
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
+        found = [path for path in self.daemon.cgroups() if (path / "pids.max").exists()]
+        if not found:
+            raise SkipTest("processes are not limited by cgroups here")
+        self.most: Path = min(found, key=lambda path: len(str(path))) / "pids.max"
+        before = self.most.read_text()
+        self.addCleanup(self.most.write_text, before)
+
+    async def test_lost(self) -> None:
+        """An evaluation is lost where its sandbox cannot begin it, and is well where it can."""
+        for count, words in (
+            (1, "the sandbox could not be started"),
+            (2, "no process could be made for the evaluator in its sandbox"),
+        ):
+            self.most.write_text(str(count))
+            error = failure(await self.run_command("exec cat README"), "lost")
+            self.assertIn(words, error["message"])
+        self.most.write_text("3")
+        self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
+
+    async def test_not_its_own_limit(self) -> None:
+        """What an evaluator cannot start by that is not told as the limit that it has itself."""
+        self.most.write_text("3")
+        error = failure(await self.run_command("cat README"), "exit")
+        self.assertIn("fork", error["stderr"])
+
+    async def test_no_notes(self) -> None:
+        """The evaluator has none of the descriptors by which its sandbox notes how it began."""
+        listed = text(await self.run_command("ls /proc/self/fd; ls /proc/1/fd 2>/dev/null"))
+        self.assertEqual(listed.split(), ["0", "1", "2", "3"])  # the last one is of `ls` itself

@@ -1,0 +1,62 @@
+"""`tawebeval.launching` with overlays that are really mounted, by whoever the daemon would be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.launching import Launch, Launching, Layers
+from tawebeval.privileges import User
+from tawebeval.reports import NotMounted
+from tawebeval.starting import wait_for
+from tests.integration.unprivileged import USER, give, temporary_folder
+
+PATIENCE = 20.0
+WHO = User(USER.pw_name, USER.pw_uid, USER.pw_gid, frozenset(), "/") if USER else None
+
+
+class MountingTests(SynchronousTestCase):
+    """A launcher that mounts, and three directories for it."""
+
+    def setUp(self) -> None:
+        self.launching = Launching(mounting=True, user=WHO)
+        self.addCleanup(self.launching.close)
+        folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, folder)
+        self.layers = Layers(*(folder / name for name in ("lower", "upper", "work")))
+        for path in (self.layers.lower, self.layers.upper, self.layers.work):
+            path.mkdir()
+            give(path)
+        (self.layers.lower / "file").write_text("from below\n")
+
+    def run_it(self, command: str) -> str:
+        """Return what a shell command prints that runs above the overlay."""
+        launch = Launch(["/bin/sh", "-c", command], {}, str(self.layers.upper))
+        started, top = self.launching.start(launch, self.layers)
+        assert top is not None
+        os.close(top)
+        status, printed = wait_for(started, PATIENCE)
+        self.assertEqual(status, 0, printed)
+        return printed.decode()
+
+    def test_options(self) -> None:
+        """No program on it gets rights, and no device on it is one, whatever is in the tree."""
+        content, *mounts = self.run_it("cat file /proc/self/mountinfo").splitlines()
+        self.assertEqual(content, "from below")
+        (line,) = (line for line in mounts if str(self.layers.upper) in line.split())
+        self.assertLessEqual({"nosuid", "nodev"}, set(line.split()[5].split(",")))
+
+    def test_links(self) -> None:
+        """A link in place of any of the directories is not followed: nothing is begun."""
+        for path in (self.layers.lower, self.layers.upper, self.layers.work):
+            moved = Path(f"{path}.moved")
+            path.rename(moved)
+            path.symlink_to(moved)
+            with self.assertRaises(NotMounted, msg=path) as caught:
+                self.run_it("true")
+            self.assertEqual(caught.exception.filename, str(path))
+            path.unlink()
+            moved.rename(path)

@@ -1,0 +1,98 @@
+"""`tawebeval.ceilings`: no setting asks for more than the daemon itself may have."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import ceilings
+from tawebeval.ceilings import (
+    check_limits,
+    processes_allowed,
+    processes_needed,
+    tell_of_processes,
+)
+from tawebeval.config import Configuration, Evaluations, Limits
+from tawebeval.errors import ConfigurationError
+from tests.fake_cgroups import FakeMachine
+
+USUAL = Configuration(evaluations=Evaluations(running=10), limits=Limits(processes=100))
+
+
+class CeilingsTestCase(SynchronousTestCase):
+    """A process with hard limits that a test sets; others it has none."""
+
+    def setUp(self) -> None:
+        self.hard: dict[int, int] = {}
+        self.patch(resource, "getrlimit", lambda which: (0, self.hard.get(which, -1)))
+
+
+class LimitTests(CeilingsTestCase):
+    """The limits of each evaluator."""
+
+    def test_each(self) -> None:
+        """As much as the setting says does; one less names setting, numbers and remedy."""
+        limits = Limits(open_files=256, processes=128, cpu=300, file_size=1000, memory=2000)
+        for number, setting, value, directive in (
+            (resource.RLIMIT_NOFILE, "open_files", 256, "LimitNOFILE"),
+            (resource.RLIMIT_NPROC, "processes", 128, "LimitNPROC"),
+            (resource.RLIMIT_CPU, "cpu", 301, "LimitCPU"),
+            (resource.RLIMIT_FSIZE, "file_size", 1000, "LimitFSIZE"),
+            (resource.RLIMIT_DATA, "memory", 2000, "LimitDATA"),
+        ):
+            self.hard = {number: value}
+            check_limits(limits)
+            self.hard = {number: value - 1}
+            with self.assertRaises(ConfigurationError) as caught:
+                check_limits(limits)
+            said = str(caught.exception)
+            self.assertTrue(said.startswith(f"limits.{setting}: "), said)
+            self.assertIn(f"no more than {value - 1} here", said)
+            self.assertIn(f"; {directive}={value} in the unit", said)
+
+
+class ProcessesTests(CeilingsTestCase):
+    """The processes of all together."""
+
+    def test_needed(self) -> None:
+        """All that each evaluator may have, times those that run, and the daemon's own."""
+        more = Configuration(evaluations=Evaluations(running=11), limits=Limits(processes=100))
+        self.assertEqual(processes_needed(more) - processes_needed(USUAL), 100)
+        self.assertGreater(processes_needed(USUAL), 1000)
+
+    def test_allowed(self) -> None:
+        """The least that a limit of the user or of any group around allows, of either version."""
+        for unified in (False, True):
+            self.hard = {}
+            machine = FakeMachine(Path(self.mktemp()).absolute())
+            own = machine.mount_unified() if unified else machine.mount_legacy("pids")
+            around = own.parent / "pids.max"
+            self.assertIsNone(processes_allowed(machine.write_proc()))
+            around.write_text("500\n")
+            self.assertEqual(processes_allowed(machine.write_proc()), 500)
+            (own / "pids.max").write_text("700\n")
+            self.assertEqual(processes_allowed(machine.write_proc()), 500)
+            around.write_text("max\n")
+            self.assertEqual(processes_allowed(machine.write_proc()), 700)
+            self.hard = {resource.RLIMIT_NPROC: 300}
+            self.assertEqual(processes_allowed(machine.write_proc()), 300)
+
+    def test_without_cgroups(self) -> None:
+        """Where there are none there is no limit of theirs."""
+        machine = FakeMachine(Path(self.mktemp()).absolute())
+        self.assertIsNone(processes_allowed(machine.write_proc()))
+
+    def test_told(self) -> None:
+        """One too few is told in the log, with what helps; enough, or no limit, is not."""
+        wanted = processes_needed(USUAL)
+        for there, told in ((None, 0), (wanted, 0), (wanted - 1, 1)):
+            self.patch(ceilings, "processes_allowed", lambda there=there: there)
+            with capturedLogs() as events:
+                tell_of_processes(USUAL)
+            self.assertEqual(len(events), told, there)
+        said = str(formatEvent(events[0]))
+        for word in (f"{wanted - 1} are allowed", f"{wanted} may be needed", "TasksMax="):
+            self.assertIn(word, said)
