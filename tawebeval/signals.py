@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -144,7 +146,10 @@ class Threads:
         name servers like; and what it makes when it is needed cannot be made any more where
         evaluators have all that there may be. What is called before `start` waits for it.
         """
-        return cls(reactor, ThreadPool(count, count, name))
+        pool = ThreadPool(count, count, name)
+        # A process whose start fails later ends, though nobody has stopped them.
+        pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
+        return cls(reactor, pool)
 
     def start(self) -> None:
         """Begin to make calls. Raises OSError where the threads cannot be made."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import gc
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+import tawebeval
 from tawebeval.signals import Latch, Signal, Threads, completed
 
 
@@ -287,6 +291,20 @@ class ThreadsTests(TestCase):
         self.assertEqual(caught.exception.strerror, "threads: can't start new thread")
         others.stop()
         self.assertEqual(threading.active_count(), before)
+
+    def test_never_stopped(self) -> None:
+        """A process whose start has failed after theirs ends all the same."""
+        script = (
+            "from twisted.internet import reactor\n"
+            "from tawebeval.signals import Threads\n"
+            "Threads.own(reactor, 2, 'work').start()\n"
+            "raise SystemExit('a later part has failed')\n"
+        )
+        environment = {"PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)}
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, timeout=20
+        )
+        self.assertEqual((done.returncode, done.stderr), (1, b"a later part has failed\n"))
 
     async def test_error(self) -> None:
         """So does what it raises."""
