@@ -55,7 +55,8 @@ class LaunchingTestCase(SynchronousTestCase):
         """Return the launcher and its spare, once it has one."""
         self.launching.open()
         while True:
-            found = [pid for pid in children(os.getpid()) if module.NAME in command_line(pid)]
+            ours = [pid for pid in children(os.getpid()) if pid not in self.before]
+            found = [pid for pid in ours if module.NAME in command_line(pid)]
             if len(found) == 2:
                 return found
 
