@@ -17,6 +17,7 @@ from tests.integration.unprivileged import USER
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MANY = 60
+_SETTLED = 10  # looks that show the same
 
 
 class DescriptorsTests(DaemonTestCase):
@@ -50,15 +51,22 @@ class DescriptorsTests(DaemonTestCase):
         command = ("prlimit", f"--pid={self.daemon.pid}", f"--nofile={count}:{self.most}")
         subprocess.run([*become, *command], check=True)
 
-    def allow_more(self, count: int) -> None:
-        """Let the daemon have so many more than it has."""
-        self.allow(len(os.listdir(f"/proc/{self.daemon.pid}/fd")) + count)
+    async def allow_more(self, count: int) -> None:
+        """Let the daemon have so many more than it has, when it has closed what it need not."""
+        seen = [0]
+
+        def settled() -> bool:
+            seen.append(len(os.listdir(f"/proc/{self.daemon.pid}/fd")))
+            return len(set(seen[-_SETTLED:])) == 1
+
+        await until(settled, "it opens and closes nothing")
+        self.allow(seen[-1] + count)
 
     async def test_evaluations(self) -> None:
         """Those that cannot be run are `lost`, and say why; what runs already comes to its end."""
-        running = await self.begin_and_wait("echo ready; exec sleep 2")
+        running = await self.begin_and_wait("echo ready; exec sleep 5")
         for more in range(1, 8, 2):
-            self.allow_more(more)
+            await self.allow_more(more)
             error = failure(await self.run_command("cat README"), "lost")
             self.assertIn("Too many open files", error["message"])
         self.assertEqual(text(await self.client.follow(running)), "ready\n")
@@ -72,7 +80,7 @@ class DescriptorsTests(DaemonTestCase):
         """Those beyond are closed, those that are there are answered, and the log says it once."""
         with Connection(self.daemon.port) as there, contextlib.ExitStack() as others:
             self.assertEqual(there.ask(HEALTH).code, 200)
-            self.allow_more(5)
+            await self.allow_more(5)
             for _ in range(MANY):
                 others.enter_context(socket.create_connection(("127.0.0.1", self.daemon.port)))
             for _ in range(3):
