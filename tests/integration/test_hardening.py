@@ -158,11 +158,11 @@ class LineTests(ServiceTestCase):
 
     def test_groups(self) -> None:
         """Each evaluation has a group of its own below that of the service."""
-        identifier = self.begin("echo ready; exec sleep 23456")
-        self.printed(identifier, "ready")
+        self.printed(self.begin("echo ready; exec sleep 23456"), "ready")
         (process, *_) = self.machine.run("pgrep", "--full", "sleep 23456").split()
-        group = self.machine.run("cat", f"/proc/{process}/cgroup").rpartition("::")[2].strip()
-        service = self.show("ControlGroup")
-        name = self.ask("GET", f"/evaluation/{identifier}").answer()[1]["log_name"]
-        self.assertTrue(group.startswith(f"{service}/tawebeval-"), group)
-        self.assertIn(name, group)
+        its, daemons = (
+            self.machine.run("cat", f"/proc/{pid}/cgroup").rpartition("::")[2].strip()
+            for pid in (process, self.show("MainPID"))
+        )
+        self.assertTrue(its.startswith(self.show("ControlGroup") + "/tawebeval-"), its)
+        self.assertNotEqual(its, daemons)
