@@ -4,9 +4,12 @@ import os
 
 from hypothesis import settings
 
-# No deadline: a slow machine is no defect. The same examples every time where nobody
-# is there to keep one that failed.
+# No deadline: a slow machine is no defect. The same examples every time for the whole suite.
 settings.register_profile(
-    "tawebeval", deadline=None, max_examples=150, derandomize="CI" in os.environ, database=None
+    "tawebeval",
+    deadline=None,
+    max_examples=150,
+    derandomize="TAWEBEVAL_SAME_EXAMPLES" in os.environ,
+    database=None,
 )
 settings.load_profile("tawebeval")

@@ -3,8 +3,9 @@
 All of them are run with branch coverage, also of the daemons that they start, and all
 branches of the core have to be covered. Then trial is run for each module of
 `tests.integration` by itself, and for all others together, two at a time: what is real
-waits a lot. What each prints is shown when it has ended. The exit status is 0 only if tests
-ran and everything is well; with CI in the environment a test that was skipped is not.
+waits a lot. What each prints is shown when it has ended. Properties are tried on the same
+examples every time; with a NAME, on others. The exit status is 0 only if tests ran and
+everything is well; with CI in the environment a test that was skipped is not.
 
 The last line is always `N passed, N failed, N skipped`.
 """
@@ -155,6 +156,8 @@ def run_covered() -> tuple[Outcome, bool]:
             os.chown(directory, nobody.pw_uid, nobody.pw_gid)
         os.environ["COVERAGE_FILE"] = os.path.join(directory, "data")
         os.environ["COVERAGE_PROCESS_START"] = str(ROOT / "pyproject.toml")
+        # Whoever changes something is to learn of that, and not of what was there before.
+        os.environ["TAWEBEVAL_SAME_EXAMPLES"] = "yes"
         outcome = run_parts(parts(), [*coverage, "run"])
         del os.environ["COVERAGE_PROCESS_START"]
         subprocess.run([*coverage, "combine", "--quiet"], cwd=ROOT)
