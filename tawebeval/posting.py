@@ -13,7 +13,7 @@ from treq.client import HTTPClient
 from treq.content import collect
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.defer import TimeoutError as TookTooLong
-from twisted.internet.error import ConnectError
+from twisted.internet.error import ConnectError, ConnectingCancelledError
 from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 from twisted.web.client import RequestTransmissionFailed, ResponseFailed
@@ -110,6 +110,8 @@ class Poster:
             )
         except UnicodeError:  # by the rules of IDNA, which are not those of resolvers
             return Receipt(Verdict.REFUSED, f"the host {target.host} is no valid name")
+        except ConnectingCancelledError:
+            raise CancelledError from None
         except ConnectError as error:
             return Receipt(Verdict.AGAIN, f"no connection: {error}")
         except (ResponseFailed, RequestTransmissionFailed) as error:

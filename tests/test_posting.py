@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from OpenSSL.SSL import Error as TlsError
 from service_identity import VerificationError
 from treq.testing import RequestTraversalAgent
+from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
-from twisted.internet.error import ConnectError
+from twisted.internet.error import ConnectError, ConnectingCancelledError
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
@@ -278,11 +279,11 @@ class FailureTests(PostingTestCase):
 
     def test_cancelled_connection(self) -> None:
         """An attempt that is out of time says so, also if the connection calls it its failure."""
-
-        def cancel(waiting: Deferred[Any]) -> None:
-            waiting.errback(ResponseNeverReceived([Failure(CancelledError())]))
-
-        self.agent = Broken(lambda: Deferred(cancel))
-        posted = self.post()
-        self.clock.advance(15)
-        self.assertIn("within 15 seconds", self.successResultOf(posted).what)
+        for error in (
+            ResponseNeverReceived([Failure(CancelledError())]),
+            ConnectingCancelledError(IPv4Address("TCP", "8.8.8.8", 80)),
+        ):
+            self.agent = Broken(lambda error=error: Deferred(lambda one: one.errback(error)))
+            posted = self.post()
+            self.clock.advance(15)
+            self.assertIn("within 15 seconds", self.successResultOf(posted).what)

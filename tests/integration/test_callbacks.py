@@ -16,7 +16,7 @@ from twisted.trial.unittest import TestCase
 from tawebeval.workspace import log_name
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, until
-from tests.integration.receivers import Receiver, babble, make_certificate
+from tests.integration.receivers import Receiver, babble, full_socket, make_certificate
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import temporary_folder
 
@@ -158,11 +158,15 @@ class DeliveryTests(CallbacksTestCase):
         await self.finish()
 
     async def test_bad_receivers(self) -> None:
-        """Silent, absent, endless, or no HTTP at all: each is given up, and the daemon is well."""
+        """Silent, out of reach, absent, endless, no HTTP: each is given up, the daemon is well."""
         await self.start("attempts = 2\nfirst_delay = 0.05\ntimeout = 0.5\n" + OPEN)
         silent = self.receive(0)
         self.assertIn("within 0.5 seconds", (await self.tell(silent.url))["last_error"])
         self.assertEqual(len(silent.posts), 2)
+        with full_socket() as port:
+            unreachable = await self.tell(f"http://127.0.0.1:{port}/hook")
+        self.assertEqual((unreachable["state"], unreachable["attempts"]), ("given_up", 2))
+        self.assertIn("within 0.5 seconds", unreachable["last_error"])
         absent = self.receive(200)
         await absent.stop()
         self.assertIn("no connection", (await self.tell(absent.url))["last_error"])
