@@ -44,7 +44,7 @@ class Reloading(Service):
     def startService(self) -> None:
         """Wait for the signal, which would end the daemon otherwise."""
         super().startService()
-        for each in self._rereadings:
+        for each in (one for first in self._rereadings for one in (first, *first.named)):
             for path in each.paths:
                 if not os.access(path, os.R_OK):
                     log.warn(
@@ -76,18 +76,8 @@ class Reloading(Service):
         return outcome
 
     def _reload(self, originals: Mapping[str, str]) -> Outcome:
-        found: list[tuple[Rereading[Any], Any]] = []
-        problems = [
-            f"{name}: {path} is a copy that systemd has made at the start (LoadCredential=), and"
-            " the file itself has changed: that counts after a restart"
-            for name, path in self._copied()
-            if _is_stale(path, originals)
-        ]
-        for each in self._rereadings:
-            try:
-                found.append((each, each.read()))
-            except ConfigurationError as error:
-                problems.append(str(error))
+        problems: list[str] = []
+        found = list(self._read(self._rereadings, originals, problems))
         if problems:
             return Outcome(tuple(problems))
         notes: list[str] = []
@@ -99,18 +89,37 @@ class Reloading(Service):
         if not found:
             log.info("there is no file to read again")
         notes += [
-            f"{name}: {path} is a copy that systemd has made at the start (LoadCredential=): a"
+            f"{each.name}: {path} is a copy that systemd has made at the start (LoadCredential=): a"
             " change of the file itself counts after a restart"
-            for name, path in self._copied()
+            for each, _ in found
+            for path in self._copied(each)
         ]
         return Outcome(notes=tuple(notes))
 
-    def _copied(self) -> Iterator[tuple[str, Path]]:
-        """Yield what is only a copy, and its setting."""
-        for each in self._rereadings:
-            for path in each.paths:
-                if path.parent == self._copies:
-                    yield each.name, path
+    def _read(
+        self,
+        rereadings: Iterable[Rereading[Any]],
+        originals: Mapping[str, str],
+        problems: list[str],
+    ) -> Iterator[tuple[Rereading[Any], Any]]:
+        """Yield each with its content, after those whose files it names; add what is wrong."""
+        for each in rereadings:
+            problems += [
+                f"{each.name}: {path} is a copy that systemd has made at the start"
+                " (LoadCredential=), and the file itself has changed: that counts after a restart"
+                for path in self._copied(each)
+                if _is_stale(path, originals)
+            ]
+            try:
+                content = each.read()
+                yield from self._read(each.further(content), originals, problems)
+                yield each, content
+            except ConfigurationError as error:
+                problems.append(str(error))
+
+    def _copied(self, rereading: Rereading[Any]) -> Iterator[Path]:
+        """Yield which of its files are only copies."""
+        return (path for path in rereading.paths if path.parent == self._copies)
 
     def stopService(self) -> None:
         """Wait no more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import attrs
@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.reloading import Reloading
-from tawebeval.rereading import Outcome, Rereading
+from tawebeval.rereading import Outcome, Rereading, Source
 from tawebeval.secretfiles import digest
 from tests.test_reporting import FakeSupervisor
 
@@ -49,7 +49,7 @@ class ReloadingTests(SynchronousTestCase):
 
     def reload(
         self,
-        *sources: FakeSource | None,
+        *sources: Source | None,
         copies: str = "",
         originals: Mapping[str, str] = NONE,
     ) -> tuple[Outcome, list[str]]:
@@ -128,6 +128,50 @@ class ReloadingTests(SynchronousTestCase):
         source = FakeSource("callers.tokens", broken="is a directory", path=folder / "tokens")
         outcome, _ = self.reload(source, copies=str(folder), originals={"tokens": "12ab"})
         self.assertEqual(outcome.problems, ("is a directory",))
+
+    def test_further(self) -> None:
+        """What a file names is read by what it says now, and counts before it does."""
+        counted: list[str] = []
+        files = {name: FakeSource(name, f"new {name}") for name in ("one", "two")}
+
+        def name_of(content: str) -> list[Rereading[Any]]:
+            if not content:
+                raise ConfigurationError("first: names nothing")
+            (rereading,) = files[content].rereadings()
+            return [attrs.evolve(rereading, take=counted.append)]
+
+        for says, counts, problems in (
+            ("one", ["new one", "one"], ()),
+            ("two", ["new two", "two"], ()),
+            ("broken", [], ("broken: line 1",)),
+            ("", [], ("first: names nothing",)),
+        ):
+            files["broken"] = FakeSource("broken", broken="broken: line 1")
+            counted.clear()
+            (first,) = FakeSource("first", says).rereadings()
+            naming = SimpleNamespace(
+                rereadings=lambda first=first: [
+                    attrs.evolve(first, take=counted.append, further=name_of)
+                ]
+            )
+            outcome, _ = self.reload(naming)
+            self.assertEqual((counted, outcome.problems), (counts, problems))
+
+    def test_named(self) -> None:
+        """Of all files that are known at the start those that cannot be read are warned of."""
+        folder = Path(self.mktemp()).absolute()
+        sources = [FakeSource(name, path=folder / name) for name in ("first", "named")]
+        first, named = (one for source in sources for one in source.rereadings())
+        source = SimpleNamespace(rereadings=lambda: [attrs.evolve(first, named=[named])])
+        reloading = Reloading([source], "", FakeSupervisor("/notify"), MemoryReactor())
+        with capturedLogs() as logged:
+            reloading.startService()
+        self.addCleanup(reloading.stopService)
+        said = [str(formatEvent(event)) for event in logged]
+        self.assertEqual(len(said), 2)
+        for words, source in zip(said, sources, strict=True):
+            self.assertIn(f"{source.path} cannot be read by the user", words)
+            self.assertIn(f"({source.name})", words)
 
     def test_nothing(self) -> None:
         """Where there is no file that is logged."""
