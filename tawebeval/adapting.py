@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import attrs
 
 from tawebeval.access import Access
 from tawebeval.admission import Queue
+from tawebeval.callbacks import Callbacks
 from tawebeval.config import Configuration, Repositories
 from tawebeval.hosts import HostPolicy
 from tawebeval.observing import Observing
 from tawebeval.registry import Registry
 from tawebeval.remotes import Remotes
+from tawebeval.rereading import Rereading
 from tawebeval.surroundings import Surroundings
 from tawebeval.web.site import ApiSite
 
@@ -23,6 +28,7 @@ class Adapting:
     remotes: Remotes
     queue: Queue
     registry: Registry
+    callbacks: Callbacks
     access: Access
     observing: Observing
     site: ApiSite
@@ -34,11 +40,16 @@ class Adapting:
         self.remotes.policy = host_policy(configuration.repositories)
         self.queue.bound(*bounds(configuration, self.access))
         self.registry.spool.limit = configuration.limits.uploads
+        self.callbacks.go_by(configuration.callbacks)
         self.access.rate.per_minute = configuration.callers.requests_per_minute
         self.observing.readiness.free = configuration.health.free_disk
         self.observing.traffic.logged = configuration.log.access
         self.site.api.configuration = configuration
         self.site.connections.limits = configuration.http
+
+    def further(self, configuration: Configuration) -> Iterable[Rereading[Any]]:
+        """Return what reads the files that it names. Raises ConfigurationError."""
+        return self.callbacks.rereadings(configuration.callbacks)
 
 
 def bounds(configuration: Configuration, access: Access) -> tuple[int, int, int]:

@@ -21,7 +21,7 @@ class Queue:
     ago, and among what that caller has waiting to what came first. Of one caller at
     most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own. Nobody
     is let in of a caller whom `admits` does not; `go_on` is to be called when it may again.
-    `places` is how many are let in.
+    `places` is how many are let in; who changes it calls `bound` after that.
     """
 
     def __init__(

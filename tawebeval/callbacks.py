@@ -3,6 +3,9 @@
 Places to send are few and go round the callers; what waits is bounded in bytes. Over the bound the
 caller who has most there loses what has waited longest: a receiver that is down costs only those
 whose it is.
+
+Settings may change meanwhile. What has begun, an attempt or a pause, ends as it began, and all that
+comes after goes by the new ones: so nothing is sent any more to where nothing may be sent by now.
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import attrs
@@ -19,20 +21,17 @@ from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.addresses import Addresses
 from tawebeval.admission import Queue
 from tawebeval.backoff import Backoff, Verdict
 from tawebeval.callback import Callback, Stage
-from tawebeval.callers import ANYBODY
 from tawebeval.config import CallbackSettings as Settings
 from tawebeval.errors import ForbiddenHost, InvalidField
-from tawebeval.hosts import HostPolicy
-from tawebeval.pinned import RememberedTrust, pinned_agent
-from tawebeval.posting import Poster, Receipt
+from tawebeval.pinned import RememberedTrust
+from tawebeval.posting import Poster, Receipt, open_poster
 from tawebeval.rereading import Rereading
 from tawebeval.signals import Latch
 from tawebeval.signatures import Secrets
-from tawebeval.signing import Signing, find_secrets
+from tawebeval.signing import Signing
 
 _FIELD = "callback_url"
 _OVERHEAD = 4096  # bytes that a delivery takes besides its document, generously
@@ -70,31 +69,28 @@ class _Delivery:
 
 
 class Callbacks:
-    """Sends callbacks, `at_once` at the same time; what waits takes `capacity` bytes at most.
+    """Sends callbacks by `settings`, where these enable them.
 
+    `open_poster` returns what posts by such settings. With `alone` there is one caller only.
     `random` is as `os.urandom`, `time` in seconds since the epoch. `ended` counts how
     deliveries have ended.
     """
 
     def __init__(
         self,
-        poster: Poster,
+        settings: Settings,
         signing: Signing,
-        backoff: Backoff,
+        open_poster: Callable[[Settings], Poster],
         *,
-        at_once: int,
-        capacity: int,
+        alone: bool,
         clock: Any,
         random: Callable[[int], bytes],
         time: Callable[[], float],
     ) -> None:
-        self._poster = poster
         self._signing = signing
-        self._backoff = backoff
-        # Half of the places at most are one caller's, whose receiver may be slow.
-        alone = signing.secrets.has(ANYBODY)
-        self._places = Queue(at_once, _UNBOUNDED, 0 if alone else (at_once + 1) // 2)
-        self._capacity = capacity
+        self._open_poster = open_poster
+        self._alone = alone
+        self._places = Queue(settings.at_once, _UNBOUNDED)
         self._clock = clock
         self._random = random
         self._time = time
@@ -102,18 +98,32 @@ class Callbacks:
         self._hurried = False
         self._deliveries: dict[str, _Delivery] = {}  # by event, the oldest first
         self.ended: Counter[Stage] = Counter()
+        self.go_by(settings)
+
+    def go_by(self, settings: Settings) -> None:
+        """Have all that begins from now on go by these settings."""
+        self._settings = settings
+        self._poster = self._open_poster(settings)
+        self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
+        self._make_room()
+        # Half of the places at most are one caller's, whose receiver may be slow.
+        own = 0 if self._alone else (settings.at_once + 1) // 2
+        self._places.places = settings.at_once
+        self._places.bound(_UNBOUNDED, own)
 
     @property
     def pending(self) -> int:
         """How many are on their way."""
         return len(self._deliveries)
 
-    def rereadings(self) -> Iterator[Rereading[Secrets]]:
-        """Yield what reads the secrets again."""
-        return self._signing.rereadings()
+    def rereadings(self, settings: Settings) -> Iterator[Rereading[Secrets]]:
+        """Yield what reads the secrets that such settings need. Raises ConfigurationError."""
+        return self._signing.rereadings(settings)
 
     def expect(self, url: str, caller: str) -> Callback:
         """Return the callback of an evaluation that begins. Raises InvalidField."""
+        if not self._settings.enabled:
+            raise InvalidField(_FIELD, "there are no callbacks here ([callbacks] enabled)")
         if not self._signing.secrets.has(caller):
             raise InvalidField(
                 _FIELD, "the operator has no secret of yours, with which callbacks are signed"
@@ -146,9 +156,10 @@ class Callbacks:
         for delivery in list(self._deliveries.values()):
             delivery.give_up(_STOPPED)
 
-    async def close(self, seconds: float) -> None:
-        """Wait for the last attempts, so many seconds at most, and give up what is left."""
+    async def close(self) -> None:
+        """Wait for the last attempts, for the time of one at most, and give up what is left."""
         self.hasten()
+        seconds = self._settings.timeout if self._settings.enabled else 0
         with suppress(WaitedInVain):
             await Deferred.fromCoroutine(self._all_over()).addTimeout(seconds, self._clock)
         self.hurry()
@@ -164,11 +175,13 @@ class Callbacks:
         for delivery in self._deliveries.values():
             sizes[delivery.callback.caller] += delivery.size
             of_caller.setdefault(delivery.callback.caller, []).append(delivery)
-        while sizes.total() > self._capacity:
+        too_many: list[_Delivery] = []
+        while sizes.total() > self._settings.buffer:
             caller, _ = sizes.most_common(1)[0]
-            oldest = of_caller[caller].pop(0)
-            sizes[caller] -= oldest.size
-            oldest.give_up("too many callbacks of this caller wait")
+            too_many.append(of_caller[caller].pop(0))
+            sizes[caller] -= too_many[-1].size
+        for delivery in reversed(too_many):  # so that no place goes to one that is next
+            delivery.give_up("too many callbacks of this caller wait")
 
     async def _live(self, delivery: _Delivery) -> None:
         """Deliver, and note how that has ended."""
@@ -216,6 +229,8 @@ class Callbacks:
         callback = delivery.callback
         await self._places.enter(delivery.event, callback.caller)
         try:
+            if not self._settings.enabled:
+                return Receipt(Verdict.REFUSED, "the operator has disabled callbacks")
             secrets = self._signing.secrets
             if not secrets.has(callback.caller):
                 return Receipt(Verdict.REFUSED, "the operator has removed the secret to sign with")
@@ -249,31 +264,22 @@ def open_callbacks(
     reactor: Any,
     random: Callable[[int], bytes],
     time: Callable[[], float],
-) -> Callbacks | None:
-    """Return what sends callbacks, None where they are not enabled.
+    *,
+    alone: bool,
+) -> Callbacks:
+    """Return what sends callbacks, signed with the secrets of these settings.
 
-    Raises ConfigurationError for secrets that cannot be read.
+    Raises ConfigurationError for secrets that are needed and cannot be read.
     """
-    if not settings.enabled:
-        return None
-    signing = Signing(find_secrets(settings.secrets, environment))
-    policy = HostPolicy(
-        settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
-    )
+    signing = Signing(environment)
+    for secrets in signing.rereadings(settings):
+        secrets.take(secrets.read())
     trust = RememberedTrust(BrowserLikePolicyForHTTPS())
-    poster = Poster(
-        Addresses(policy, reactor.nameResolver, reactor),
-        partial(pinned_agent, reactor, trust, settings.timeout),
-        reactor,
-        time,
-        settings.timeout,
-    )
     return Callbacks(
-        poster,
+        settings,
         signing,
-        Backoff(settings.attempts, settings.first_delay, settings.longest_delay),
-        at_once=settings.at_once,
-        capacity=settings.buffer,
+        lambda settings: open_poster(settings, trust, reactor, time),
+        alone=alone,
         clock=reactor,
         random=random,
         time=time,

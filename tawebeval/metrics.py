@@ -56,7 +56,7 @@ class Figures(Collector):
     repositories: Repositories
     queue: Queue
     registry: Registry
-    callbacks: Callbacks | None
+    callbacks: Callbacks
     traffic: Traffic
     routes: Routes
     connections: Connections
@@ -198,8 +198,6 @@ class Figures(Collector):
         yield _gauge("streams", "Streams of events.", one(len(self.registry.followers)))
 
     def _callbacks(self) -> Iterator[Metric]:
-        if self.callbacks is None:
-            return
         ended, pending = self.callbacks.ended, self.callbacks.pending
         yield _counter(
             "callbacks",

@@ -74,7 +74,7 @@ class Observing:
         repositories: Repositories,
         queue: Queue,
         registry: Registry,
-        callbacks: Callbacks | None,
+        callbacks: Callbacks,
         site: ApiSite,
     ) -> None:
         """Have these among the metrics."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import attrs
@@ -18,15 +19,17 @@ from twisted.internet.interfaces import IConsumer
 from twisted.python.failure import Failure
 from twisted.web.client import RequestTransmissionFailed, ResponseFailed
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IBodyProducer
+from twisted.web.iweb import IAgent, IBodyProducer, IPolicyForHTTPS
 from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.addresses import Addresses, UnknownHost
 from tawebeval.backoff import Verdict, retry_after, verdict
 from tawebeval.callback import web_target
+from tawebeval.config import CallbackSettings
 from tawebeval.errors import ForbiddenHost
-from tawebeval.hosts import Address, Target
+from tawebeval.hosts import Address, HostPolicy, Target
+from tawebeval.pinned import pinned_agent
 
 _HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
 
@@ -125,6 +128,25 @@ class Poster:
             f"the status {response.code}",
             retry_after(response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()),
         )
+
+
+def open_poster(
+    settings: CallbackSettings,
+    trust: IPolicyForHTTPS,
+    reactor: Any,
+    time: Callable[[], float],
+) -> Poster:
+    """Return what posts by these settings; `trust` says whose certificates count."""
+    policy = HostPolicy(
+        settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
+    )
+    return Poster(
+        Addresses(policy, reactor.nameResolver, reactor),
+        partial(pinned_agent, reactor, trust, settings.timeout),
+        reactor,
+        time,
+        settings.timeout,
+    )
 
 
 def _why(reasons: list[Failure]) -> str:

@@ -26,7 +26,7 @@ from tawebeval.ownership import check_owner, name_of
 from tawebeval.privileges import Privileges
 from tawebeval.sandboxes import Places
 from tawebeval.secretfiles import STRANGERS
-from tawebeval.signing import Signing, find_secrets
+from tawebeval.signing import find_secrets, read_signing
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -77,7 +77,7 @@ class Premises:
             yield broken("callbacks", error)
             return
         what = f"are signed, with secrets of callers in {source}"
-        finding = judged("callbacks", lambda: Signing(source), what)
+        finding = judged("callbacks", lambda: read_signing(source), what)
         yield finding
         if finding.health is not Health.OK:
             return

@@ -52,7 +52,7 @@ class Registry:
         identities: Identities,
         queue: Queue,
         root: Path,
-        telling: Telling | None = None,
+        telling: Telling,
     ) -> None:
         self._surroundings = surroundings
         self._clock = surroundings.clock
@@ -60,7 +60,7 @@ class Registry:
         self._identities = identities
         self._queue = queue
         self._root = root
-        self._telling = telling or Telling()
+        self._telling = telling
         self._records = Records(identities, surroundings.clock)
         self._acceptance = Acceptance(surroundings, queue, self._records)
         queue.admits = self._acceptance.admits

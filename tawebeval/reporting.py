@@ -26,9 +26,9 @@ def longest_stop(configuration: Configuration) -> float:
 class Reporting(Service):
     """Has to be started last: that it is means that all else has started.
 
-    `count()` returns how many evaluations run and how many wait, and `obstacles()` why no more
-    would be taken. It is the reactor that makes the reports, so where that hangs there are none,
-    and systemd starts the daemon anew.
+    `count()` returns how many evaluations run and how many wait, `obstacles()` why no more would
+    be taken, and `stop_within()` how many seconds a stop may take. It is the reactor that makes
+    the reports, so where that hangs there are none, and systemd starts the daemon anew.
     """
 
     name = "reporting"
@@ -38,7 +38,7 @@ class Reporting(Service):
         supervisor: Supervisor,
         count: Callable[[], tuple[int, int]],
         obstacles: Callable[[], Sequence[str]],
-        stop_within: float,
+        stop_within: Callable[[], float],
         reactor: Any,
     ) -> None:
         self._supervisor = supervisor
@@ -72,7 +72,7 @@ class Reporting(Service):
 
     def _announce_the_stop(self) -> None:
         self._stopping = True
-        self._supervisor.stopping(self._stop_within)
+        self._supervisor.stopping(self._stop_within())
         self._report()
 
     def _report(self) -> None:

@@ -33,7 +33,7 @@ class Rereading(Generic[Content]):
     take: Callable[[Content], None]
     notes: Callable[[Content], Sequence[str]] = _nothing
     further: Callable[[Content], Iterable[Rereading[Any]]] = _nothing
-    named: Iterable[Rereading[Any]] = ()
+    named: Sequence[Rereading[Any]] = ()
 
 
 class Source(Protocol):

@@ -68,14 +68,13 @@ class EvaluationService(Service):
         self,
         registry: Registry,
         repositories: Repositories,
-        callbacks: Callbacks | None,
+        callbacks: Callbacks,
         settings: Configuration,
     ) -> None:
         self._registry = registry
         self._repositories = repositories
         self._callbacks = callbacks
         self._drain = settings.service.drain
-        self._last_attempts = settings.callbacks.timeout
 
     def startService(self) -> None:
         """Take over the cache, and the responsibility for all descendants."""
@@ -89,18 +88,15 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> bool:
-        if self._callbacks is not None:
-            self._callbacks.hasten()
+        self._callbacks.hasten()
         had_any = await self._registry.close(self._drain)
-        if self._callbacks is not None:
-            await self._callbacks.close(self._last_attempts)
+        await self._callbacks.close()
         return had_any
 
     def hurry(self) -> None:
         """Let none of them run any longer."""
         self._registry.hurry()
-        if self._callbacks is not None:
-            self._callbacks.hurry()
+        self._callbacks.hurry()
 
 
 class Daemon(MultiService):
@@ -247,7 +243,9 @@ def make_service(
             configuration.callers.buffers,
         ),
     )
-    callbacks = open_callbacks(configuration.callbacks, os.environ, reactor, os.urandom, time)
+    callbacks = open_callbacks(
+        configuration.callbacks, os.environ, reactor, os.urandom, time, alone=access.open
+    )
     queue = Queue(running, *bounds(configuration, access))
     registry = Registry(
         surroundings,
@@ -273,10 +271,12 @@ def make_service(
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor)
     supervisor = find_supervisor(os.environ)
-    adapting = Adapting(surroundings, remotes, queue, registry, access, observing, site)
+    adapting = Adapting(surroundings, remotes, queue, registry, callbacks, access, observing, site)
     takers = (adapting.take, daemon.log_by)
-    reconfiguring = Reconfiguring(file or ConfigurationFile(), configuration, takers)
-    sources = (reconfiguring, access, observing.readers, keyring, callbacks)
+    reconfiguring = Reconfiguring(
+        file or ConfigurationFile(), configuration, takers, adapting.further
+    )
+    sources = (reconfiguring, access, observing.readers, keyring)
     reloading = Reloading(sources, copies, supervisor, reactor)
     reloading.setServiceParent(daemon)
     orders = find_socket(os.environ)
@@ -294,7 +294,7 @@ def make_service(
         supervisor,
         lambda: (queue.running, queue.waiting),
         observing.operations.obstacles,
-        longest_stop(configuration),
+        lambda: longest_stop(surroundings.configuration),
         reactor,
     ).setServiceParent(daemon)
     return daemon

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attrs
 
+from tawebeval.config import CallbackSettings
 from tawebeval.errors import ConfigurationError
 from tawebeval.rereading import Rereading
 from tawebeval.secretfiles import find_file, read_secrets, warn_of_strangers
@@ -19,32 +20,36 @@ _CREDENTIAL = "callback-secrets"
 
 @attrs.define
 class Signing:
-    """Has the secrets of the file at `source`, none without one."""
+    """Has the secrets that were read last, none at first; `environment` is the daemon's own."""
 
-    source: Path | None = None
+    _environment: Mapping[str, str]
     secrets: Secrets = attrs.field(factory=Secrets, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        """Read the file. Raises ConfigurationError with the setting, the file and the line."""
-        if self.source is not None:
-            self.secrets = self._read(self.source)
+    def rereadings(self, settings: CallbackSettings) -> Iterator[Rereading[Secrets]]:
+        """Yield what reads the file that these settings name; nothing without callbacks.
 
-    def rereadings(self) -> Iterator[Rereading[Secrets]]:
-        """Yield what reads the file again; nothing without one."""
-        if self.source is not None:
-            yield Rereading(_SETTING, (self.source,), partial(self._read, self.source), self._take)
+        Raises ConfigurationError if there is no file.
+        """
+        if settings.enabled:
+            path = find_secrets(settings.secrets, self._environment)
+            yield Rereading(_SETTING, (path,), partial(read_signing, path), self._take)
 
     def _take(self, secrets: Secrets) -> None:
         self.secrets = secrets
 
-    def _read(self, path: Path) -> Secrets:
-        try:
-            found = read_secrets(path, parse_secrets)
-            mode = path.stat().st_mode
-        except (ConfigurationError, OSError) as error:
-            raise ConfigurationError(f"{_SETTING}: {error}") from None
-        warn_of_strangers(path, mode, _SETTING)
-        return found
+
+def read_signing(path: Path) -> Secrets:
+    """Return the secrets in a file. Blocks.
+
+    Raises ConfigurationError with the setting, the file and the line.
+    """
+    try:
+        found = read_secrets(path, parse_secrets)
+        mode = path.stat().st_mode
+    except (ConfigurationError, OSError) as error:
+        raise ConfigurationError(f"{_SETTING}: {error}") from None
+    warn_of_strangers(path, mode, _SETTING)
+    return found
 
 
 def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:

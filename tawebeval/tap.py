@@ -88,7 +88,7 @@ def makeService(
         ceilings.tell_of_processes(configuration)
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         # Absolute, for twistd may go elsewhere.
-        file = ConfigurationFile(path and path.absolute(), listen, written)
+        file = ConfigurationFile(path and path.absolute(), listen, written, environment)
         daemon = make_service(configuration, directories, reactor, privileges, cgroups, file)
         daemon.log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
     except ConfigurationError as error:

@@ -28,6 +28,7 @@ from tawebeval.registry import Registry
 from tawebeval.web.api import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.site import ApiSite
+from tests.fake_callbacks import tell_nobody
 from tests.fakes import EPOCH, OID, World, straw
 
 BOUNDARY = "----straw"
@@ -213,6 +214,7 @@ class Service:
                 self.configuration.callers.queued,
             ),
             self.root / "evaluations",
+            tell_nobody(),
         )
         uploads = self.root / "uploads"
         self.access = Access(

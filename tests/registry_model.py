@@ -25,6 +25,7 @@ from tawebeval.pages import DUMMY_END, Page
 from tawebeval.registry import Registry, directory_of
 from tawebeval.web.streams import Flow, stream
 from tests.event_source import EventSource
+from tests.fake_callbacks import tell_nobody
 from tests.fake_children import FakeChild
 from tests.fakes import IdleThreads, World, straw
 
@@ -188,7 +189,9 @@ class Comparison(RuleBasedStateMachine):
         self.identities = Identities(b"k" * 32, straw(1))
         queue = Queue(RUNNING, QUEUED)
         surroundings = self.world.surroundings()
-        self.registry = Registry(surroundings, self.identities, queue, Path("/evaluations"))
+        self.registry = Registry(
+            surroundings, self.identities, queue, Path("/evaluations"), tell_nobody()
+        )
         self.models: dict[str, Model] = {}
         self.waiting: list[str] = []
         self.keys: dict[str, tuple[str, bytes]] = {}

@@ -173,6 +173,20 @@ class ShareTests(SynchronousTestCase):
         queue.bound(1)
         self.assertEqual(self.entered, ["a1", "a2", "a3"])
 
+    def test_other_places(self) -> None:
+        """With more places those who wait are let in; with fewer nobody is until some have left."""
+        queue = Queue(1, 100)
+        self.assertEqual(self.names(queue, "a1", "b1", "c1"), ["b1", "c1"])
+        queue.places = 2
+        queue.bound(100)
+        self.assertEqual(self.entered, ["a1", "b1"])
+        queue.places = 1
+        queue.bound(100)
+        queue.leave("a1")
+        self.assertEqual(self.entered, ["a1", "b1"])
+        queue.leave("b1")
+        self.assertEqual(self.entered, ["a1", "b1", "c1"])
+
     def test_running(self) -> None:
         """One caller takes no more places than its share; others run meanwhile."""
         queue = Queue(3, 100, own_running=2)

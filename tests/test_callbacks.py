@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.backoff import Backoff, Verdict
+from tawebeval.backoff import Verdict
 from tawebeval.callback import Callback, Stage
 from tawebeval.callbacks import Callbacks, open_callbacks
 from tawebeval.config import CallbackSettings
@@ -70,13 +73,21 @@ class FakePoster:
 class CallbacksTestCase(SynchronousTestCase):
     """Two callers with secrets; chance is always one half."""
 
-    at_once = 4
-    capacity = 10**6
+    settings = CallbackSettings(
+        enabled=True,
+        attempts=4,
+        first_delay=10,
+        longest_delay=60,
+        timeout=15,
+        at_once=4,
+        buffer=10**6,
+    )
+    alone = False
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.poster = FakePoster(self.clock)
-        self.signing = Signing()
+        self.signing = Signing({})
         self.signing.secrets = parse_secrets(f"alice {written(OLD)}\nbob {written(OLD)}")
         self.events = 0
         self.callbacks = self.make()
@@ -85,11 +96,10 @@ class CallbacksTestCase(SynchronousTestCase):
         """Return what sends callbacks by the fake; after the test nothing is under way."""
         poster: Any = self.poster
         callbacks = Callbacks(
-            poster,
+            self.settings,
             self.signing,
-            Backoff(4, 10, 60),
-            at_once=self.at_once,
-            capacity=self.capacity,
+            lambda settings: poster,
+            alone=self.alone,
             clock=self.clock,
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
@@ -117,9 +127,13 @@ class CallbacksTestCase(SynchronousTestCase):
         found = (callback.stage, callback.attempts, callback.last_error)
         self.assertEqual(found, (stage, attempts, error))
 
-    def close(self, seconds: float = 15) -> Deferred[None]:
+    def change(self, **settings: Any) -> None:
+        """Have the callbacks go by other settings."""
+        self.callbacks.go_by(msgspec.structs.replace(self.settings, **settings))
+
+    def close(self) -> Deferred[None]:
         """Let the daemon stop."""
-        return Deferred.fromCoroutine(self.callbacks.close(seconds))
+        return Deferred.fromCoroutine(self.callbacks.close())
 
     def nothing_left(self) -> None:
         """Hold that nothing is under way, no timer is left, and no failure that nobody saw."""
@@ -284,7 +298,7 @@ class ManyTests(CallbacksTestCase):
 class RoomTests(CallbacksTestCase):
     """Memory for four."""
 
-    capacity = 4 * (4096 + 100)
+    settings = msgspec.structs.replace(CallbacksTestCase.settings, buffer=4 * (4096 + 100))
 
     def test_room(self) -> None:
         """Over the bound the caller who has most loses what has waited longest."""
@@ -305,7 +319,7 @@ class RoomTests(CallbacksTestCase):
         """A document that is larger than all room is not sent, and takes no other's."""
         self.poster.receipts = [BAD]
         bob = self.send("bob", b"")
-        alice = self.send("alice", b"a" * self.capacity)
+        alice = self.send("alice", b"a" * self.settings.buffer)
         self.check(alice, Stage.GIVEN_UP, 0, "too many callbacks of this caller wait")
         self.assertEqual(len(self.poster.posted), 1)
         self.assertEqual(bob.stage, Stage.PENDING)
@@ -335,20 +349,135 @@ class RoomTests(CallbacksTestCase):
 class AloneTests(CallbacksTestCase):
     """A daemon without tokens."""
 
+    alone = True
+
     def test_all_places(self) -> None:
         """Its one caller has all places."""
         self.signing.secrets = parse_secrets(f"* {written(OLD)}")
-        self.callbacks = self.make()
         self.poster.held = True
         for _ in range(6):
             self.send("")
         self.assertEqual(len(self.poster.waiting), 4)
+        self.change(at_once=5)
+        self.assertEqual(len(self.poster.waiting), 5)
+
+
+class ChangeTests(CallbacksTestCase):
+    """Other settings while callbacks are on their way."""
+
+    def test_disabled(self) -> None:
+        """From then on nothing is sent, neither again nor for what ends later; then it is."""
+        self.poster.receipts = [BAD]
+        tried = self.send()
+        later = self.callbacks.expect(URL, "alice")
+        self.change(enabled=False)
+        error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "alice")
+        self.assertEqual(
+            error.detail, "callback_url: there are no callbacks here ([callbacks] enabled)"
+        )
+        self.callbacks.send(later, "later", lambda: b"{}")
+        why = "the operator has disabled callbacks"
+        self.check(later, Stage.REFUSED, 0, why)
+        self.clock.advance(5)
+        self.check(tried, Stage.REFUSED, 1, why)
+        self.assertEqual(len(self.poster.posted), 1)
+        self.assertEqual(self.callbacks.ended, {Stage.REFUSED: 2})
+        self.nothing_left()
+        self.poster.receipts = [TAKEN]
+        self.change()
+        self.check(self.send(), Stage.DELIVERED, 1)
+
+    def test_disabled_for_a_while(self) -> None:
+        """What has paused meanwhile goes on."""
+        self.poster.receipts = [BAD, TAKEN]
+        callback = self.send()
+        self.change(enabled=False)
+        self.clock.advance(4)
+        self.change()
+        self.clock.advance(1)
+        self.check(callback, Stage.DELIVERED, 2, "the status 500")
+
+    def test_where_to(self) -> None:
+        """An attempt that is being made ends as it began; the next one goes by what holds then."""
+        posters = {0.0: self.poster, 1.0: FakePoster(self.clock)}
+        asked = []
+
+        def open_poster(settings: CallbackSettings) -> Any:
+            asked.append(settings.deny_hosts)
+            return posters[self.clock.seconds()]
+
+        self.callbacks._open_poster = open_poster
+        self.poster.held = True
+        callback = self.send()
+        self.clock.advance(1)
+        self.change(deny_hosts=("other.example",))
+        self.assertEqual(asked, [("other.example",)])
+        posters[1.0].forbidden = True
+        self.assertRaises(InvalidField, self.callbacks.expect, URL, "alice")
+        self.check(callback, Stage.PENDING, 1)
+        self.poster.answer(BAD)
+        self.clock.advance(5)
+        self.check(callback, Stage.DELIVERED, 2, "the status 500")
+        self.assertEqual([len(one.posted) for one in posters.values()], [1, 1])
+
+    def test_how_often(self) -> None:
+        """A pause that has begun ends as it began; after it other delays and numbers count."""
+        self.poster.receipts = [BAD]
+        callback, more = self.send(), self.send()
+        self.change(first_delay=40, attempts=3)
+        self.clock.pump([4.9, 0.1])
+        self.check(callback, Stage.PENDING, 2, "the status 500")
+        self.clock.pump([29.9, 0.1])  # half of `longest_delay`, which is less than 80 seconds
+        self.check(callback, Stage.GIVEN_UP, 3, "the status 500")
+        self.assertEqual(self.poster.times, [0, 0, 5, 5, 35, 35])
+        self.assertEqual(more.attempts, 3)
+        self.nothing_left()
+
+    def test_at_once(self) -> None:
+        """With more places those who wait for one are sent; with fewer nobody loses one."""
+        self.poster.held = True
+        for caller in ("alice", "bob") * 4:
+            self.send(caller, b"")
+        self.assertEqual(len(self.poster.waiting), 4)
+        self.change(at_once=6)
+        self.assertEqual(len(self.poster.waiting), 6)
+        self.change(at_once=2)
+        for _ in range(4):
+            self.poster.answer(TAKEN)
+        self.assertEqual((len(self.poster.waiting), len(self.poster.posted)), (2, 6))
+        self.poster.answer(TAKEN)
+        self.assertEqual((len(self.poster.waiting), len(self.poster.posted)), (2, 7))
+
+    def test_less_memory(self) -> None:
+        """What does not fit any more is given up, and is not sent where a place becomes free."""
+        self.poster.held = True
+        callbacks = [self.send("alice", b"") for _ in range(4)]
+        self.change(buffer=4096, at_once=100)
+        why = "too many callbacks of this caller wait"
+        for callback, attempts in zip(callbacks, (1, 1, 0), strict=False):
+            self.check(callback, Stage.GIVEN_UP, attempts, why)
+        self.check(callbacks[3], Stage.PENDING, 1)
+
+    def test_end(self) -> None:
+        """The last attempts have the time of these settings, and none where there are none."""
+        for settings, seconds in (({"timeout": 3}, 3), ({"enabled": False}, 0)):
+            self.setUp()
+            self.poster.held = True
+            callback = self.send()
+            self.change(**settings)
+            closed = self.close()
+            self.assertNoResult(closed)
+            self.clock.advance(max(0, seconds - 0.1))
+            self.clock.advance(seconds and 0.1)
+            self.successResultOf(closed)
+            self.assertEqual(self.clock.seconds(), seconds)
+            self.check(callback, Stage.GIVEN_UP, 1, STOPPED)
 
 
 class CloseTests(CallbacksTestCase):
     """The daemon's end."""
 
-    at_once = 2
+    settings = msgspec.structs.replace(CallbacksTestCase.settings, at_once=2)
 
     def test_nothing(self) -> None:
         """Where nothing waits nothing is waited for."""
@@ -395,7 +524,7 @@ class CloseTests(CallbacksTestCase):
         """What has no answer within the time is given up: under way, or without a place yet."""
         self.poster.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob", "alice")]
-        closed = self.close(15)
+        closed = self.close()
         self.poster.answer(BAD)
         self.assertIs(callbacks[0].stage, Stage.GIVEN_UP)
         self.assertEqual(len(self.poster.posted), 3)
@@ -413,15 +542,26 @@ class CloseTests(CallbacksTestCase):
 class OpenTests(SynchronousTestCase):
     """From settings."""
 
+    def open(self, settings: CallbackSettings) -> Callbacks:
+        """Return what a daemon with these settings has."""
+        reactor: Any = MemoryReactorClock()
+        return open_callbacks(settings, {}, reactor, bytes, lambda: 0, alone=True)
+
     def test_disabled(self) -> None:
-        """Without being enabled there is nothing, whatever else is set."""
-        settings = CallbackSettings(secrets="/nonexistent")
-        self.assertIsNone(open_callbacks(settings, {}, None, bytes, lambda: 0))
+        """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
+        callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
+        self.assertRaises(InvalidField, callbacks.expect, URL, "")
+        self.assertEqual(list(callbacks.rereadings(CallbackSettings())), [])
+
+    def test_secrets(self) -> None:
+        """What stands in the file counts from the start."""
+        secrets = Path(self.mktemp())
+        secrets.write_text(f"* {written(OLD)}")
+        callbacks = self.open(CallbackSettings(True, str(secrets)))
+        self.assertEqual(callbacks.expect(URL, "").url, URL)
 
     def test_without_secrets(self) -> None:
         """Callbacks that cannot be signed stop the start."""
         for settings in (CallbackSettings(True), CallbackSettings(True, "/nonexistent")):
-            error = self.assertRaises(
-                ConfigurationError, open_callbacks, settings, {}, None, bytes, lambda: 0
-            )
+            error = self.assertRaises(ConfigurationError, self.open, settings)
             self.assertTrue(str(error).startswith("callbacks.secrets: "), str(error))

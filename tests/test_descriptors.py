@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import resource
 
+import msgspec
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import descriptors
 from tawebeval.config import CallbackSettings, Configuration, Evaluations, Http
-from tawebeval.descriptors import allowed, fit, needed, raise_limit
+from tawebeval.descriptors import allowed, check_more, fit, needed, raise_limit
 from tawebeval.errors import ConfigurationError
 
 USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
@@ -40,13 +41,13 @@ class DescriptorsTests(SynchronousTestCase):
         self.assertGreater(allowed(), needed(USUAL))
 
     def test_needed(self) -> None:
-        """Connections count once, evaluations and callbacks, if there are any, besides."""
+        """Connections count once, evaluations besides, and callbacks, also before there are any."""
         before = needed(USUAL)
         for settings, more in (
             ({"http": Http(connections=507)}, 7),
             ({"evaluations": Evaluations(running=12)}, 18),
-            ({"callbacks": CallbackSettings(enabled=True, at_once=5)}, 5),
-            ({"callbacks": CallbackSettings(enabled=False, at_once=5)}, 0),
+            ({"callbacks": CallbackSettings(enabled=True, at_once=15)}, 5),
+            ({"callbacks": CallbackSettings(enabled=False, at_once=15)}, 5),
         ):
             kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
             self.assertEqual(needed(Configuration(**{**kept, **settings})), before + more)
@@ -83,3 +84,22 @@ class DescriptorsTests(SynchronousTestCase):
         said = str(caught.exception)
         self.assertIn(f"{fewest - 1} are allowed here, and {fewest} are the fewest", said)
         self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
+
+    def test_more(self) -> None:
+        """What needs more than before may follow where there are as many; else it is named."""
+
+        def with_callbacks(at_once: int) -> Configuration:
+            return msgspec.structs.replace(USUAL, callbacks=CallbackSettings(at_once=at_once))
+
+        few, many, too_many = (with_callbacks(number) for number in (5, 20, 21))
+        self.limits = (0, needed(many))
+        check_more(few, many)
+        with self.assertRaises(ConfigurationError) as caught:
+            check_more(few, too_many)
+        said = str(caught.exception)
+        self.assertTrue(said.startswith("callbacks.at_once: with 21 of them "), said)
+        for word in (f"{needed(too_many)} descriptors", f"{needed(many)} are allowed", "restart"):
+            self.assertIn(word, said)
+        self.limits = (0, needed(few))
+        check_more(too_many, too_many)
+        check_more(too_many, many)

@@ -200,16 +200,6 @@ class FiguresTests(FiguresTestCase):
         self.assertEqual(self.value("info", version=__version__), 1)
 
 
-class WithoutCallbacksTests(FiguresTestCase):
-    """A daemon that has none."""
-
-    callbacks = None
-
-    def test_none(self) -> None:
-        """Then there is nothing said of them."""
-        self.assertFalse([name for name, _ in self.series() if "callbacks" in name])
-
-
 class FreshCallbacks:
     """Callbacks of which none has ended yet."""
 

@@ -14,6 +14,7 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
 from twisted.internet.error import ConnectError, ConnectingCancelledError
 from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import RequestTransmissionFailed, ResponseFailed, ResponseNeverReceived
@@ -26,9 +27,10 @@ from zope.interface import implementer
 
 from tawebeval.addresses import Addresses
 from tawebeval.backoff import Verdict
+from tawebeval.config import CallbackSettings
 from tawebeval.errors import ForbiddenHost
 from tawebeval.hosts import Address, HostPolicy, Target
-from tawebeval.posting import Poster, Receipt
+from tawebeval.posting import Poster, Receipt, open_poster
 from tests.fake_resolver import FakeResolver
 from tests.fakes import EPOCH
 
@@ -287,3 +289,33 @@ class FailureTests(PostingTestCase):
             posted = self.post()
             self.clock.advance(15)
             self.assertIn("within 15 seconds", self.successResultOf(posted).what)
+
+
+class OpenTests(SynchronousTestCase):
+    """By settings."""
+
+    def test_settings(self) -> None:
+        """Hosts, networks and the time are those of the settings."""
+        reactor: Any = MemoryReactorClock()
+        settings = CallbackSettings(
+            allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"),
+            deny_hosts=("8.8.4.4",),
+            private_networks=("10.0.0.0/24",),
+            timeout=7,
+        )
+        trust: Any = None
+        poster = open_poster(settings, trust, reactor, lambda: EPOCH)
+        for host, word in (
+            ("8.8.4.4", "callbacks.deny_hosts"),
+            ("1.1.1.1", "callbacks.allow_hosts"),
+            ("10.1.0.1", "callbacks.private_networks"),
+        ):
+            error = self.assertRaises(ForbiddenHost, poster.check, f"http://{host}/")
+            self.assertIn(word, str(error))
+        for number, host in enumerate(("8.8.8.8", "10.0.0.1"), 1):
+            posted = Deferred.fromCoroutine(poster.post(f"http://{host}/", {}, b""))
+            self.assertEqual([one[0] for one in reactor.tcpClients][number - 1 :], [host])
+            reactor.advance(6.9)
+            self.assertNoResult(posted)
+            reactor.advance(0.1)
+            self.assertIn("within 7 seconds", self.successResultOf(posted).what)

@@ -22,6 +22,7 @@ from tawebeval.identity import Identities
 from tawebeval.pages import Page
 from tawebeval.registry import Registry, Upload
 from tawebeval.web.polls import Poll
+from tests.fake_callbacks import tell_nobody
 from tests.fake_children import FakeChild
 from tests.fakes import IdleThreads, World, answer, make_request, straw
 
@@ -59,6 +60,7 @@ class RegistryTestCase(SynchronousTestCase):
             Identities(KEY, straw(seed)),
             self.make_queue(),
             Path("/evaluations"),
+            tell_nobody(),
         )
 
     def make_queue(self) -> Queue:

@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import gc
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from tawebeval.admission import Queue
-from tawebeval.callback import Callback, Stage
 from tawebeval.config import Configuration, Evaluations, Limits
 from tawebeval.errors import EvaluationGone, InvalidField
 from tawebeval.identity import Identities
 from tawebeval.registry import Registry
 from tawebeval.telling import Telling
 from tawebeval.workspace import log_name
+from tests.fake_callbacks import FakeCallbacks
 from tests.fakes import straw
 from tests.test_registry import KEY, RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
 PLENTY = b"a line\n" * 100_000  # more than the buffer of an evaluation
-
-
-class FakeCallbacks:
-    """Notes what is to be sent, and lets callers have callbacks or not."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[str, dict[str, Any]]] = []
-        self.expected: list[tuple[str, str]] = []
-        self.refuse = False
-
-    def expect(self, url: str, caller: str) -> Callback:
-        """Note it."""
-        if self.refuse:
-            raise InvalidField("callback_url", "the host is forbidden")
-        self.expected.append((url, caller))
-        return Callback(url, caller)
-
-    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
-        """Note it."""
-        callback.stage = Stage.PENDING
-        self.sent.append((evaluation, json.loads(document())))
 
 
 class CallbackTests(RegistryTestCase):
@@ -190,14 +167,3 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.accept(callback_url=URL, key="k"), one)
         self.finish(self.world.child)
         self.assertEqual(len(self.callbacks.sent), 1)
-
-
-class WithoutCallbacksTests(RegistryTestCase):
-    """A registry without callbacks, as it is unless the operator says otherwise."""
-
-    def test_refused(self) -> None:
-        """Who wants one is told that there are none, instead of waiting for it."""
-        with self.assertRaises(InvalidField) as caught:
-            self.accept(callback_url=URL)
-        self.assertIn("callback_url: there are no callbacks here", str(caught.exception))
-        self.assertEqual(self.registry.evaluations(None).data, [])

@@ -30,12 +30,17 @@ class ReportingTests(SynchronousTestCase):
         self.reactor: Any = MemoryReactorClock()
         self.counts = (0, 0)
         self.obstacles: list[str] = []
+        self.longest = 20.0
 
     def start(self, **changes: Any) -> list[str]:
         """Start the service; return what it tells, to be emptied by the test."""
         supervisor = FakeSupervisor(**{"address": "/notify", "watchdog": 30, **changes})
         self.service = Reporting(
-            supervisor, lambda: self.counts, lambda: self.obstacles, 44.0, self.reactor
+            supervisor,
+            lambda: self.counts,
+            lambda: self.obstacles,
+            lambda: self.longest,
+            self.reactor,
         )
         self.service.startService()
         return supervisor.told
@@ -102,6 +107,7 @@ class ReportingTests(SynchronousTestCase):
         """The stop is told before anything is stopped, with its time, and life goes on until."""
         told = self.start()
         self.run_reactor()
+        self.longest = 44.0
         self.counts = (3, 0)
         self.obstacles = ["the service is about to stop"]
         self.take(told)

@@ -44,6 +44,7 @@ from tawebeval.logs import LogWriter, text_line
 from tawebeval.privileges import Privileges, User
 from tawebeval.reconfiguring import ConfigurationFile, read_configuration
 from tawebeval.reloading import Reloading
+from tawebeval.reporting import longest_stop
 from tawebeval.rereading import Outcome, Rereading
 from tawebeval.service import Daemon, EvaluationService, make_service
 from tawebeval.web.site import ApiSite
@@ -254,11 +255,11 @@ class ServiceTests(SynchronousTestCase):
         secrets = Path(self.mktemp()).absolute()
         secrets.write_text(f"* {written(OLD)}")
         secrets.chmod(0o600)
-        daemon = self.start(callbacks=CallbackSettings(True, str(secrets), timeout=7))
+        daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
         evaluations = daemon.getServiceNamed("evaluations")
         assert isinstance(evaluations, EvaluationService)
         callbacks = evaluations._callbacks
-        assert callbacks is not None
+        self.assertTrue(callbacks._alone)
         callbacks.expect("https://8.8.8.8/", "")
         secrets.write_text(f"alice {written(OLD)}")
         signal.raise_signal(signal.SIGHUP)
@@ -272,8 +273,8 @@ class ServiceTests(SynchronousTestCase):
             steps.append(f"drained in {drain:g}")
             return False
 
-        async def close_callbacks(seconds: float) -> None:
-            steps.append(f"closed in {seconds:g}")
+        async def close_callbacks() -> None:
+            steps.append("closed")
 
         self.patch(evaluations._registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
@@ -281,7 +282,7 @@ class ServiceTests(SynchronousTestCase):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
         evaluations.hurry()
-        self.assertEqual(steps, ["hasten", "drained in 20", "closed in 7", "hurry"])
+        self.assertEqual(steps, ["hasten", "drained in 20", "closed", "hurry"])
 
     def test_stopped(self) -> None:
         """A daemon that was stopped accepts nothing more."""
@@ -476,6 +477,9 @@ class ServiceTests(SynchronousTestCase):
         """What is live reaches those who keep it for themselves."""
         tokens = Path(self.mktemp()).absolute()
         tokens.write_text(new_token("alice", straw())[1])
+        secrets = Path(self.mktemp()).absolute()
+        secrets.write_text(f"alice {written(OLD)}")
+        told = self.supervise()
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
         log_writer = daemon.log_writer = LogWriter(StringIO(), text_line, "info")
@@ -507,7 +511,11 @@ class ServiceTests(SynchronousTestCase):
             access = true
             [health]
             free_disk = 1
-            """.replace("            ", "")
+            [callbacks]
+            enabled = true
+            secrets = "SECRETS"
+            timeout = 7
+            """.replace("SECRETS", str(secrets)).replace("            ", "")
         )
         self.assertEqual(self.reload(daemon), Outcome())
         api, queue = site.api, registry._queue
@@ -524,6 +532,16 @@ class ServiceTests(SynchronousTestCase):
         self.assertTrue(api.traffic.logged)
         readiness: Any = api.operations.obstacles
         self.assertEqual(readiness.__self__.free, 1)
+        registry._telling.expect("https://8.8.8.8/", "alice")
+        self.assertFalse(evaluations._callbacks._alone)
+        self.stop_is_announced(told, longest_stop(Configuration()) + 7)
+
+    def stop_is_announced(self, told: list[str], seconds: float) -> None:
+        """Hold that systemd is told that a stop may take so long."""
+        for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
+            call(*args, **kwargs)
+        (said,) = (one for one in told if one.startswith("STOPPING"))
+        self.assertIn(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}", said)
 
     def test_reload_without_tokens(self) -> None:
         """Shares are of tokens' names: without tokens there are none after a reload either."""
@@ -708,8 +726,8 @@ class ServiceTests(SynchronousTestCase):
             warnings,
             (
                 ("/root/python",),
-                (f"{tokens} cannot be read", "callers.tokens"),
                 (f"{secrets} cannot be read", "callbacks.secrets"),
+                (f"{tokens} cannot be read", "callers.tokens"),
             ),
             strict=True,
         ):

@@ -1,4 +1,4 @@
-"""`tawebeval.signing`: secrets are read from their file, at the start and again."""
+"""`tawebeval.signing`: secrets are read from their file, at the start, again, or from another."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.config import CallbackSettings
 from tawebeval.errors import ConfigurationError
-from tawebeval.signing import Signing, find_secrets
+from tawebeval.rereading import Rereading
+from tawebeval.signatures import Secrets
+from tawebeval.signing import Signing, find_secrets, read_signing
 from tests.test_signatures import NEW, OLD, written
 
 
@@ -24,12 +27,22 @@ class SigningTests(SynchronousTestCase):
         self.path.write_text(text)
         self.path.chmod(0o600)
 
+    def rereading(self, signing: Signing) -> Rereading[Secrets]:
+        """Return what reads the file."""
+        settings = CallbackSettings(enabled=True, secrets=str(self.path))
+        (rereading,) = signing.rereadings(settings)
+        return rereading
+
     def test_read(self) -> None:
-        """What stands in the file counts; without a file there is nothing to sign with."""
-        self.assertTrue(Signing(self.path).secrets.has("alice"))
-        nothing = Signing()
-        self.assertEqual(list(nothing.rereadings()), [])
-        self.assertFalse(nothing.secrets.has("alice"))
+        """What stands in the file of the settings counts; there is none without callbacks."""
+        signing = Signing({})
+        self.assertEqual(list(signing.rereadings(CallbackSettings(secrets="/nowhere"))), [])
+        self.assertFalse(signing.secrets.has("alice"))
+        rereading = self.rereading(signing)
+        rereading.take(rereading.read())
+        self.assertTrue(signing.secrets.has("alice"))
+        with self.assertRaises(ConfigurationError):
+            list(signing.rereadings(CallbackSettings(enabled=True)))
 
     def test_unusable(self) -> None:
         """A file that cannot be used is named with its setting; nothing in it is shown."""
@@ -42,19 +55,20 @@ class SigningTests(SynchronousTestCase):
                 self.path.unlink()
             else:
                 self.path.write_bytes(content)
-            error = self.assertRaises(ConfigurationError, Signing, self.path)
+            error = self.assertRaises(ConfigurationError, read_signing, self.path)
             self.assertTrue(str(error).startswith(f"callbacks.secrets: {self.path}: "), str(error))
             self.assertIn(words, str(error))
             self.assertNotIn("s3cret", str(error))
 
     def test_reload(self) -> None:
         """A change counts when it is read again; with a mistake all stays as it was."""
-        signing = Signing(self.path)
+        signing = Signing({})
+        rereading = self.rereading(signing)
+        self.assertEqual((rereading.name, rereading.paths), ("callbacks.secrets", (self.path,)))
+        rereading.take(rereading.read())
         before = signing.secrets.sign("alice", "e", 1, b"")
         self.write(f"alice {written(NEW)}\n")
         self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
-        (rereading,) = signing.rereadings()
-        self.assertEqual((rereading.name, rereading.paths), ("callbacks.secrets", (self.path,)))
         secrets = rereading.read()
         self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
         rereading.take(secrets)
@@ -69,9 +83,9 @@ class SigningTests(SynchronousTestCase):
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of."""
         with capturedLogs() as logged:
-            Signing(self.path)
+            read_signing(self.path)
             self.path.chmod(0o604)
-            Signing(self.path)
+            read_signing(self.path)
         (event,) = logged
         self.assertEqual(event["log_level"], LogLevel.warn)
         self.assertIn(str(self.path), formatEvent(event))

@@ -25,6 +25,8 @@ from tawebeval import __version__, ceilings, preload, tap
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.reconfiguring import ConfigurationFile, read_configuration
+from tawebeval.reloading import Reloading
+from tawebeval.rereading import Outcome
 from tawebeval.tap import Options, makeService
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
@@ -153,6 +155,20 @@ class MakeServiceTests(SynchronousTestCase):
         Path(path).write_text('listen = ["tcp:1111"]\n[callers]\nopen = true')
         ports = self.listeners("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
         self.assertEqual(ports, [2222, 3333])
+
+    def test_reload(self) -> None:
+        """A reload holds the file against the daemon's own directories, as the start has done."""
+        tools, path = self.root / "tools", Path(self.mktemp())
+        tools.mkdir(parents=True)
+        path.write_text(f"[sandbox]\nreadable = ['{tools}']")
+        (reloading,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloading))
+        self.assertEqual(reloading.reload(), Outcome())
+        read: Any = reloading._rereadings[0].read
+        self.assertEqual(read.__self__._file.environment, os.environ)
+        with path.open("a") as file:
+            file.write(f"\n[callbacks]\nsecrets = '{tools}/secrets'")
+        (problem,) = reloading.reload().problems
+        self.assertTrue(problem.startswith("sandbox.readable[0]: "), problem)
 
     def test_messages(self) -> None:
         """What keeps it from starting is a message, with a status that is not 0."""

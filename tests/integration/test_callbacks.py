@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, until
 from tests.integration.receivers import Receiver, babble, full_socket, make_certificate
 from tests.integration.repositories import GitRepository
-from tests.integration.unprivileged import temporary_folder
+from tests.integration.unprivileged import give, temporary_folder
 
 SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "api.md"
@@ -49,6 +51,7 @@ class CallbacksTestCase(TestCase):
         self.secrets = self.folder / "secrets"
         self.secrets.write_text(f"* {SECRET}\n")
         self.secrets.chmod(0o600)
+        give(self.secrets)
 
     async def start(self, settings: str | None = None, **environment: str) -> None:
         """Start the daemon."""
@@ -243,6 +246,83 @@ class RefusalTests(CallbacksTestCase):
         problem = (await self.post("https://example.org/")).problem(400)
         self.assertEqual(problem["field"], "callback_url")
         self.assertIn("there are no callbacks here", problem["detail"])
+        await self.finish()
+
+
+class ReloadTests(CallbacksTestCase):
+    """SIGHUP while there are callbacks, or none yet."""
+
+    async def reload(self, before: str, after: str, said: str) -> None:
+        """Write `after` into the configuration where `before` stands, and have it read again."""
+        path = self.daemon.folder / "tawebeval.toml"
+        self.assertEqual(path.read_text().count(before), 1)
+        path.write_text(path.read_text().replace(before, after))
+        count = self.daemon.log.count(said)
+        os.kill(self.daemon.pid, signal.SIGHUP)
+        await until(lambda: self.daemon.log.count(said) > count, said)
+
+    async def refusal(self, url: str) -> str:
+        """Return why a form with that URL is refused."""
+        answer = await self.client.post(self.repository.url, self.commit, "true", callback_url=url)
+        return str(answer.problem(400)["detail"])
+
+    async def test_there_and_back(self) -> None:
+        """From none to callbacks, signed with the secrets of a file that is new; and to none."""
+        await self.start()
+        counts = "the configuration: read again"
+        await self.reload("enabled = true", "enabled = false", counts)
+        receiver = self.receive(204)
+        self.assertIn("there are no callbacks here", await self.refusal(receiver.url))
+        other = self.folder / "other"
+        secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
+        other.write_text(f"* {secret}\n")
+        other.chmod(0o600)
+        give(other)
+        self.secrets.unlink()
+        await self.reload(
+            f"enabled = false\nsecrets = '{self.secrets}'",
+            f"enabled = true\nsecrets = '{other}'",
+            counts,
+        )
+        self.assertEqual((await self.tell(receiver.url))["state"], "delivered")
+        (post,) = receiver.posts
+        documented_verify()(secret, post.headers, post.body)
+        with self.assertRaises(ValueError):
+            documented_verify()(SECRET, post.headers, post.body)
+        await self.reload("enabled = true", "enabled = false", counts)
+        self.assertIn("there are no callbacks here", await self.refusal(receiver.url))
+        self.assertNotIn("after a restart", self.daemon.log)
+        self.assertNotIn(secret, self.daemon.log)
+        await self.finish()
+
+    async def test_on_their_way(self) -> None:
+        """What waits goes by the new settings when it is tried next; what is broken changes none.
+
+        An attempt that is being made has the time that it began with.
+        """
+        await self.start(f"{OPEN}\nfirst_delay = 0.05\nlongest_delay = 0.05\ntimeout = 5")
+        slow, down = self.receive(0), self.receive(503)
+        first = await self.evaluate(slow.url, "exit 3")
+        await until(lambda: slow.posts, "an attempt without an answer")
+        await self.reload("timeout = 5", "timeout = 0", "callbacks.timeout: ")
+        self.assertIn("nothing is reloaded: ", self.daemon.log)
+        await self.reload(
+            "timeout = 0", "timeout = 0.3\nattempts = 2", "the configuration: read again"
+        )
+        outcome = await self.outcome(first)
+        self.assertEqual((outcome["state"], outcome["attempts"]), ("given_up", 2))
+        self.assertIn("within 0.3 seconds", outcome["last_error"])
+        self.assertIn("no answer came within 5 seconds; again in", self.daemon.log)
+        await self.reload("attempts = 2", "attempts = 100", "the configuration: read again")
+        second = await self.evaluate(down.url, "exit 3")
+        await until(lambda: down.posts, "an attempt")
+        await self.reload(OPEN, "private_networks = []", "the configuration: read again")
+        outcome = await self.outcome(second)
+        self.assertEqual(outcome["state"], "refused")
+        self.assertIn("callbacks.private_networks", outcome["last_error"])
+        self.assertIn("callbacks.private_networks", await self.refusal(down.url))
+        for identifier in (first, second):
+            await self.client.follow(identifier)
         await self.finish()
 
 

@@ -1,0 +1,38 @@
+"""Callbacks that are sent nowhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tawebeval.callback import Callback, Stage
+from tawebeval.errors import InvalidField
+from tawebeval.telling import Telling
+
+
+class FakeCallbacks:
+    """Notes what is to be sent, and lets callers have callbacks or not."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.expected: list[tuple[str, str]] = []
+        self.refuse = False
+
+    def expect(self, url: str, caller: str) -> Callback:
+        """Note it."""
+        if self.refuse:
+            raise InvalidField("callback_url", "the host is forbidden")
+        self.expected.append((url, caller))
+        return Callback(url, caller)
+
+    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
+        """Note it."""
+        callback.stage = Stage.PENDING
+        self.sent.append((evaluation, json.loads(document())))
+
+
+def tell_nobody() -> Telling:
+    """Return what tells nobody, for tests that want no callbacks."""
+    callbacks: Any = FakeCallbacks()
+    return Telling(callbacks)
