@@ -238,13 +238,25 @@ class Daemon:
             assert word not in fresh, fresh
 
 
-class DaemonTestCase(TestCase):
+class RepositoryTestCase(TestCase):
+    """Each test has a `folder` of its own, and in it a `repository` with one `commit`."""
+
+    timeout = 60
+
+    async def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.repository = GitRepository(self.folder / "repository")
+        self.repository.write("README", "an evaluator\n")
+        self.commit = self.repository.commit()
+
+
+class DaemonTestCase(RepositoryTestCase):
     """Tests that share one daemon, started for the first of them and stopped after the last.
 
     After each of them nothing may be left of its evaluations, and no defect in the log.
     """
 
-    timeout = 60
     configuration: ClassVar[str] = CONFIGURATION
     daemon_name: ClassVar[str] = ""
     environment: ClassVar[Mapping[str, str]] = {}
@@ -269,11 +281,7 @@ class DaemonTestCase(TestCase):
             self.daemon.start(*self.options())
         await self.daemon.ready()
         self.client = Client(self.daemon.url)
-        self.folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.repository = GitRepository(self.folder / "repository")
-        self.repository.write("README", "an evaluator\n")
-        self.commit = self.repository.commit()
+        await super().setUp()
         self.addCleanup(self._settle)
 
     def options(self) -> tuple[str, ...]:

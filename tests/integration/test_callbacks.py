@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 from base64 import b64encode
 from pathlib import Path
@@ -13,14 +12,12 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
-from twisted.trial.unittest import TestCase
 
 from tawebeval.workspace import log_name
 from tests.integration.client import Client, text
-from tests.integration.harness import CONFIGURATION, Daemon, until
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
 from tests.integration.receivers import Receiver, babble, full_socket, make_certificate
-from tests.integration.repositories import GitRepository
-from tests.integration.unprivileged import give, temporary_folder
+from tests.integration.unprivileged import give
 
 SECRET = "whsec_" + b64encode(b"not so secret, for it is a test").decode()
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "api.md"
@@ -36,18 +33,13 @@ def documented_verify() -> Any:
     return namespace["verify"]
 
 
-class CallbacksTestCase(TestCase):
+class CallbacksTestCase(RepositoryTestCase):
     """A daemon for each test, with settings of its own."""
 
-    timeout = 60
     settings = f"{OPEN}\nattempts = 3\nfirst_delay = 0.05\ntimeout = 1"
 
     async def setUp(self) -> None:
-        self.folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.repository = GitRepository(self.folder / "repository")
-        self.repository.write("README", "an evaluator\n")
-        self.commit = self.repository.commit()
+        await super().setUp()
         self.secrets = self.folder / "secrets"
         self.secrets.write_text(f"* {SECRET}\n")
         self.secrets.chmod(0o600)

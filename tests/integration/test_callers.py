@@ -16,9 +16,8 @@ from typing import ClassVar
 from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client
-from tests.integration.harness import CONFIGURATION, Daemon, until
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
 from tests.integration.raw import Connection, head_of
-from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import temporary_folder
 
 COMMAND = Path(sys.executable).with_name("tawebeval")
@@ -32,18 +31,13 @@ def new_token(name: str) -> tuple[str, str]:
     return re.findall(r"tawebeval_\S+", said)[0], re.findall(rf"{name} sha256:\S+", said)[0]
 
 
-class CallersTestCase(TestCase):
+class CallersTestCase(RepositoryTestCase):
     """One daemon for each test, with a place to run and two callers, of such `shares`."""
 
-    timeout = 60
     shares: ClassVar[str] = ""
 
     async def setUp(self) -> None:
-        self.folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.repository = GitRepository(self.folder / "repository")
-        self.repository.write("README", "an evaluator\n")
-        self.commit = self.repository.commit()
+        await super().setUp()
         self.tokens, lines = {}, []
         for name in ("alice", "bob"):
             self.tokens[name], line = new_token(name)

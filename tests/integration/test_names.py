@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-
-from twisted.trial.unittest import TestCase
-
 from tests.integration.client import Client, text
-from tests.integration.harness import Daemon
+from tests.integration.harness import Daemon, RepositoryTestCase
 from tests.integration.proxies import HAProxyBeforeSeveral
 from tests.integration.proxy_case import lacking
-from tests.integration.repositories import GitRepository
-from tests.integration.unprivileged import temporary_folder
 
 
-class NamedTests(TestCase):
+class NamedTests(RepositoryTestCase):
     """Clients have one address, and each evaluation is asked of the daemon that has it."""
 
-    timeout = 60
     skip = lacking(HAProxyBeforeSeveral)
 
     async def setUp(self) -> None:
-        self.folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.repository = GitRepository(self.folder / "repository")
-        self.repository.write("README", "an evaluator\n")
-        self.commit = self.repository.commit()
+        await super().setUp()
         self.daemons = [self.start(name) for name in ("a", "b")]
         for daemon in self.daemons:
             await daemon.ready()

@@ -5,38 +5,29 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
-from twisted.trial.unittest import TestCase
-
 from tests.integration.client import Client, failure, text
-from tests.integration.harness import CONFIGURATION, Daemon, until
-from tests.integration.repositories import GitRepository, HttpServer
+from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.repositories import HttpServer
 from tests.integration.test_callers import new_token
-from tests.integration.unprivileged import give, temporary_folder
+from tests.integration.unprivileged import give
 
 SECRET = "a s3cret/with:odd%signs"
 
 
-class PrivateTests(TestCase):
+class PrivateTests(RepositoryTestCase):
     """A server that asks for a password, which the daemon has for Alice, not for Bob."""
 
-    timeout = 60
-
     async def setUp(self) -> None:
-        self.folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, self.folder)
-        self.repository = GitRepository(self.folder / "repositories" / "problem")
-        self.repository.write("README", "an evaluator\n")
-        self.commit = self.repository.commit()
-        self.server = HttpServer(self.folder / "repositories", login=f"judge:{SECRET}")
+        await super().setUp()
+        self.server = HttpServer(self.folder, login=f"judge:{SECRET}")
         self.addCleanup(self.server.stop)
-        self.url = f"{self.server.url}/problem/.git"
+        self.url = f"{self.server.url}/repository/.git"
         self.password = self.folder / "password"
         self.write_password(SECRET)
         tokens, self.tokens = [], {}
@@ -179,7 +170,7 @@ class PrivateTests(TestCase):
 
     async def test_another_server(self) -> None:
         """Another port of the same host is sent nothing, whatever it asks for."""
-        other = HttpServer(self.folder / "repositories", login="x:y")
+        other = HttpServer(self.folder, login="x:y")
         self.addCleanup(other.stop)
         alice, _ = await self.start()
         await self.refuse(alice, self.url.replace(self.server.url, other.url))
