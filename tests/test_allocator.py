@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
-from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-import tawebeval
 from tawebeval import allocator
 from tawebeval.allocator import KEPT, keep_freed_memory
+from tests.own_python import printed_by
 
 BLOCK = 256 * 1024
 """Bytes of one allocation: as large as what becomes of a read."""
@@ -52,13 +49,7 @@ def mapped_and_left(how: str, size: int) -> tuple[float, int]:
 
     Return the bytes that the kernel has to map for it each time, and those that stay.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, how, str(size)],
-        env={"PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    mapped, left = json.loads(done.stdout)
+    mapped, left = json.loads(printed_by(SCRIPT, how, str(size)))
     return mapped, left
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,6 +22,7 @@ from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, perc
 from benchmarks.report import markdown, table, text
 from benchmarks.rows import polls, workers
 from benchmarks.running import Server
+from tests.own_python import printed_by
 
 OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
@@ -174,12 +173,7 @@ class DiskTests(SynchronousTestCase):
             "    kind = ['df', '--output=source,fstype', path]\n"
             "    print(line, subprocess.check_output(kind, text=True).split()[-2:], sep='\\n')\n"
         )
-        printed = subprocess.check_output(
-            [sys.executable, "-c", program],
-            env={**os.environ, "TMPDIR": os.path.abspath(usual)},
-            cwd=Path(disk.__file__).parent.parent,
-            text=True,
-        )
+        printed = printed_by(program, TMPDIR=os.path.abspath(usual))
         line, kind = printed.splitlines()
         mounted = line.startswith("directories on a new ext4")
         self.assertEqual("loop" in kind, mounted, printed)

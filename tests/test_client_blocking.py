@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
 import sys
 import threading
 from typing import Any
@@ -18,6 +17,7 @@ from tawebeval.client import Client, Refused
 from tawebeval.client.blocking import BlockingClient
 from tests.fake_agents import MadeResponse
 from tests.fakes import OID
+from tests.own_python import run_script
 
 PAGES = {
     "/evaluation/x/events": b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"},'
@@ -143,9 +143,7 @@ class ScriptTests(SynchronousTestCase):
 
     def test_program(self) -> None:
         """A program without a reactor gets its answers, and ends when its last line has run."""
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=True
-        )
+        done = run_script(SCRIPT)
         self.assertEqual(
             done.stdout, "unavailable: True\nunavailable: True\n['tawebeval-client']\n"
         )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
-from pathlib import Path
 from unittest import SkipTest
 
 from twisted.trial.unittest import SynchronousTestCase
 
-import tawebeval
 from tawebeval import kernel
 from tawebeval.kernel import CAP_NET_BIND_SERVICE, Process
+from tests.own_python import printed_by
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 
@@ -36,15 +33,7 @@ class KernelTests(SynchronousTestCase):
 
     def run_python(self, script: str) -> list[str]:
         """Return the words that a script prints, which has a `process` of its own."""
-        root = str(Path(tawebeval.__file__).parent.parent)
-        done = subprocess.run(
-            [sys.executable, "-c", BEGIN + script],
-            env={**os.environ, "PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout.split()
+        return printed_by(BEGIN + script).split()
 
     def need_root(self) -> None:
         """Skip a test that others than root cannot make."""

@@ -20,7 +20,6 @@ from typing import Any
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-import tawebeval
 from tawebeval import launching as module
 from tawebeval.launcher import DESCRIPTORS
 from tawebeval.launching import FIRST, Launch, Launcher, Launching, Layers, start_launcher
@@ -28,6 +27,7 @@ from tawebeval.orphans import children
 from tawebeval.privileges import User
 from tawebeval.reports import NotMounted
 from tawebeval.starting import wait_for
+from tests.own_python import run_script
 from tests.test_process import PATH, descriptors
 from tests.test_process_inheritance import LOOK
 
@@ -246,11 +246,8 @@ class ChildTests(LaunchingTestCase):
             "    assert (status, int(told)) == (0, os.getpid()), told\n"
             "one.close()\n"
         )
-        environment = {"PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, timeout=60
-        )
-        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        done = run_script(script)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_at_once(self) -> None:
         """Any number of threads may start something at once, each its own."""

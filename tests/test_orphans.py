@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +10,10 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-import tawebeval
 from tawebeval import orphans
 from tawebeval.orphans import Orphans
 from tests.fake_children import NO_PROCESS, FakeSpawner
+from tests.own_python import printed_by
 
 SUBREAPER = '''
 import asyncio, json, os, signal, subprocess, sys, time
@@ -90,14 +87,7 @@ class OrphanTests(SynchronousTestCase):
         """Play a script in a subreaper, and return what it notes in `result`."""
         indented = "\n".join("    " + line for line in script.strip().splitlines())
         whole = SUBREAPER.replace("    SCRIPT", indented)
-        played = subprocess.run(
-            [sys.executable, "-c", whole, *arguments],
-            env={**os.environ, "PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)},
-            stdout=subprocess.PIPE,
-            timeout=60,
-            check=True,
-        )
-        result: dict[str, Any] = json.loads(played.stdout)
+        result: dict[str, Any] = json.loads(printed_by(whole, *arguments))
         self.assertNotIn("error", result, result.get("error"))
         return result
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
@@ -12,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 import tawebeval
 from tawebeval import preload as module
 from tawebeval.preload import COMMAND, LATER, unreadable
+from tests.own_python import printed_by
 
 LOOK = "import sys; from tawebeval.preload import preload; preload(); print(*sys.modules)"
 
@@ -22,13 +21,7 @@ class PreloadTests(SynchronousTestCase):
     def test_all(self) -> None:
         """Every module that the daemon may need is loaded, and what others load late."""
         package = Path(tawebeval.__file__).parent
-        loaded = subprocess.run(
-            [sys.executable, "-c", LOOK],
-            env={**os.environ, "PYTHONPATH": str(package.parent)},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stdout.split()
+        loaded = printed_by(LOOK).split()
         for file in package.rglob("*.py"):
             name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
             known = loaded.count(name.removesuffix(".__init__"))

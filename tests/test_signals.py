@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import gc
-import subprocess
-import sys
 import threading
 import weakref
-from pathlib import Path
 
 from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-import tawebeval
 from tawebeval.signals import Latch, Signal, Threads, completed
+from tests.own_python import run_script
 
 
 class SignalTests(SynchronousTestCase):
@@ -300,11 +297,8 @@ class ThreadsTests(TestCase):
             "Threads.own(reactor, 2, 'work').start()\n"
             "raise SystemExit('a later part has failed')\n"
         )
-        environment = {"PYTHONPATH": str(Path(tawebeval.__file__).parent.parent)}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, timeout=20
-        )
-        self.assertEqual((done.returncode, done.stderr), (1, b"a later part has failed\n"))
+        done = run_script(script)
+        self.assertEqual((done.returncode, done.stderr), (1, "a later part has failed\n"))
 
     async def test_error(self) -> None:
         """So does what it raises."""

@@ -7,8 +7,6 @@ import gc
 import os
 import pwd
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-import tawebeval
 from tawebeval import __version__, ceilings, preload, tap
 from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
@@ -30,6 +27,7 @@ from tawebeval.rereading import Outcome
 from tawebeval.tap import Options, makeService
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
+from tests.own_python import printed_by
 
 
 class OptionsTests(SynchronousTestCase):
@@ -274,6 +272,4 @@ class PluginTests(SynchronousTestCase):
             "import sys\nfrom twisted.plugins.tawebeval_plugin import tawebeval\ntawebeval.options"
             "\nsys.exit('twisted.internet.reactor' in sys.modules)"
         )
-        root = str(Path(tawebeval.__file__).parent.parent)
-        environment = {**os.environ, "PYTHONPATH": root}
-        subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+        self.assertEqual(printed_by(script), "")

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.hierarchies import parse_hierarchies
 from tests.integration.processes import alive
-
-ROOT = Path(__file__).resolve().parent.parent.parent
+from tests.own_python import printed_by
 
 DAEMON = '''
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
@@ -153,16 +150,8 @@ class CgroupsTestCase(SynchronousTestCase):
 
     def daemon(self, script: str) -> dict[str, Any]:
         """Run a script in a process that has opened the cgroups; return its `result`."""
-        ran = subprocess.run(
-            [sys.executable, "-c", DAEMON.replace("SCRIPT", script), self.name, self.proc()],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        self.assertEqual(ran.returncode, 0, ran.stderr)
-        result: dict[str, Any] = json.loads(ran.stdout)
+        printed = printed_by(DAEMON.replace("SCRIPT", script), self.name, self.proc())
+        result: dict[str, Any] = json.loads(printed)
         if self.needed - set(result["enforced"]):
             raise SkipTest("; ".join(result["problems"]))
         return result
@@ -229,9 +218,7 @@ until(lambda: members(group))
             "open_cgroups(sys.argv[1]).close()\n"
             "assert before == open('/proc/self/cgroup').read()"
         )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", script, self.name]
-        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+        self.assertEqual(printed_by(script, self.name), "")
         self.assertEqual(groups(self.name), [])
 
     def test_ordinary_user(self) -> None:
@@ -243,10 +230,7 @@ until(lambda: members(group))
             "cgroups.close()\n"
             "print(json.dumps([sorted(cgroups.enforced), cgroups.problems]))"
         )
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", script, self.name]
-        printed = subprocess.run(command, cwd=ROOT, env=environment, stdout=-1, check=True).stdout
-        enforced, problems = json.loads(printed)
+        enforced, problems = json.loads(printed_by(script, self.name))
         self.assertEqual(enforced, [])
         self.assertEqual(len(problems), 4, problems)
         self.assertIn("Permission denied", problems[0])
