@@ -35,10 +35,10 @@ from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError
 from tawebeval.launching import FIRST, Launch
 from tawebeval.orphans import Orphans
-from tawebeval.overlay import Overlays
 from tawebeval.process import ChildProcess
 from tawebeval.sandbox import Cell, Exit
 from tawebeval.workspace import View, Workspace
+from tawebeval.writable import Trees
 
 # The first process, whose end is that of all others, waits for the command. The evaluator is the
 # same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
@@ -162,7 +162,7 @@ class Bubblewrap:
     shown: Sequence[str]
     readable: Sequence[str]
     network: bool
-    trees: Overlays
+    trees: Trees
     limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
     _cgroups: Cgroups
     orphans: Orphans

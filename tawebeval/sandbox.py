@@ -29,7 +29,7 @@ from tawebeval.orphans import Orphans, descendants, send
 from tawebeval.process import ChildProcess
 from tawebeval.starting import Started
 from tawebeval.workspace import NOT_THE_EVALUATORS, View, Workspace
-from tawebeval.writable import Copies, Trees
+from tawebeval.writable import Trees
 
 _SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
 # Seconds for which it may go unnoticed that a run has met a limit which the kernel enforces: there
@@ -271,7 +271,7 @@ class NoSandbox:
     limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
     _cgroups: Cgroups
     _orphans: Orphans
-    trees: Trees = attrs.field(factory=Copies, eq=False)
+    trees: Trees = attrs.field(factory=Trees, eq=False)
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""

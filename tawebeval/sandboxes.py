@@ -21,13 +21,13 @@ from tawebeval.config import Configuration
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
-from tawebeval.overlay import Overlays
 from tawebeval.privileges import Privileges
 from tawebeval.removal import remove
 from tawebeval.sandbox import NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
 from tawebeval.starting import wait_for
 from tawebeval.workspace import Workspace
+from tawebeval.writable import Trees
 
 COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
 """What follows where overlays do not work."""
@@ -112,7 +112,7 @@ def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
             )
     else:
         try:
-            sandbox.trees.open()
+            sandbox.trees.copy("there is no sandbox")
         except OSError as error:
             raise SystemExit(
                 f"tawebeval: no evaluator can be started: {error.strerror}; {A_PYTHON}"
@@ -158,7 +158,7 @@ def open_bubblewrap(
         tuple(system_view(accounts, network=network)),
         configuration.sandbox.readable,
         network,
-        Overlays(),
+        Trees(),
         configuration.limits,
         cgroups,
         orphans,
@@ -172,11 +172,12 @@ def try_with_overlays(
 
     If they do not its `trees` says why, and copies.
     """
+    user = privileges.user if privileges else None
     try:
-        sandbox.trees.open(privileges.user if privileges else None)
+        sandbox.trees.mount(user)
         problem = try_out(sandbox, privileges, places)
         if problem is not None and sandbox.trees.problem is None:
-            sandbox.trees.give_up(problem[0])
+            sandbox.trees.copy(problem[0], user)
             problem = try_out(sandbox, privileges, places)
     except OSError as error:
         return f"nothing can be started: {error.strerror}", A_PYTHON

@@ -1,55 +1,78 @@
-"""A tree of its own for each evaluation, over a checkout that nobody may change."""
+"""A tree of its own for each evaluation, over a checkout that nobody may change.
+
+It is an overlay: what is changed is kept apart, and nothing is copied before. Only root may mount,
+be it root of a user namespace that a user has made for himself. So what starts evaluators is in
+such a namespace, and mounts each overlay in a mount namespace of its own, which is that
+evaluator's. The daemon, which cannot be in another user namespace, reads the tree by a descriptor.
+
+Where that cannot be done, and without a sandbox, it is a copy.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
-import attrs
+from twisted.logger import Logger
 
-from tawebeval.copying import copy
-from tawebeval.launching import Launch, Launching
+from tawebeval import copying
+from tawebeval.launching import Launch, Launching, Layers
 from tawebeval.privileges import User
+from tawebeval.reports import NotMounted
 from tawebeval.starting import Started
 from tawebeval.workspace import Workspace
 
+log = Logger()
 
-class Trees(Protocol):
-    """Makes writable trees, and starts in them what is to write to them."""
 
-    def open(self, user: User | None = None) -> None:
-        """Prepare to start programs; as `user`, if one is given. Blocks. Raises OSError."""
+class Trees:
+    """Makes writable trees, and starts in them what is to write to them.
+
+    They are overlays as long as `problem` is None, and copies where that says why.
+    """
+
+    def __init__(self) -> None:
+        self.problem: str | None = "nothing is mounted yet"
+        self._launching = Launching()
+
+    def mount(self, user: User | None = None) -> None:
+        """Make overlays from now on, or copies if it cannot; as `user`, if one is given. Blocks.
+
+        Raises OSError where nothing can be started, whatever its tree.
+        """
+        try:
+            self._open(Launching(mounting=True, user=user))
+        except OSError as error:
+            self.copy(str(error.strerror or error), user)
+        else:
+            self.problem = None
+
+    def copy(self, problem: str, user: User | None = None) -> None:
+        """Make copies from now on, for that reason. Blocks. Raises OSError as `mount` does."""
+        self.problem = problem
+        self._open(Launching(user=user))
+
+    def _open(self, launching: Launching) -> None:
+        self._launching.close()
+        self._launching = launching
+        launching.open()
 
     def start(
         self, checkout: Path, workspace: Workspace, launch: Launch
     ) -> tuple[Started, int | None]:
         """Start what has, as the tree of the workspace, one that is in the beginning as `checkout`.
 
-        If that is to be seen for it alone there is a descriptor by which it can be read from
-        anywhere. Blocks. Raises OSError.
+        With an overlay, which is to be seen for it alone, there is a descriptor of its top. Blocks,
+        with a copy the longer the larger that is. Raises OSError.
         """
-
-    def close(self) -> None:
-        """Start nothing any more; what was started runs on. Blocks, hardly."""
-
-
-@attrs.define(eq=False)
-class Copies:
-    """Makes them by copying everything."""
-
-    _launching: Launching = attrs.field(factory=Launching)
-
-    def open(self, user: User | None = None) -> None:
-        """Prepare to start programs; as `user`, if one is given. Blocks. Raises OSError."""
-        self._launching.close()
-        self._launching = Launching(user=user)
-        self._launching.open()
-
-    def start(self, checkout: Path, workspace: Workspace, launch: Launch) -> tuple[Started, None]:
-        """Start what has a copy. Blocks, the longer the larger that is. Raises OSError."""
-        copy(checkout, workspace.tree)
-        started, _ = self._launching.start(launch)
-        return started, None
+        if self.problem is None:
+            layers = Layers(checkout, workspace.tree, workspace.work)
+            layers.work.mkdir()
+            try:
+                return self._launching.start(launch, layers)
+            except NotMounted as error:
+                log.warn("{path} is copied: {error}", path=checkout, error=error)
+        copying.copy(checkout, workspace.tree)
+        return self._launching.start(launch)
 
     def close(self) -> None:
         """Start nothing any more; what was started runs on. Blocks, hardly."""

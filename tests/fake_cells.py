@@ -92,7 +92,8 @@ class FakeTrees:
 
     What is started is a child that is none, if `launching` does not start it. `tree` is the
     descriptor of everybody's, `launched` what was to be started, `error` raised instead.
-    `problem` is why there are no overlays, from the start or since somebody gave them up.
+    `problem` is why there are no overlays, from the start or since somebody wanted copies; `asked`
+    are the users who were to make trees.
     """
 
     launching: Launching | None = None
@@ -101,17 +102,18 @@ class FakeTrees:
     error: OSError | None = None
     made: list[Path] = attrs.field(factory=list)
     launched: list[Launch] = attrs.field(factory=list)
-    opened: list[User | None] = attrs.field(factory=list)
+    asked: list[User | None] = attrs.field(factory=list)
     closed: int = 0
 
-    def open(self, user: User | None = None) -> None:
+    def mount(self, user: User | None = None) -> None:
         """Note the user."""
-        self.opened.append(user)
+        self.asked.append(user)
         if self.error is not None:
             raise self.error
 
-    def give_up(self, problem: str) -> None:
-        """Take the problem."""
+    def copy(self, problem: str, user: User | None = None) -> None:
+        """Note the user, and take the problem."""
+        self.mount(user)
         self.problem = problem
 
     def start(

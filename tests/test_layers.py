@@ -48,7 +48,7 @@ LAYERS = {
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
-        " shared checkouts copying writable overlay launcher launching reports starting"
+        " shared checkouts copying writable launcher launching reports starting"
         " callbacks posting rereading secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups groups sparegroup controls",
         below="core",

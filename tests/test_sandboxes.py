@@ -258,7 +258,7 @@ class TryTests(SandboxesTestCase):
         for end in ("echo sound", "exit 1"):
             self.install(end)
             sandbox = self.open_bubblewrap()
-            sandbox.trees.open()
+            sandbox.trees.mount()
             before = os.listdir("/proc/self/fd")
             try_out(sandbox)
             self.assertEqual(os.listdir("/proc/self/fd"), before)
@@ -300,7 +300,7 @@ class UserTests(SandboxesTestCase):
         user = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
         privileges = Privileges(self.process, user)
         self.assertIsNone(try_with_overlays(self.open_bubblewrap(), privileges))
-        self.assertEqual(self.trees.opened, [user])
+        self.assertEqual(self.trees.asked, [user])
         (launch,) = self.trees.launched
         self.assertEqual(len(launch.descriptors), 4)
         self.assertEqual(
@@ -312,7 +312,7 @@ class UserTests(SandboxesTestCase):
         """Others stay who they are."""
         for privileges in (None, Privileges(self.process)):
             self.assertIsNone(try_with_overlays(self.open_bubblewrap(), privileges))
-        self.assertEqual(self.trees.opened, [None, None])
+        self.assertEqual(self.trees.asked, [None, None])
         self.assertEqual(self.process.calls, [])
 
 
@@ -323,7 +323,6 @@ class TreesTests(SandboxesTestCase):
         super().setUp()
         self.trees = FakeTrees(Launching())
         self.addCleanup(self.trees.launching.close)
-        self.tried: list[str | None] = []
 
     def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
         """Return the sandbox, with the test's trees."""
@@ -345,7 +344,7 @@ class TreesTests(SandboxesTestCase):
         """Where they work they stay, and were made of what lies where checkouts will lie."""
         self.install("echo sound")
         self.assertIsNone(self.try_it())
-        self.assertEqual(self.trees.opened, [None])
+        self.assertEqual(self.trees.asked, [None])
         self.assertIsNone(self.trees.problem)
         (made,) = self.trees.made
         self.assertEqual(made.parent, self.root / "checkouts")
@@ -441,6 +440,8 @@ class RelyTests(SandboxesTestCase):
 
     def test_none(self) -> None:
         """A daemon without one warns at every start, and names whose rights evaluators have."""
-        (warning,) = self.rely(self.open("none"))
+        sandbox = self.open("none")
+        (warning,) = self.rely(sandbox)
         self.assertIn('sandbox.kind is "none"', warning)
         self.assertIn(f"user {os.geteuid()} can", warning)
+        self.assertEqual(sandbox.trees.problem, "there is no sandbox")

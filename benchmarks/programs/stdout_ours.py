@@ -26,7 +26,7 @@ from tawebeval.sandbox import NoCell
 from tawebeval.segi import Parser
 from tawebeval.signals import Threads
 from tawebeval.workspace import Workspace
-from tawebeval.writable import Copies
+from tawebeval.writable import Trees
 
 _CAPACITY = 4 * 1024 * 1024
 
@@ -85,7 +85,7 @@ def main() -> None:
         Limits(output=2**40),
         Cgroups([], {}, {}),
         Orphans(reactor, spawner),
-        Copies(),
+        Trees(),
     )
     threads = Threads(reactor, reactor.getThreadPool())
     run = store.run = MeasuredRun(stopwatch, reactor, store.intake, 2, cell, threads)

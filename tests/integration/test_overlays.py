@@ -1,4 +1,4 @@
-"""`tawebeval.overlay` with overlays that are really mounted, by whoever the daemon would be."""
+"""`tawebeval.writable` with overlays that are really mounted, by whoever the daemon would be."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import launching
 from tawebeval.launching import Launch
-from tawebeval.overlay import Overlays
 from tawebeval.privileges import User
 from tawebeval.starting import wait_for
 from tawebeval.workspace import Workspace
+from tawebeval.writable import Trees
 from tests.integration.unprivileged import USER, give, temporary_folder
 
 PATIENCE = 20.0
@@ -26,8 +26,8 @@ class OverlaysTests(SynchronousTestCase):
     """A checkout, and a workspace with nothing of it."""
 
     def setUp(self) -> None:
-        self.overlays = Overlays()
-        self.addCleanup(self.overlays.close)
+        self.trees = Trees()
+        self.addCleanup(self.trees.close)
         folder = temporary_folder()
         self.addCleanup(shutil.rmtree, folder)
         self.checkout = folder / "checkout"
@@ -45,7 +45,7 @@ class OverlaysTests(SynchronousTestCase):
         file.write_text("from below\n")
         give(file)
         launch = Launch(["/bin/sh", "-c", command], {}, str(self.workspace.tree))
-        started, top = self.overlays.start(self.checkout, self.workspace, launch)
+        started, top = self.trees.start(self.checkout, self.workspace, launch)
         assert top is not None
         os.close(top)
         status, printed = wait_for(started, PATIENCE)
@@ -63,7 +63,7 @@ class OverlaysTests(SynchronousTestCase):
             "            os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         self.patch(launching, "_SOURCE", source.replace(mounted, mounted + die).encode())
-        self.overlays.open(WHO)
+        self.trees.mount(WHO)
         with capturedLogs() as events:
             told = self.run_it("cat file; echo more >>file; cat file")
         self.assertTrue(killed.exists())
@@ -82,7 +82,7 @@ class OverlaysTests(SynchronousTestCase):
         self.checkout = Path(tempfile.mkdtemp(dir=other))
         self.addCleanup(shutil.rmtree, self.checkout)
         self.checkout.chmod(0o755)
-        self.overlays.open(WHO)
+        self.trees.mount(WHO)
         devices = self.run_it("echo >new; stat -c %d . new file")
         self.assertEqual(len(devices), 3)
         self.assertEqual(len(set(devices)), 1, devices)

@@ -1,4 +1,4 @@
-"""`tawebeval.overlay` with launchers that are none: what follows from what they can do."""
+"""`tawebeval.writable` with launchers that are none: what follows from what they can do."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import attrs
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import overlay as module
+from tawebeval import writable as module
 from tawebeval.launching import Launch, Layers
-from tawebeval.overlay import Overlays
 from tawebeval.privileges import User
 from tawebeval.reports import NotMounted
 from tawebeval.starting import Started
 from tawebeval.workspace import Workspace
+from tawebeval.writable import Trees
 from tests.fake_children import NO_PROCESS
 
 LAUNCH = Launch(["./it"], {}, "/")
@@ -49,7 +49,7 @@ class FakeLaunching:
         self.closed += 1
 
 
-class OverlaysTests(SynchronousTestCase):
+class TreesTests(SynchronousTestCase):
     """A checkout with a file, and launchers, of which all that were made are in `made`."""
 
     def setUp(self) -> None:
@@ -61,7 +61,7 @@ class OverlaysTests(SynchronousTestCase):
         self.cannot: OSError | None = None
         self.not_even: OSError | None = None  # without mounting
         self.patch(module, "Launching", self.make)
-        self.overlays = Overlays()
+        self.trees = Trees()
         self.count = 0
 
     def make(self, *, mounting: bool = False, user: User | None = None) -> FakeLaunching:
@@ -77,7 +77,7 @@ class OverlaysTests(SynchronousTestCase):
         workspace = Workspace(self.root / str(self.count))
         workspace.create(upload, workspace.as_it_is())
         with capturedLogs() as events:
-            started = self.overlays.start(self.checkout, workspace, LAUNCH)
+            started = self.trees.start(self.checkout, workspace, LAUNCH)
         return workspace, started, [str(formatEvent(event)) for event in events]
 
     def assert_copied(self, workspace: Workspace, launching: FakeLaunching) -> None:
@@ -87,7 +87,7 @@ class OverlaysTests(SynchronousTestCase):
 
     def test_overlay(self) -> None:
         """One is mounted where the tree belongs, over what changes in it."""
-        self.overlays.open()
+        self.trees.mount()
         workspace, started, said = self.start()
         work = workspace.root / "work"
         layers = Layers(self.checkout, workspace.tree, work)
@@ -98,19 +98,19 @@ class OverlaysTests(SynchronousTestCase):
             self.assertEqual(directory.stat().st_mode, workspace.home.stat().st_mode)
         self.assertEqual((started, said), ((STARTED, TOP), []))
 
-    def test_never_opened(self) -> None:
+    def test_never_asked(self) -> None:
         """Then there are copies."""
         workspace, started, said = self.start()
         (launching,) = self.made
         self.assert_copied(workspace, launching)
         self.assertEqual((launching.mounting, started, said), (False, (STARTED, None), []))
 
-    def test_cannot_be_opened(self) -> None:
+    def test_cannot_mount(self) -> None:
         """Where nobody can mount that is why, and no more is said of it each time."""
         self.cannot = OSError(None, "unshare: Operation not permitted")
         user = User("taweb", 1000, 1001, frozenset(), "/")
-        self.overlays.open(user)
-        self.assertEqual(self.overlays.problem, "unshare: Operation not permitted")
+        self.trees.mount(user)
+        self.assertEqual(self.trees.problem, "unshare: Operation not permitted")
         workspace, _, said = self.start()
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user, said), (False, user, []))
@@ -118,30 +118,30 @@ class OverlaysTests(SynchronousTestCase):
     def test_nothing_can_be_started(self) -> None:
         """Where not even copies could be used by anybody, that is an error at once."""
         self.cannot = self.not_even = OSError(None, "no python")
-        self.assertRaises(OSError, self.overlays.open)
+        self.assertRaises(OSError, self.trees.mount)
         self.assertEqual([each.opened for each in self.made[-2:]], [1, 1])
 
-    def test_opened_for_another_user(self) -> None:
+    def test_another_user(self) -> None:
         """It may be another user who mounts."""
         user = User("taweb", 1000, 1001, frozenset(), "/")
-        self.overlays.open(user)
+        self.trees.mount(user)
         self.assertEqual((self.made[-1].mounting, self.made[-1].user), (True, user))
 
     def test_given_up(self) -> None:
         """What does not work is given up, and ended; what copies is the same user's."""
         user = User("taweb", 1000, 1001, frozenset(), "/")
-        self.overlays.open(user)
+        self.trees.mount(user)
         mounting = self.made[-1]
-        self.assertIsNone(self.overlays.problem)
-        self.overlays.give_up("it changes the cache")
-        self.assertEqual((self.overlays.problem, mounting.closed), ("it changes the cache", 1))
+        self.assertIsNone(self.trees.problem)
+        self.trees.copy("it changes the cache", user)
+        self.assertEqual((self.trees.problem, mounting.closed), ("it changes the cache", 1))
         workspace, _, _ = self.start()
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))
 
     def test_refused(self) -> None:
         """A tree that cannot be mounted is copied, which the log tells; the next one may be."""
-        self.overlays.open()
+        self.trees.mount()
         self.made[-1].errors.append(NotMounted(28, "No space left on device"))
         workspace, _, said = self.start()
         self.assert_copied(workspace, self.made[-1])
@@ -152,7 +152,7 @@ class OverlaysTests(SynchronousTestCase):
 
     def test_cannot_be_started(self) -> None:
         """What cannot be started although its tree is there is not tried again with a copy."""
-        self.overlays.open()
+        self.trees.mount()
         self.made[-1].errors.append(FileNotFoundError(2, "No such file or directory"))
         self.assertRaises(FileNotFoundError, self.start)
         self.assertEqual(len(self.made[-1].asked), 1)
@@ -162,15 +162,15 @@ class OverlaysTests(SynchronousTestCase):
         self.checkout.rename(self.mktemp())
         self.assertRaises(FileNotFoundError, self.start)
 
-    def test_opened_again(self) -> None:
-        """Opened once more it has another launcher in the place of the first."""
-        self.overlays.open()
+    def test_mounted_again(self) -> None:
+        """Asked once more it has another launcher in the place of the first."""
+        self.trees.mount()
         first = self.made[-1]
-        self.overlays.open()
+        self.trees.mount()
         self.assertEqual((first.closed, self.made[-1].closed), (1, 0))
 
     def test_close(self) -> None:
         """The launcher is ended."""
-        self.overlays.open()
-        self.overlays.close()
+        self.trees.mount()
+        self.trees.close()
         self.assertEqual(self.made[-1].closed, 1)
