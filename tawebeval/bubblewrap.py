@@ -164,12 +164,12 @@ class Bubblewrap:
     network: bool
     trees: Trees
     limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
-    _cgroups: Cgroups
+    cgroups: Cgroups
     orphans: Orphans
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return BubblewrapCell(workspace, checkout, self.limits, self._cgroups, self.orphans, self)
+        return BubblewrapCell(workspace, checkout, self)
 
     def argv(self, view: View, directory: Path, command: Sequence[str]) -> Sequence[str]:
         """Return what runs `command` in `directory`, a path inside."""
@@ -202,16 +202,8 @@ class Bubblewrap:
 class BubblewrapCell(Cell):
     """One run of bubblewrap."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: Limits,
-        cgroups: Cgroups,
-        orphans: Orphans,
-        sandbox: Bubblewrap,
-    ) -> None:
-        super().__init__(workspace, checkout, limits, cgroups, orphans, sandbox.trees)
+    def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Bubblewrap) -> None:
+        super().__init__(workspace, checkout, sandbox)
         self._sandbox = sandbox
         self._opened = contextlib.ExitStack()
         self._descriptors: Descriptors | None = None

@@ -49,21 +49,13 @@ class Exit:
 class Cell(ABC):
     """What one evaluator runs in."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: Limits,
-        cgroups: Cgroups,
-        orphans: Orphans,
-        trees: Trees,
-    ) -> None:
-        self.limits = limits
+    def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox) -> None:
+        limits = self.limits = sandbox.limits
         self.workspace = workspace
         self._checkout = checkout
-        self._cgroups = cgroups
-        self._orphans = orphans
-        self._trees = trees
+        self._cgroups = sandbox.cgroups
+        self._orphans = sandbox.orphans
+        self._trees = sandbox.trees
         self._tree: int | None = None  # where it is to be seen for the evaluator alone
         self._group: Group | None = None
         # The limit is for what is added. What was checked out is there from the start, or comes
@@ -203,13 +195,12 @@ class Cell(ABC):
 
 
 class Sandbox(Protocol):
-    """Makes cells, by what is in `trees`."""
+    """Makes cells, and has what these share."""
 
     limits: Limits  # of the cells that are made from now on
-
-    @property
-    def trees(self) -> Trees:
-        """What makes the trees that evaluators may write to, and starts these."""
+    cgroups: Cgroups
+    orphans: Orphans
+    trees: Trees
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
@@ -218,17 +209,7 @@ class Sandbox(Protocol):
 class NoCell(Cell):
     """Runs the command as it is, with the rights of the daemon, and finds what it leaves."""
 
-    def __init__(
-        self,
-        workspace: Workspace,
-        checkout: Checkout,
-        limits: Limits,
-        cgroups: Cgroups,
-        orphans: Orphans,
-        trees: Trees,
-    ) -> None:
-        super().__init__(workspace, checkout, limits, cgroups, orphans, trees)
-        self._mark = b""
+    _mark = b""  # until something is started
 
     def _seen(self) -> View:
         return self.workspace.as_it_is()
@@ -269,10 +250,10 @@ class NoSandbox:
     """Runs commands as they are, with the rights of the daemon."""
 
     limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
-    _cgroups: Cgroups
-    _orphans: Orphans
+    cgroups: Cgroups
+    orphans: Orphans
     trees: Trees = attrs.field(factory=Trees, eq=False)
 
     def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
         """Return what the evaluator of this evaluation is to run in."""
-        return NoCell(workspace, checkout, self.limits, self._cgroups, self._orphans, self.trees)
+        return NoCell(workspace, checkout, self)

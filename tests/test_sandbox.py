@@ -162,7 +162,8 @@ class CellTestCase(SynchronousTestCase):
 
     def no_cell(self) -> NoCell:
         """Return a cell that is none."""
-        return NoCell(self.workspace, self.checkout, LIMITS, self.cgroups, self.orphans, self.trees)
+        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees)
+        return NoCell(self.workspace, self.checkout, sandbox)
 
     def started(self) -> NoCell:
         """Return one in which something was started."""

@@ -22,11 +22,10 @@ from tawebeval.orphans import Orphans
 from tawebeval.process import Spawner
 from tawebeval.ring import Ring
 from tawebeval.run import Run
-from tawebeval.sandbox import NoCell
+from tawebeval.sandbox import NoCell, NoSandbox
 from tawebeval.segi import Parser
 from tawebeval.signals import Threads
 from tawebeval.workspace import Workspace
-from tawebeval.writable import Trees
 
 _CAPACITY = 4 * 1024 * 1024
 
@@ -82,10 +81,7 @@ def main() -> None:
     cell = NoCell(
         Workspace(Path("/nonexistent")),
         Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
-        Limits(output=2**40),
-        Cgroups([], {}, {}),
-        Orphans(reactor, spawner),
-        Trees(),
+        NoSandbox(Limits(output=2**40), Cgroups([], {}, {}), Orphans(reactor, spawner)),
     )
     threads = Threads(reactor, reactor.getThreadPool())
     run = store.run = MeasuredRun(stopwatch, reactor, store.intake, 2, cell, threads)
