@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import time
-from types import TracebackType
 from typing import Any
 
 _TIMEOUT = 60.0
@@ -31,12 +30,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ import select
 import socket
 import time
 from collections.abc import Callable, Generator
-from types import TracebackType
 
 import attrs
 import orjson
@@ -42,12 +41,7 @@ class Conversations:
     def __enter__(self) -> Conversations:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for connection in self._connections.values():
             connection.socket.close()
         self._poll.close()

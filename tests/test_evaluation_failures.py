@@ -144,7 +144,26 @@ class FailureTests(EvaluationTestCase):
         self.flushLoggedErrors(ZeroDivisionError)
 
 
-class StopTests(EvaluationTestCase):
+class SlowTestCase(EvaluationTestCase):
+    """One for which threads may be slow."""
+
+    def slow_threads(self) -> SlowThreads:
+        """Let its threads make their calls when they are told."""
+        threads = self.world.threads = SlowThreads()
+        self.evaluation._surroundings = self.world.surroundings()
+        return threads
+
+    def run_to_the_clean_up(self, threads: SlowThreads) -> None:
+        """Let it run and end, until there is only the cleaning up for a thread to do."""
+        self.begin()
+        while not self.world.spawn.children:
+            threads.step()
+        self.world.child.end()
+        self.world.turn()
+        threads.step()  # what the run has used
+
+
+class StopTests(SlowTestCase):
     """Ended from outside, in each state."""
 
     configuration = Configuration(
@@ -175,8 +194,7 @@ class StopTests(EvaluationTestCase):
 
     def test_in_a_thread(self) -> None:
         """While a thread works for it: when that has returned, so that nothing is made later."""
-        threads = self.world.threads = SlowThreads()
-        self.evaluation._surroundings = self.world.surroundings()
+        threads = self.slow_threads()
         self.begin()
         self.stop()
         self.stop(EvaluationError("shutdown", "too late"))
@@ -187,8 +205,7 @@ class StopTests(EvaluationTestCase):
 
     def test_as_it_starts(self) -> None:
         """When it is started already, in a thread: it is killed at once, and nothing is lost."""
-        threads = self.world.threads = SlowThreads()
-        self.evaluation._surroundings = self.world.surroundings()
+        threads = self.slow_threads()
         start = FakeCell.start
 
         def stop(cell: FakeCell, *given: Any) -> Launch:
@@ -275,14 +292,8 @@ class StopTests(EvaluationTestCase):
 
     def test_while_it_cleans_up(self) -> None:
         """So does one that only has to be cleaned up."""
-        threads = self.world.threads = SlowThreads()
-        self.evaluation._surroundings = self.world.surroundings()
-        self.begin()
-        while not self.world.spawn.children:
-            threads.step()
-        self.world.child.end()
-        self.world.turn()
-        threads.step()  # what the run has used
+        threads = self.slow_threads()
+        self.run_to_the_clean_up(threads)
         self.stop()
         threads.finish()
         self.assert_over(State.FINISHED, None)
@@ -296,20 +307,14 @@ class StopTests(EvaluationTestCase):
         self.successResultOf(waiting)
 
 
-class CleanUpTests(EvaluationTestCase):
+class CleanUpTests(SlowTestCase):
     """What an evaluation leaves: nothing."""
 
     def test_order(self) -> None:
         """The events are closed and the place is free before directories are removed."""
-        threads = self.world.threads = SlowThreads()
-        self.evaluation._surroundings = self.world.surroundings()
+        threads = self.slow_threads()
         over: Deferred[None] = self.evaluation.over.wait()
-        self.begin()
-        while not self.world.spawn.children:
-            threads.step()
-        self.world.child.end()
-        self.world.turn()
-        threads.step()  # what the run has used
+        self.run_to_the_clean_up(threads)
         self.assertTrue(self.evaluation.ring.closed)
         self.assertEqual(self.released, 1)
         self.assertNoResult(over)

@@ -216,13 +216,8 @@ class CopyTests(SynchronousTestCase):
         self.assertEqual(self.find(pipe), {})
 
 
-class LostTests(SynchronousTestCase):
+class LostTests(SocketTestCase):
     """A daemon that does not come to answer."""
-
-    def setUp(self) -> None:
-        folder = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, folder)
-        self.path = Path(folder, "control")
 
     def complaint(self, daemon: Callable[[socket.socket], object], patience: float) -> str:
         """Return what is said of a daemon that does this with a connection."""

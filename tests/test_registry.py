@@ -75,6 +75,12 @@ class RegistryTestCase(SynchronousTestCase):
         """Begin an evaluation."""
         return self.registry.accept(self.upload(**settings))
 
+    def expire(self, seconds: float) -> None:
+        """Look, that much later, for what nobody has asked for in time."""
+        self.world.clock.advance(seconds)
+        self.registry.expire()
+        self.world.turn()
+
     def start(self, printed: bytes = b"") -> tuple[str, FakeChild]:
         """Begin an evaluation that runs, and let it print."""
         identifier = self.accept()

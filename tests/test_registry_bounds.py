@@ -49,11 +49,9 @@ class KeptTests(RegistryTestCase):
     def test_expired(self) -> None:
         """Or until one expires; none is thrown away before."""
         self.fill()
-        self.world.clock.advance(599)
-        self.registry.expire()
+        self.expire(599)
         self.refuse()
-        self.world.clock.advance(1)
-        self.registry.expire()
+        self.expire(1)
         self.accept()
 
     def stream(self, identifier: str, *, whole: bool = True) -> None:
@@ -128,8 +126,7 @@ class KeptTests(RegistryTestCase):
         """One that is abandoned is never kept."""
         for _ in range(3):
             _, child = self.start()
-            self.world.clock.advance(900)
-            self.registry.expire()
+            self.expire(900)
             self.finish(child)
         self.accept()
 
@@ -202,8 +199,7 @@ class TotalTests(RegistryTestCase):
     def test_abandoned_ones_count(self) -> None:
         """What is forgotten while it runs counts until its process is gone."""
         _, child = self.flood()
-        self.world.clock.advance(900)
-        self.registry.expire()
+        self.expire(900)
         self.assertGreater(self.world.budget.used, 4000)
         self.finish(child)
         self.assertEqual(self.world.budget.used, 0)
@@ -414,8 +410,7 @@ class NothingLeftTests(RegistryTestCase):
         self.world.clock.advance(90)
         self.finish(child)
         del child
-        self.world.clock.advance(900)
-        self.registry.expire()
+        self.expire(900)
         self.assert_nothing_left(references)
 
     def test_full(self) -> None:
@@ -423,8 +418,7 @@ class NothingLeftTests(RegistryTestCase):
         identifier, child = self.start(b"a line\n" * 1000)
         references = self.watch(identifier)
         self.assertTrue(child.paused)
-        self.world.clock.advance(900)
-        self.registry.expire()
+        self.expire(900)
         self.finish(child)
         del child
         self.assert_nothing_left(references)

@@ -93,8 +93,7 @@ class CallbackTests(RegistryTestCase):
         self.successResultOf(done)
         abandoned = self.accept(callback_url=URL)
         self.world.child.print(PLENTY)
-        self.world.clock.advance(901)
-        self.registry.expire()
+        self.expire(901)
         self.world.end()
         self.assertRaises(EvaluationGone, self.registry.status, abandoned)
         stopped = self.accept(callback_url=URL)
@@ -110,12 +109,6 @@ class CallbackTests(RegistryTestCase):
                 (log_name(stopped), "failed", "shutdown"),
             ],
         )
-
-    def expire(self, seconds: float) -> None:
-        """Look for what nobody asks for that much later."""
-        self.world.clock.advance(seconds)
-        self.registry.expire()
-        self.world.turn()
 
     def test_is_not_abandoned(self) -> None:
         """Who waits for a callback does not have to ask, neither in the queue nor later."""

@@ -88,8 +88,7 @@ class CallerTests(RegistryTestCase):
         identifier = self.begin("alice")
         self.world.clock.advance(899)
         self.asked(identifier, "bob")
-        self.world.clock.advance(1)
-        self.registry.expire()
+        self.expire(1)
         with self.assertRaises(EvaluationGone):
             self.registry.page(identifier, None, "alice")
 
@@ -218,8 +217,7 @@ class KeptShareTests(KeptShareTestCase):
     def test_expired(self) -> None:
         """One that nobody has asked for in time makes room, too; nothing is left of the count."""
         self.leave("alice", 2)
-        self.world.clock.advance(600)
-        self.registry.expire()
+        self.expire(600)
         self.assertFalse(self.registry._records._kept_of)
         self.leave("alice", 2)
         self.check_over("alice")
@@ -228,8 +226,7 @@ class KeptShareTests(KeptShareTestCase):
         """Those that run or wait do not count, nor do those that are forgotten as they end."""
         for _ in range(4):
             self.registry.accept(self.upload(), "alice")
-        self.world.clock.advance(900)
-        self.registry.expire()
+        self.expire(900)
         for child in self.world.spawn.children:
             self.finish(child)
         self.leave("alice", 2)
@@ -299,8 +296,7 @@ class BytesShareTests(KeptShareTestCase):
         self.world.clock.advance(599)
         self.states(identifiers)
         self.check_over("alice")
-        self.world.clock.advance(1)
-        self.registry.expire()
+        self.expire(1)
         self.registry.check_admission("alice")
 
     def fill_queue(self) -> list[str]:
@@ -339,9 +335,7 @@ class BytesShareTests(KeptShareTestCase):
     def test_queue_expired(self) -> None:
         """Or until it expires."""
         others = self.fill_queue()[2:]
-        self.world.clock.advance(600)
-        self.registry.expire()
-        self.world.turn()
+        self.expire(600)
         self.assertEqual(self.states(others), ["running", "running", "queued"])
 
     def test_queue_sent(self) -> None:
@@ -357,11 +351,9 @@ class BytesShareTests(KeptShareTestCase):
         first, _, *others = self.fill_queue()
         self.registry.page(first, None, "alice")
         self.read(first)
-        self.world.clock.advance(29)
-        self.registry.expire()
+        self.expire(29)
         self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        self.world.clock.advance(1)
-        self.registry.expire()
+        self.expire(1)
         self.assertEqual(self.states(others), ["running", "running", "queued"])
 
     def test_queue_sent_before_it_is_over(self) -> None:

@@ -19,12 +19,6 @@ class ExpireTests(RegistryTestCase):
 
     configuration = PATIENT
 
-    def expire(self, seconds: float) -> None:
-        """Look for abandoned ones that much later."""
-        self.world.clock.advance(seconds)
-        self.registry.expire()
-        self.world.turn()
-
     def test_abandoned(self) -> None:
         """After that time, and no moment before, it is killed and forgotten."""
         identifier, child = self.start(b"a\n")

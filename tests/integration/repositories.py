@@ -175,11 +175,6 @@ class HttpServer:
         """How many times somebody began to ask for a repository."""
         return sum("/info/refs" in request for request in self.requests)
 
-    @property
-    def packs(self) -> int:
-        """How many times somebody asked for a pack, or, over the second version, for refs."""
-        return sum(request.startswith("POST ") for request in self.requests)
-
 
 class _Server(ThreadingHTTPServer):
     site: HttpServer

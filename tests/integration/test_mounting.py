@@ -9,13 +9,11 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.launching import Launch, Launching, Layers
-from tawebeval.privileges import User
 from tawebeval.reports import NotMounted
 from tawebeval.starting import wait_for
-from tests.integration.unprivileged import USER, give, temporary_folder
+from tests.integration.unprivileged import WHO, give, temporary_folder
 
 PATIENCE = 20.0
-WHO = User(USER.pw_name, USER.pw_uid, USER.pw_gid, frozenset(), "/") if USER else None
 
 
 class MountingTests(SynchronousTestCase):

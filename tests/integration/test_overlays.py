@@ -12,14 +12,12 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import launching
 from tawebeval.launching import Launch
-from tawebeval.privileges import User
 from tawebeval.starting import wait_for
 from tawebeval.workspace import Workspace
 from tawebeval.writable import Trees
-from tests.integration.unprivileged import USER, give, temporary_folder
+from tests.integration.unprivileged import WHO, give, temporary_folder
 
 PATIENCE = 20.0
-WHO = User(USER.pw_name, USER.pw_uid, USER.pw_gid, frozenset(), "/") if USER else None
 
 
 class OverlaysTests(SynchronousTestCase):

@@ -130,14 +130,7 @@ class TryTests(TestCase):
 
     async def test_interrupt(self) -> None:
         """Ctrl-C ends it and all its processes."""
-        terminal = Terminal(
-            "http://127.0.0.1:9",
-            *("try", str(self.root), *BY, "--evaluator"),
-            *("echo ready; sleep 600 & sleep 600", "x=1"),
-            TMPDIR=str(self.scratch),
-        )
-        self.addCleanup(terminal.close)
-        await until(lambda: "ready" in terminal.shown, "it runs")
+        terminal = await self.attempt_in_terminal("echo ready; sleep 600 & sleep 600")
         terminal.interrupt()
         self.assertEqual(await terminal.end(), 1, terminal.shown)
         self.assertIn("the evaluation was cancelled", terminal.shown)

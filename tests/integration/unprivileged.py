@@ -8,8 +8,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from tawebeval.privileges import User
+
 USER = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 """Whom daemons become; None where the tests, and so the daemons, are not root's."""
+
+WHO = User(USER.pw_name, USER.pw_uid, USER.pw_gid, frozenset(), "/") if USER else None
+"""The same, for parts of a daemon."""
 
 SERVICE = f'\n[service]\nuser = "{USER.pw_name}"\n' if USER else ""
 """What a daemon's configuration has to say for that."""
