@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 
-from tests.integration.attacks.strays import LEFT_BEHIND
 from tests.integration.client import failure, joined, python, text
-from tests.integration.harness import DaemonTestCase, until
+from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
 
 
@@ -62,43 +60,6 @@ class EvaluatorTests(DaemonTestCase):
         self.assertEqual(processes(word), [])
         self.assertLess(time.monotonic() - began, 5)
         failure(await self.client.follow(identifier), "cancelled")
-
-    async def left_behind(self, before: str, after: str = "") -> None:
-        """Check that what is left behind is dead before the end is seen."""
-        began, word = time.monotonic(), new_word()
-        program = LEFT_BEHIND.format(before=before, after=after)
-        identifier = await self.begin(python(program, word))
-        await self.client.ended(identifier)
-        self.assertEqual(processes(word), [])
-        self.assertLess(time.monotonic() - began, 10)
-        self.assertEqual(joined(await self.client.follow(identifier)), ["there\n"])
-
-    async def test_a_daemon_that_holds_stdout_is_dead_at_the_end(self) -> None:
-        """One that ran away to a session of its own delays no end, and outlives none."""
-        await self.left_behind(before="")
-
-    async def test_a_daemon_that_has_closed_everything_is_dead_at_the_end(self) -> None:
-        """So does one with which nothing is shared any more."""
-        await self.left_behind(before="os.closerange(0, 10)")
-
-    async def test_a_daemon_that_ignores_signals_is_dead_at_the_end(self) -> None:
-        """So does one that ignores what can be ignored."""
-        await self.left_behind(
-            before="import signal; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 13, 15)]"
-        )
-
-    async def test_a_daemon_is_dead_after_a_cancel(self) -> None:
-        """What ran away is found also where the evaluation is cancelled."""
-        program = LEFT_BEHIND.format(before="os.closerange(0, 10)", after="time.sleep(60)")
-        word = new_word()
-        identifier = await self.begin(python(program, word))
-
-        def closed() -> list[int]:
-            return [pid for pid in processes(word) if os.listdir(f"/proc/{pid}/fd") == []]
-
-        await until(closed, "one has closed everything")
-        await self.client.cancel(identifier)
-        self.assertEqual(processes(word), [])
 
     async def test_a_child_in_the_background_is_dead_at_the_end(self) -> None:
         """What the shell has left running holds stdout, and is ended with the shell."""

@@ -1,9 +1,9 @@
-"""Evaluators that run away in ways that once kept an evaluation from ending."""
+"""Evaluators that run away: some of the ways once kept an evaluation from ending."""
 
 from __future__ import annotations
 
-from tests.integration.attacks.strays import DEEP
-from tests.integration.client import failure, text
+from tests.integration.attacks.strays import StrayTests
+from tests.integration.client import text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.processes import new_word, processes
 
@@ -11,7 +11,7 @@ from tests.integration.processes import new_word, processes
 HIDDEN = "cd /; exec env -i setsid yes"
 
 
-class RunawayTests(DaemonTestCase):
+class RunawayTests(StrayTests, DaemonTestCase):
     """What they leave neither holds up the end nor fills the memory."""
 
     configuration = CONFIGURATION + "[limits]\nprocesses = 2000\n"
@@ -27,18 +27,6 @@ class RunawayTests(DaemonTestCase):
         self.assertEqual(processes(word), [])
         self.assertEqual(status["state"], "finished")
         self.assertIn(word, text(await self.client.follow(identifier)))
-
-    async def test_a_very_deep_process_tree(self) -> None:
-        """A tree deeper than Python recurses is killed whole."""
-        word = new_word()
-        command = f"cat > deep.sh <<'END'\n{DEEP}\nEND\nexec sh deep.sh 1100 {word}"
-        identifier = await self.begin(command)
-        page = await self.client.page(identifier, wait=30)
-        self.assertEqual(text(page["data"]).strip(), "deep")
-        await self.client.cancel(identifier)
-        self.assertEqual(processes(word), [])
-        page = await self.client.page(identifier, page["end"])
-        failure(page["data"], "cancelled")
 
     async def test_an_exit_with_a_full_ring(self) -> None:
         """One that has exited has ended, though nobody has read what it printed."""
