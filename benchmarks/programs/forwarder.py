@@ -15,6 +15,8 @@ from twisted.internet.protocol import Factory, ProcessProtocol, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from benchmarks.programs.serving import serve
+
 reactor: Any = installed
 
 
@@ -66,10 +68,8 @@ class Connection(Protocol):
 
 
 def main() -> None:
-    """Serve on a port of its own, which is printed."""
-    port = reactor.listenTCP(0, Factory.forProtocol(Connection), interface="127.0.0.1")
-    print(port.getHost().port, flush=True)
-    reactor.run()
+    """Serve each connection."""
+    serve(Factory.forProtocol(Connection))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor as installed
 from twisted.web.resource import Resource
-from twisted.web.server import Site
 from twisted.web.twcgi import CGIScript
 
-reactor: Any = installed
+from benchmarks.programs.serving import serve_site
 
 
 class Backend(CGIScript):
@@ -50,12 +48,8 @@ class Root(Resource):
 
 
 def main() -> None:
-    """Serve on a port of its own, which is printed."""
-    site: Any = Site(Root())
-    site.log = lambda request: None
-    port = reactor.listenTCP(0, site, interface="127.0.0.1")
-    print(port.getHost().port, flush=True)
-    reactor.run()
+    """Serve repositories."""
+    serve_site(Root())
 
 
 if __name__ == "__main__":

@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from twisted.internet import reactor as installed
 from twisted.web.resource import Resource
-from twisted.web.server import Site
 from twisted.web.static import Data
 
-reactor: Any = installed
+from benchmarks.programs.serving import serve_site
 
 POLL = b'{"begin":"0","end":"0","data":[]}'
 
 
 def main() -> None:
-    """Serve on a port of its own, which is printed."""
+    """Serve both."""
     root = Resource()
     root.putChild(b"poll", Data(POLL, "application/json"))
     root.putChild(b"page", Data(Path(sys.argv[1]).read_bytes(), "application/json"))
-    site: Any = Site(root)
-    site.log = lambda request: None
-    port = reactor.listenTCP(0, site, backlog=1024, interface="127.0.0.1")
-    print(port.getHost().port, flush=True)
-    reactor.run()
+    serve_site(root)
 
 
 if __name__ == "__main__":
