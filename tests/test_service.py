@@ -77,6 +77,13 @@ class ServiceTests(SynchronousTestCase):
         """Count, for the tests' own process shall not become one."""
         self.subreaper += 1
 
+    def file_with(self, text: str) -> Path:
+        """Return a new file with that text, which its owner alone may read."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text(text)
+        path.chmod(0o600)
+        return path
+
     def make(self, **settings: Any) -> Daemon:
         """Return a daemon."""
         return make_service(
@@ -94,6 +101,12 @@ class ServiceTests(SynchronousTestCase):
         daemon.startService()
         self.addCleanup(lambda: daemon.stopService() if daemon.running else None)
         return daemon
+
+    def evaluations(self, daemon: Daemon) -> EvaluationService:
+        """Return what of a daemon makes evaluations."""
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        return evaluations
 
     def site(self) -> ApiSite:
         """Return what is listened with."""
@@ -125,8 +138,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module.Threads, "own", own)
         daemon = self.make()
         self.assertEqual((made, done), ([(20, "work"), (1, "watch")], []))
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         surroundings: Any = evaluations._registry._surroundings
         self.assertEqual(surroundings.threads.name, "work")
         self.assertEqual(surroundings.watch._threads.name, "watch")
@@ -171,8 +183,7 @@ class ServiceTests(SynchronousTestCase):
     def test_stop(self) -> None:
         """To stop it is to end all evaluations, and takes as long."""
         daemon = self.start()
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         closing: Deferred[None] = Deferred()
 
         async def close(drain: float) -> None:
@@ -190,8 +201,7 @@ class ServiceTests(SynchronousTestCase):
         self.reactor.callFromThread = calls.append
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         daemon = self.start(service=Service(drain=7))
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         registry = evaluations._registry
         told: list[float] = []
         closing: Deferred[None] = Deferred()
@@ -252,12 +262,9 @@ class ServiceTests(SynchronousTestCase):
         """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
-        secrets = Path(self.mktemp()).absolute()
-        secrets.write_text(f"* {written(OLD)}")
-        secrets.chmod(0o600)
+        secrets = self.file_with(f"* {written(OLD)}")
         daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         callbacks = evaluations._callbacks
         self.assertTrue(callbacks._alone)
         callbacks.expect("https://8.8.8.8/", "")
@@ -287,8 +294,7 @@ class ServiceTests(SynchronousTestCase):
     def test_stopped(self) -> None:
         """A daemon that was stopped accepts nothing more."""
         daemon = self.start()
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         self.successResultOf(evaluations.stopService())
         with self.assertRaises(Busy):
             evaluations._registry.check_admission()
@@ -301,8 +307,7 @@ class ServiceTests(SynchronousTestCase):
                 evaluations=Evaluations(running=running, queued=0),
                 buffers=Buffers(total=256 * 1024),
             )
-            evaluations = daemon.getServiceNamed("evaluations")
-            assert isinstance(evaluations, EvaluationService)
+            evaluations = self.evaluations(daemon)
             queue = evaluations._registry._queue
             budget = evaluations._registry._surroundings.budget
             budget.enter().resize(192 * 1024)  # all but the reserve
@@ -314,11 +319,9 @@ class ServiceTests(SynchronousTestCase):
 
     def test_callers_share_of_the_buffers(self) -> None:
         """A caller's share of the memory is as configured, and what it has waiting heeds it."""
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("alice", straw())[1])
+        tokens = self.file_with(new_token("alice", straw())[1])
         daemon = self.make(callers=Callers(tokens=str(tokens), buffers=2048))
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         queue = evaluations._registry._queue
         share = evaluations._registry._surroundings.budget.enter("alice")
         share.resize(2047)
@@ -338,8 +341,7 @@ class ServiceTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             self.make(listen=("unix:/x", "tcp:80"))
         self.assertIn("'tcp:80'", str(caught.exception))
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("alice", straw())[1])
+        tokens = self.file_with(new_token("alice", straw())[1])
         self.make(listen=("tcp:80",), callers=Callers(open=True))
         self.make(listen=("tcp:80",), callers=Callers(tokens=str(tokens)))
         with self.assertRaises(ConfigurationError) as caught:
@@ -365,9 +367,7 @@ class ServiceTests(SynchronousTestCase):
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
         before = signal.getsignal(signal.SIGHUP)
-        tokens = Path(self.mktemp()).absolute()
-        _, line = new_token("alice", straw())
-        tokens.write_text(line)
+        tokens = self.file_with(new_token("alice", straw())[1])
         daemon = self.start(callers=Callers(tokens=str(tokens)))
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
@@ -420,8 +420,7 @@ class ServiceTests(SynchronousTestCase):
         """SIGHUP has the tokens of the metrics read again."""
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("old", straw())[1])
+        tokens = self.file_with(new_token("old", straw())[1])
         self.start(metrics=Metrics("tokens", str(tokens)))
         token, line = new_token("new", straw(1))
         for status in (401, 200):
@@ -438,8 +437,7 @@ class ServiceTests(SynchronousTestCase):
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("alice", straw())[1])
+        tokens = self.file_with(new_token("alice", straw())[1])
         self.start(callers=Callers(tokens=str(tokens)))
         (path, factory, _, mode, *_), *others = self.reactor.unixServers
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
@@ -452,8 +450,7 @@ class ServiceTests(SynchronousTestCase):
 
     def begin_with(self, text: str) -> tuple[Path, Daemon]:
         """Start a daemon with a file of configuration; return both."""
-        path = Path(self.mktemp()).absolute()
-        path.write_text(text)
+        path = self.file_with(text)
         configuration = read_configuration(path)
         daemon = make_service(
             configuration,
@@ -475,16 +472,13 @@ class ServiceTests(SynchronousTestCase):
 
     def test_reload_of_configuration(self) -> None:
         """What is live reaches those who keep it for themselves."""
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("alice", straw())[1])
-        secrets = Path(self.mktemp()).absolute()
-        secrets.write_text(f"alice {written(OLD)}")
+        tokens = self.file_with(new_token("alice", straw())[1])
+        secrets = self.file_with(f"alice {written(OLD)}")
         told = self.supervise()
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
         log_writer = daemon.log_writer = LogWriter(StringIO(), text_line, "info")
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         registry, site = evaluations._registry, self.site()
         surroundings: Any = registry._surroundings
         repositories: Any = evaluations._repositories
@@ -548,8 +542,7 @@ class ServiceTests(SynchronousTestCase):
         path, daemon = self.begin_with("")
         path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
         self.reload(daemon)
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         queue = evaluations._registry._queue
         self.assertEqual((queue._queued, queue._own_queued), (5, 5))
         self.assertEqual(queue._own_running, queue.places)
@@ -574,8 +567,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_reload_of_a_broken_configuration(self) -> None:
         """It changes nothing, tokens neither, and says file and key."""
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("alice", straw())[1])
+        tokens = self.file_with(new_token("alice", straw())[1])
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
         before = self.site().api.configuration
@@ -611,9 +603,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_half_a_reload(self) -> None:
         """Good tokens of callers do not count where those of the metrics are broken."""
-        tokens, readers = (Path(self.mktemp()).absolute() for _ in range(2))
-        for file in (tokens, readers):
-            file.write_text(new_token("alice", straw())[1])
+        tokens, readers = (self.file_with(new_token("alice", straw())[1]) for _ in range(2))
         daemon = self.start(
             callers=Callers(tokens=str(tokens)), metrics=Metrics("tokens", str(readers))
         )
@@ -708,12 +698,9 @@ class ServiceTests(SynchronousTestCase):
 
     def test_warnings(self) -> None:
         """What the user cannot read, and should, is told at the start with a remedy."""
-        tokens = Path(self.mktemp()).absolute()
-        tokens.write_text(new_token("alice", straw())[1])
+        tokens = self.file_with(new_token("alice", straw())[1])
         self.patch(module, "unreadable", lambda: [Path("/root/python")])
-        secrets = Path(self.mktemp()).absolute()
-        secrets.write_text(f"* {written(OLD)}")
-        secrets.chmod(0o600)
+        secrets = self.file_with(f"* {written(OLD)}")
         self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
         with capturedLogs() as events:
             self.start(
@@ -738,13 +725,10 @@ class ServiceTests(SynchronousTestCase):
         """The same signal has the credentials for repositories read again."""
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
-        password = Path(self.mktemp()).absolute()
-        password.write_text("old")
-        password.chmod(0o600)
+        password = self.file_with("old")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         daemon = self.start(repositories=Repositories(credentials=(entry,)))
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         keyring = evaluations._repositories._keyring
         password.write_text("new")
         signal.raise_signal(signal.SIGHUP)
@@ -756,9 +740,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_credentials_of_root(self) -> None:
         """A file that only root could read, who the daemon no longer is, is warned of."""
-        password = Path(self.mktemp()).absolute()
-        password.write_text("s3cret")
-        password.chmod(0o600)
+        password = self.file_with("s3cret")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
         daemon = self.make(repositories=Repositories(credentials=(entry,)))
         self.patch(module.os, "access", lambda path, mode, **_: path != password)
@@ -778,8 +760,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_name(self) -> None:
         """Identifiers begin with the daemon's name."""
-        evaluations = self.make(service=Service(name="a")).getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(self.make(service=Service(name="a")))
         self.assertEqual(evaluations._registry._identities.name, "a")
 
     def test_git(self) -> None:
@@ -789,8 +770,7 @@ class ServiceTests(SynchronousTestCase):
             raise ConfigurationError("git version 1 is too old")
 
         daemon = self.make(repositories=Repositories(memory=77_777_777))
-        evaluations = daemon.getServiceNamed("evaluations")
-        assert isinstance(evaluations, EvaluationService)
+        evaluations = self.evaluations(daemon)
         git = evaluations._repositories._git
         self.assertEqual(git._memory, 77_777_777)
         self.assertIsInstance(git._box, GitBox)
