@@ -22,8 +22,9 @@ from tawebeval.cli.evaluate import attend
 from tawebeval.cli.following import Reading
 from tawebeval.cli.saving import Folder
 from tawebeval.cli.streams import OutputLost
-from tawebeval.client import EvaluationGone, Page, Text
+from tawebeval.client import Page, Text
 from tawebeval.client.errors import refusal
+from tawebeval.errors import DiscardedCursor, EvaluationGone, RequestError, UnknownEvaluation
 from tests.client_line import STEP, ClientTestCase
 from tests.fake_agents import Fate
 from tests.fakes import OID
@@ -64,6 +65,15 @@ class CommandTestCase(ClientTestCase):
             raise result.exception
         return result
 
+    def lose(self, *errors: RequestError) -> None:
+        """Let the server answer these to all who read, polls that wait included; then the last."""
+        answers = iter(errors)
+
+        def page(*_: object) -> None:
+            raise next(answers, errors[-1])
+
+        self.patch(self.line.service.registry, "page", page)
+
     def end(self, status: int = 0) -> Any:
         """Return what lets the evaluator print and end, once it has been started."""
 
@@ -76,11 +86,11 @@ class CommandTestCase(ClientTestCase):
         return meanwhile
 
 
-async def gone(status: int, body: bytes) -> AsyncIterator[Page]:
-    """Yield no page."""
+async def discarded(oldest: str) -> AsyncIterator[Page]:
+    """Yield no page, for only what follows that cursor is there."""
     for never in ():
         yield never
-    raise refusal(status, body)
+    raise refusal(410, b'{"oldest": "%s"}' % oldest.encode())
 
 
 class EvaluateTests(CommandTestCase):
@@ -292,8 +302,9 @@ class QuestionTests(CommandTestCase):
         self.assertEqual((result.exit_code, result.stdout), (1, "a\n"))
         self.assertIn("failed: ", result.stderr)
         result = self.run_command("follow", identifier)
-        self.assertEqual(result.exit_code, 2)
-        self.assertIn("nothing is kept", result.stderr)
+        self.assertEqual(result.exit_code, 1)
+        self.assertIn("failed: nothing is kept", result.stderr)
+        self.assertEqual(self.run_command("status", identifier).exit_code, 2)
 
     def test_terminal(self) -> None:
         """What strangers have written into JSON does nothing to a terminal, and stays JSON."""
@@ -492,24 +503,53 @@ class FollowTests(CommandTestCase):
         self.assertIn(f"`tawebeval follow {identifier}` goes on here", result.stderr)
 
     def test_lost(self) -> None:
-        """An evaluation of ours that the server has lost has come to a bad end, and no more."""
-        for status in (404, 410):
+        """What the server has lost has come to a bad end; what it has never had is refused."""
+        for error, follows in ((EvaluationGone(""), 1), (UnknownEvaluation(), 2)):
+            self.line = self.make()
             identifier = self.line.begin()
-            self.patch(self.line.client, "pages", lambda *_, status=status: gone(status, b"{}"))
-            shown = Shown()
-            reactor = self.line.service.reactor
+            self.lose(error)
+            result = self.run_command("follow", identifier)
+            self.assertEqual(result.exit_code, follows, result.stderr)
+            self.assertIn(str(error), result.stderr)
+            shown, reactor = Shown(), self.line.service.reactor
             attending = attend(self.line.client, identifier, shown.screen, reactor, None)
             self.assertEqual(self.line.wait(judged(shown.screen, attending, reactor)), 1)
-            self.assertIn("failed: the server answers", shown.notes.getvalue())
-            following = judged(shown.screen, self.follow(identifier, shown), reactor)
-            self.assertEqual(self.line.wait(following), 2)
+            self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
+
+    def test_lost_meanwhile(self) -> None:
+        """It has done so whatever it had printed, nothing included, and whoever has begun it."""
+        for error in (EvaluationGone(""), UnknownEvaluation()):
+            for printed in ("", "a"):
+                self.line = self.make()
+                self.check_lost(error, printed, "evaluate", *REPOSITORY, "x=1")
+                self.line = self.make()
+                self.check_lost(error, printed, "follow", self.line.begin())
+
+        self.lose(DiscardedCursor("0"), UnknownEvaluation())
+        self.assertEqual(self.run_command("follow", self.line.begin()).exit_code, 1)
+
+    def check_lost(self, error: RequestError, printed: str, *arguments: str) -> None:
+        """Hold that a command says so, and how it ends, after it has shown what was printed."""
+        steps = iter(range(1000))
+
+        def meanwhile() -> None:
+            step = next(steps)
+            if step == 4 and printed:
+                self.line.child.print(printed.encode())
+            if step == 100:  # when a poll has been answered, if only by an empty page
+                self.lose(error)
+
+        self.meanwhile = meanwhile
+        result = self.run_command(*arguments)
+        self.assertEqual(result.exit_code, 1, result.output)
+        self.assertEqual((result.stdout, result.stderr), (printed, f"failed: {error}\n"))
 
     def test_nowhere(self) -> None:
         """A server that calls the cursor too old that it has named itself is not asked for ever."""
         shown = Shown()
-        self.patch(self.line.client, "pages", lambda *_: gone(410, b'{"oldest": "3"}'))
-        with self.assertRaises(EvaluationGone):
-            self.line.wait(self.follow("x", shown, after="3"))
+        self.patch(self.line.client, "pages", lambda *_: discarded("3"))
+        self.assertEqual(self.line.wait(self.follow("x", shown, after="3")), 1)
+        self.assertIn("failed: the server answers 410", shown.notes.getvalue())
 
     def test_not_cancelled(self) -> None:
         """Where cancelling fails it is said, and following goes on."""

@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 
+from tawebeval import errors
 from tawebeval.backoff import Backoff
 from tawebeval.callers import new_token
 from tawebeval.client import (
@@ -278,6 +279,23 @@ class EventsTests(ClientTestCase):
             self.line.wait(self.line.client.status(identifier))
         self.assertIsNone(caught.exception.oldest)
         self.assertEqual(self.line.told, [])
+
+    def test_known_before(self) -> None:
+        """What the server knows no more is gone, although it had printed nothing."""
+        identifier = self.line.begin()
+        registry = self.line.service.registry
+
+        def unknown(*_: object) -> None:
+            raise errors.UnknownEvaluation
+
+        def lose_after_an_answer() -> None:
+            if len(self.line.agent.asked) == 3:
+                self.patch(registry, "page", unknown)
+
+        with self.assertRaises(EvaluationGone) as caught:
+            self.line.follow(identifier, None, lose_after_an_answer)
+        self.assertEqual((caught.exception.status, caught.exception.oldest), (404, None))
+        self.assertIn("no evaluation of this identifier", str(caught.exception))
 
     def test_stopped_in_the_middle(self) -> None:
         """Who cancels a question gets that, and no further attempt."""

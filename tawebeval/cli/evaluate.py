@@ -112,10 +112,11 @@ def evaluate(
       tawebeval evaluate --events --evaluator ./evaluate solution.py |
           jq 'select(.type == "data").payload'
 
-    The exit status is 0 after a good end, 1 after another one, 2 where the command or a field of
-    it is wrong or something could not be written, 3 where the server cannot be reached; 130 where
-    Ctrl-C comes before the beginning, 143 and 129 after SIGTERM and SIGHUP, which cancel, too, and
-    141 where nobody reads what is printed, which cancels as well.
+    The exit status is 0 after a good end, 1 after another one or where the server has lost the
+    evaluation, 2 where the command or a field of it is wrong or something could not be written, 3
+    where the server cannot be reached; 130 where Ctrl-C comes before the beginning, 143 and 129
+    after SIGTERM and SIGHUP, which cancel, too, and 141 where nobody reads what is printed, which
+    cancels as well.
     """  # noqa: D301
     screen = make_screen(lines=lines)
     if repository is None or commit is None:

@@ -31,8 +31,8 @@ _LOOK = 1.0  # seconds between two looks at what an evaluation is waiting for
 class Reading:
     """The events of an evaluation, from a cursor on.
 
-    `cursor` is where those end that were shown. The evaluation is known to `exist` if we have begun
-    it, or seen something of it.
+    `cursor` is where those end that were shown. `exists` is whether there has been such an
+    evaluation, whatever the server may know of it.
     """
 
     _client: Client
@@ -48,12 +48,16 @@ class Reading:
         return f"tawebeval follow{after} {self.identifier}"
 
     async def follow(self, reactor: Any, folder: Folder | None = None) -> int:
-        """Show all events as they come, and save files in `folder`; return the exit status."""
+        """Show all events as they come, and save files in `folder`; return the exit status.
+
+        One of which nothing is kept has come to no good end, whether anything of it was seen or
+        not. Raises UnknownEvaluation for what has never been.
+        """
         waiting = _Waiting(self._client, self.identifier, self._screen, reactor)
         try:
             return await show(self._pages(), self._screen, self._screen.show, folder, waiting.stop)
         except (EvaluationGone, UnknownEvaluation) as error:
-            if not self.exists:
+            if isinstance(error, UnknownEvaluation) and not self.exists:
                 raise
             self._screen.note(f"failed: {error}", "red")
             return FAILED
@@ -65,7 +69,6 @@ class Reading:
         while True:
             try:
                 async for page in self._client.pages(self.identifier, self.cursor):
-                    self.exists = True
                     yield page
                     self.cursor = page.end
             except EvaluationGone as error:

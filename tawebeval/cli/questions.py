@@ -54,7 +54,11 @@ def follow(
 
     What was read once, and acknowledged by reading on, is not there any more: that is said, and
     what is there is shown; `tawebeval status` tells how much is discarded. Ctrl-C stops following,
-    says where it was, and the evaluation goes on. The exit status is that of `tawebeval evaluate`.
+    says where it was, and the evaluation goes on.
+
+    The exit status is that of `tawebeval evaluate`. So it is 1 where nothing is kept of the
+    evaluation, because the server has lost it or it was read to its end before, and 2 where the
+    server has never had such a one.
 
     \b
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)

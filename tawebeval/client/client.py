@@ -19,6 +19,7 @@ from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
 from tawebeval.backoff import Backoff
+from tawebeval.client.errors import EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
 from tawebeval.client.exchange import Answer, Exchange, Question
 from tawebeval.client.submission import Content, Form
@@ -158,21 +159,27 @@ class Client:
         not lose an event stores its cursor, or that of the page, together with what came of it.
 
         Raises UnknownEvaluation, EvaluationGone, Forbidden, Unavailable; ValueError for what is no
-        cursor.
+        cursor. One that the server has known before, and knows no more, is gone.
         """
         path = _path_of(identifier) + "/events"
         after, skip = split_cursor(after)
+        known = False
         while True:
-            page, pause = await self._exchange.ask(
-                Question(
-                    "GET",
-                    f"{path}?{urlencode({'after': after})}" if after else path,
-                    {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
-                    timeout=_WAIT + _PATIENCE,
-                ),
-                self._following,
-                functools.partial(self._page, after),
+            question = Question(
+                "GET",
+                f"{path}?{urlencode({'after': after})}" if after else path,
+                {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
+                timeout=_WAIT + _PATIENCE,
             )
+            try:
+                page, pause = await self._exchange.ask(
+                    question, self._following, functools.partial(self._page, after)
+                )
+            except UnknownEvaluation as error:
+                if not known:
+                    raise
+                raise EvaluationGone(error.status, str(error), error.members) from None
+            known = True
             if page.end is None:
                 return
             rest = page.events[skip:]

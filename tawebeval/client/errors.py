@@ -53,7 +53,10 @@ class UnknownEvaluation(Refused):
 
 
 class EvaluationGone(Refused):
-    """Nothing is kept of the evaluation any more, or nothing from that cursor on."""
+    """Nothing is kept of the evaluation any more, or nothing from that cursor on.
+
+    `status` is 404 where the server has known it before, and knows none of that name any more.
+    """
 
     @property
     def oldest(self) -> str | None:

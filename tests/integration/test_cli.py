@@ -211,6 +211,36 @@ class CommandTests(DaemonTestCase):
         await self.daemon.nothing_left()
 
 
+class LostTests(DaemonTestCase):
+    """What a daemon has lost that was killed."""
+
+    async def test_lost(self) -> None:
+        """That is 1, whatever was printed and whoever follows since when; the unknown is 2."""
+        silent, speaking = await self.begin("exec sleep 600"), await self.begin(PARTIAL)
+        place = ("--repository", self.repository.url, "--commit", self.commit)
+        commands = {
+            ("evaluate", *place, "--evaluator", "exec sleep 600", "x=1"): "running",
+            ("follow", silent): "running",
+            ("follow", speaking): "half",
+        }
+        terminals = []
+        for arguments, word in commands.items():
+            terminal = Terminal(self.daemon.url, *arguments)
+            self.addCleanup(terminal.close)
+            terminals.append(terminal)
+            await until(lambda t=terminal, w=word: w in t.shown, f"{arguments[0]} shows {word}")
+        await self.daemon.kill()
+        self.client.evaluations.clear()
+        self.daemon.start()
+        await self.daemon.ready()
+        for terminal in terminals:
+            self.assertEqual(await terminal.end(), 1, terminal.shown)
+            self.assertIn("\x1b[31mfailed: nothing is kept of this evaluation", terminal.shown)
+        for identifier, status in ((silent, 1), (speaking, 1), ("a" * 40, 2)):
+            done = await piped(self.daemon.url, "follow", identifier)
+            self.assertEqual((done.returncode, done.stdout), (status, ""), done.stderr)
+
+
 class ServeTests(DaemonTestCase):
     """`tawebeval serve`."""
 
