@@ -17,8 +17,8 @@ from tawebeval.retention import Reader, Retention
 class Readers:
     """Who reads one evaluation: live streams, and pages.
 
-    Pages count as being read until `paged`, a time of the clock, in seconds. `sent` is whether a
-    stream has sent all there was to be, and its end.
+    Pages count as being read until `paged`, a time of the clock, in seconds. (Whoever waits for one
+    longer has everything.) `sent` is whether a stream has sent all there was to be, and its end.
     """
 
     evaluation: Evaluation
@@ -28,9 +28,8 @@ class Readers:
     sent: bool = False
     _unpaged: IDelayedCall | None = None
 
-    def acknowledge(self, after: int, until: float) -> None:
-        """Take that a page after that cursor is asked for, and the next may be `until` then."""
-        self.paged = max(self.paged, until)
+    def acknowledge(self, after: int) -> None:
+        """Take that a page after that cursor is asked for."""
         if self.retention.acknowledge(after):  # most are asked for again, and make no room
             self.make_room()
 

@@ -35,7 +35,7 @@ from tawebeval.surroundings import Surroundings
 from tawebeval.telling import Telling
 from tawebeval.workspace import Workspace, directory_of
 
-_NEXT_PAGE = 30.0  # seconds after a page for which its reader is expected to ask again
+_NEXT_PAGE = 30.0  # seconds after an answer for which a reader of pages is expected to ask again
 
 log = Logger()
 
@@ -161,11 +161,8 @@ class Registry:
             record.evaluation.ring, after or None, self._surroundings.configuration.buffers.page
         )
 
-    def page(self, identifier: str, after: str | None, caller: str = "", wait: float = 0) -> Page:
-        """Return the page as `peek` does, acknowledging what is before it.
-
-        In `wait` seconds the same reader will ask again if there is nothing.
-        """
+    def page(self, identifier: str, after: str | None, caller: str = "") -> Page:
+        """Return the page as `peek` does, acknowledging what is before it."""
         record = self._at(identifier, after, caller)
         if record is None:
             self._drained(identifier)
@@ -173,7 +170,8 @@ class Registry:
         page = self._read(record, after)
         begin = place(record.evaluation.ring, page.begin)
         self._closing.note_reader(identifier)
-        record.readers.acknowledge(begin, self._clock.seconds() + wait + _NEXT_PAGE)
+        self._expect_next_page(record)
+        record.readers.acknowledge(begin)
         return page
 
     async def next_page(
@@ -183,10 +181,16 @@ class Registry:
 
         Raises as `page` does.
         """
-        changed = self._records[identifier].evaluation.changed.wait()
-        with suppress(WaitedInVain):
-            await changed.addTimeout(wait, self._clock)
+        record = self._records[identifier]
+        try:
+            with suppress(WaitedInVain):
+                await record.evaluation.changed.wait().addTimeout(wait, self._clock)
+        finally:  # also when the client has gone: it may ask again
+            self._expect_next_page(record)
         return self.page(identifier, after, caller)
+
+    def _expect_next_page(self, record: Record) -> None:
+        record.readers.paged = self._clock.seconds() + _NEXT_PAGE
 
     def follow(
         self, identifier: str, after: str | None, caller: str = "", skip: int = 0

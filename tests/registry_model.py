@@ -31,6 +31,7 @@ from tests.fakes import IdleThreads, World, straw
 
 RUNNING, QUEUED, KEPT, ABANDON, RETAIN = 2, 2, 4, 100, 70
 TOTAL, CAPACITY, PAGE = 1800, 700, 512
+NEXT_PAGE = 30  # seconds for which pages hold up streams after the last answer
 READ = 1000  # bytes in the ring of what is printed at once, and of a final error, at most
 
 
@@ -60,6 +61,7 @@ class Model:
     events: list[str] = attrs.field(factory=list)
     oldest: int = 0
     acknowledged: int = 0  # by pages
+    paged: float = float("-inf")  # until when somebody is expected to ask for the next
     printed: int = 0
     terminated: bool = False  # the last line's terminator is held back
     blocked: bool = False  # a data block has begun
@@ -210,6 +212,11 @@ class Comparison(RuleBasedStateMachine):
         """Return one of the evaluations."""
         return list(self.models.items())[number % len(self.models)]
 
+    def note(self, identifier: str, *, running: bool = True) -> None:
+        """Let the model know of an evaluation that was accepted."""
+        real = self.registry._records[identifier].evaluation
+        self.models[identifier] = Model(self.now, real, running=running)
+
     def child(self, identifier: str) -> FakeChild:
         """Return the process of an evaluation."""
         (child,) = (
@@ -223,10 +230,6 @@ class Comparison(RuleBasedStateMachine):
     def kept(self) -> int:
         """How many have ended and are not forgotten."""
         return sum(model.closed and not model.forgotten for model in self.models.values())
-
-    def paged(self, model: Model) -> float:
-        """Return until when somebody is expected to read pages."""
-        return self.registry._records[model.real.identifier].readers.paged
 
     def awaited(self, identifier: str) -> bool:
         """Whether somebody waits for an evaluation, or follows it."""
@@ -262,7 +265,7 @@ class Comparison(RuleBasedStateMachine):
             model = self.models[identifier]
             if used < TOTAL - TOTAL // 4 and kept < KEPT:
                 break
-            if self.now >= self.paged(model) and not self.awaited(identifier):
+            if self.now >= model.paged and not self.awaited(identifier):
                 self.forget(identifier)
                 used -= model.real.share.size
                 kept -= 1
@@ -278,7 +281,7 @@ class Comparison(RuleBasedStateMachine):
             assert poll.answer.called == due, poll
             if due:
                 self.polls.remove(poll)
-                model.asked = self.now
+                model.asked, model.paged = self.now, self.now + NEXT_PAGE
                 page = poll.answer.result
                 assert isinstance(page, Page), page
                 self.compare(page, model, poll.after, str(poll.after), early=True)
@@ -307,8 +310,8 @@ class Comparison(RuleBasedStateMachine):
     def look(self, model: Model) -> None:
         """Take over what the registry has discarded, which it must have been allowed to.
 
-        Events before where live streams stand, and which no reader of pages misses, may go when
-        the ring is short of room. How many is for the ring's batches to say.
+        Events before where live streams stand may go when the ring is short of room, and nobody is
+        expected to ask for pages of them. How many is for the ring's batches to say.
         """
         live = [one for one in self.streams if self.models[one.identifier] is model]
         oldest = model.real.ring.oldest
@@ -317,6 +320,9 @@ class Comparison(RuleBasedStateMachine):
             assert oldest <= one.first + len(one.events), "a live stream misses something"
         if not live:
             assert oldest >= model.acknowledged, "what was acknowledged is kept"
+        if self.now < model.paged:
+            most = max(model.oldest, model.acknowledged)
+            assert oldest <= most, "a reader of pages misses something"
         model.oldest = oldest
         if model.read is not None and oldest > len(model.read) and not model.forgotten:
             model.read = None  # streams have used up what this reader has not read
@@ -352,6 +358,7 @@ class Comparison(RuleBasedStateMachine):
         else:
             assert isinstance(answer, Page), answer
             model.acknowledged = max(model.acknowledged, number)
+            model.paged = self.now + NEXT_PAGE
             self.compare(answer, model, number, after)
         return answer
 

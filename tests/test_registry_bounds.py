@@ -7,11 +7,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.errors import Busy, EvaluationGone
+from tawebeval.following import Following
 from tawebeval.registry import Upload
+from tests.fake_children import FakeChild
 from tests.fakes import UntidyThreads, make_request
 from tests.test_registry import END, RegistryTestCase
 
@@ -262,6 +264,39 @@ class TotalTests(RegistryTestCase):
                 self.assertTrue(child.paused)
             self.world.clock.advance(0.5)
             self.assertFalse(child.paused)
+
+    def test_polls_beside_a_stream(self) -> None:
+        """As long after a poll: its answer, at once or in vain, or when its client has left."""
+        identifier, child = self.start()
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            in_vain = self.ask(identifier, None, 300)
+            self.world.clock.advance(300)
+            self.assertEqual(self.successResultOf(in_vain).events.count, 0)
+            self.assert_held(following, child)
+            newest = str(following.position)
+            left = self.ask(identifier, newest, 300)
+            self.world.clock.advance(200)
+            left.cancel()
+            self.failureResultOf(left, CancelledError)
+            self.assert_held(following, child)
+            child.print(b"a\n")
+            at_once = self.ask(identifier, str(following.position), 300)
+            self.assertGreater(self.successResultOf(at_once).events.count, 0)
+            self.assert_held(following, child)
+
+    def assert_held(self, following: Following, child: FakeChild) -> None:
+        """Hold that pages hold up an evaluator for 30 s from now, whatever its stream takes."""
+        for _ in range(200):  # over twice as much as there is room for
+            if not child.paused:
+                child.print(b"x" * 50 + b"\n")
+                following.read(10**6)
+                following.took()
+        self.world.clock.advance(29.5)
+        self.assertTrue(child.paused)
+        self.world.clock.advance(0.5)
+        self.assertFalse(child.paused)
 
     def test_pages_beside_a_stream_that_leaves(self) -> None:
         """When it has left there is nothing left to wait for."""

@@ -27,6 +27,7 @@ from tests.registry_model import (
     CAPACITY,
     FRAMINGS,
     KEPT,
+    NEXT_PAGE,
     QUEUED,
     READ,
     RETAIN,
@@ -39,37 +40,8 @@ from tests.registry_model import (
 )
 
 
-class Machine(Comparison):
-    """What may happen to a registry, and to its model."""
-
-    @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
-    def accept(self, key: str | None, digest: bytes) -> None:
-        """Let a form arrive."""
-        upload = Upload(make_request(), Path("/uploads/some"), key, digest)
-        known = self.keys.get(key or "")
-        running = sum(model.running for model in self.models.values())
-        behind = known is None and not self.make_room()
-        try:
-            identifier = self.registry.accept(upload)
-        except errors.KeyReused:
-            assert known is not None
-            assert known[1] != digest
-        except errors.Busy:
-            assert known is None
-            assert behind or (running, len(self.waiting)) == (RUNNING, QUEUED)
-        else:
-            if known is not None:
-                assert known == (identifier, digest)
-                return
-            assert identifier not in self.models
-            assert not behind
-            real = self.registry._records[identifier].evaluation
-            self.models[identifier] = Model(self.now, real, running=running < RUNNING)
-            if running == RUNNING:
-                self.waiting.append(identifier)
-            if key is not None:
-                self.keys[key] = identifier, digest
-        self.settle()
+class Reading(Comparison):
+    """How evaluations are read while they run."""
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), count=st.integers(1, 12))
@@ -79,37 +51,6 @@ class Machine(Comparison):
         if model.running and not self.child(identifier).paused:
             self.child(identifier).print(model.print(count))
         self.settle()
-
-    @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20))
-    def begin_block(self, number: int) -> None:
-        """Let an evaluator print something that makes no event."""
-        identifier, model = self.pick(number)
-        if model.running and not model.blocked and not self.child(identifier).paused:
-            self.child(identifier).print(model.block())
-        self.settle()
-
-    @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20), status=st.sampled_from([0, 0, 1]))
-    def exit(self, number: int, status: int) -> None:
-        """Let an evaluator exit, if its stdout has been read."""
-        identifier, model = self.pick(number)
-        if model.running and not self.child(identifier).paused:
-            self.child(identifier).end(status)
-            self.end(model, "exit" if status else None)
-        self.settle()
-
-    @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20))
-    def cancel(self, number: int) -> None:
-        """Let a client cancel."""
-        identifier, model = self.pick(number)
-        asked = Deferred.fromCoroutine(self.registry.cancel(identifier))
-        if not model.forgotten:
-            self.stop(identifier, "cancelled")
-        self.settle()
-        assert asked.called
-        assert asked.result is None
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20))
@@ -124,29 +65,6 @@ class Machine(Comparison):
         else:
             model.read = None
         self.settle()
-
-    @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END) | st.integers(0, 30))
-    def ask(self, number: int, after: str | int | None) -> None:
-        """Let somebody ask for a page anywhere."""
-        identifier, _ = self.pick(number)
-        self.request(identifier, str(after) if isinstance(after, int) else after)
-        self.settle()
-
-    @precondition(lambda self: self.models)
-    @rule(number=st.integers(0, 20))
-    def look_at_status(self, number: int) -> None:
-        """Let somebody ask for the status, which keeps none that waits for its reader."""
-        identifier, model = self.pick(number)
-        held = model.running and self.child(identifier).paused
-        try:
-            self.registry.status(identifier)
-        except errors.EvaluationGone:
-            assert model.forgotten
-        else:
-            assert not model.forgotten
-            if not held and not model.closed:
-                model.asked = self.now
 
     @precondition(lambda self: self.models)
     @rule(number=st.integers(0, 20), seconds=st.integers(1, 200))
@@ -164,6 +82,7 @@ class Machine(Comparison):
             return
         model.asked = self.now
         model.acknowledged = max(model.acknowledged, after)
+        model.paged = self.now + NEXT_PAGE
         self.polls.append(Poll(identifier, after, self.now + seconds, answer))
         self.settle()
 
@@ -174,6 +93,7 @@ class Machine(Comparison):
         poll = self.polls.pop(number % len(self.polls))
         poll.answer.addErrback(lambda failure: None)
         poll.answer.cancel()
+        self.models[poll.identifier].paged = self.now + NEXT_PAGE
         self.settle()
 
     @precondition(lambda self: self.models)
@@ -244,16 +164,6 @@ class Machine(Comparison):
                 self.stop(identifier, "lost")
         self.settle()
 
-    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END]))
-    def stray(self, text: str, after: str | None) -> None:
-        """Let somebody ask for what was never here."""
-        if text not in self.models:
-            try:
-                self.registry.page(text, after)
-            except errors.UnknownEvaluation:
-                return
-            raise AssertionError(text)
-
     # What holds at any time
 
     @invariant()
@@ -278,7 +188,7 @@ class Machine(Comparison):
                 assert not child.paused or share.size >= max(1, share.limit)
                 assert share.size < CAPACITY + READ
                 live = [one for one in self.streams if one.identifier == identifier]
-                if live and not any(one.slow for one in live) and self.now >= self.paged(model):
+                if live and not any(one.slow for one in live) and self.now >= model.paged:
                     assert not child.paused, "whoever takes everything is kept waiting"
         running = sum(child.running for child in self.world.spawn.children)
         assert running == sum(model.running for model in self.models.values())
@@ -321,12 +231,128 @@ class Machine(Comparison):
         assert not self.world.clock.getDelayedCalls()
 
 
+class OneAtATime(Reading):
+    """One evaluation, and the next when it is forgotten, so that its readers often meet."""
+
+    @precondition(lambda self: all(model.forgotten for model in self.models.values()))
+    @rule()
+    def begin(self) -> None:
+        """Begin the next, if there is room beside what slow readers have yet to take."""
+        if self.make_room():
+            self.note(self.registry.accept(Upload(make_request(), Path("/uploads/some"))))
+            self.settle()
+
+    def pick(self, number: int) -> tuple[str, Model]:
+        """Return the last one."""
+        return super().pick(-1)
+
+
+class Machine(Reading):
+    """What else may happen to a registry, and to its model."""
+
+    @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
+    def accept(self, key: str | None, digest: bytes) -> None:
+        """Let a form arrive."""
+        upload = Upload(make_request(), Path("/uploads/some"), key, digest)
+        known = self.keys.get(key or "")
+        running = sum(model.running for model in self.models.values())
+        behind = known is None and not self.make_room()
+        try:
+            identifier = self.registry.accept(upload)
+        except errors.KeyReused:
+            assert known is not None
+            assert known[1] != digest
+        except errors.Busy:
+            assert known is None
+            assert behind or (running, len(self.waiting)) == (RUNNING, QUEUED)
+        else:
+            if known is not None:
+                assert known == (identifier, digest)
+                return
+            assert identifier not in self.models
+            assert not behind
+            self.note(identifier, running=running < RUNNING)
+            if running == RUNNING:
+                self.waiting.append(identifier)
+            if key is not None:
+                self.keys[key] = identifier, digest
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def begin_block(self, number: int) -> None:
+        """Let an evaluator print something that makes no event."""
+        identifier, model = self.pick(number)
+        if model.running and not model.blocked and not self.child(identifier).paused:
+            self.child(identifier).print(model.block())
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), status=st.sampled_from([0, 0, 1]))
+    def exit(self, number: int, status: int) -> None:
+        """Let an evaluator exit, if its stdout has been read."""
+        identifier, model = self.pick(number)
+        if model.running and not self.child(identifier).paused:
+            self.child(identifier).end(status)
+            self.end(model, "exit" if status else None)
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def cancel(self, number: int) -> None:
+        """Let a client cancel."""
+        identifier, model = self.pick(number)
+        asked = Deferred.fromCoroutine(self.registry.cancel(identifier))
+        if not model.forgotten:
+            self.stop(identifier, "cancelled")
+        self.settle()
+        assert asked.called
+        assert asked.result is None
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END) | st.integers(0, 30))
+    def ask(self, number: int, after: str | int | None) -> None:
+        """Let somebody ask for a page anywhere."""
+        identifier, _ = self.pick(number)
+        self.request(identifier, str(after) if isinstance(after, int) else after)
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def look_at_status(self, number: int) -> None:
+        """Let somebody ask for the status, which keeps none that waits for its reader."""
+        identifier, model = self.pick(number)
+        held = model.running and self.child(identifier).paused
+        try:
+            self.registry.status(identifier)
+        except errors.EvaluationGone:
+            assert model.forgotten
+        else:
+            assert not model.forgotten
+            if not held and not model.closed:
+                model.asked = self.now
+
+    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END]))
+    def stray(self, text: str, after: str | None) -> None:
+        """Let somebody ask for what was never here."""
+        if text not in self.models:
+            try:
+                self.registry.page(text, after)
+            except errors.UnknownEvaluation:
+                return
+            raise AssertionError(text)
+
+
 class RegistryModelTests(SynchronousTestCase):
     """The registry does what the model does."""
 
     def test_model(self) -> None:
         """No event is lost, repeated or moved, and every refusal is the contract's."""
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
+
+    def test_readers(self) -> None:
+        """Who reads pages misses nothing, and holds up streams no longer than half a minute."""
+        run_state_machine_as_test(OneAtATime, settings=settings(stateful_step_count=40))
 
     def test_pages_stop(self) -> None:
         """A stream that has everything gets more when nobody reads pages beside it any more."""

@@ -46,7 +46,7 @@ class Poll:
 
     def page(self, registry: Registry) -> Page | None:
         """Return the page; None where it is still to be waited for. Raises RequestErrors."""
-        page = registry.page(self.identifier, self.after, self.caller, self.wait)
+        page = registry.page(self.identifier, self.after, self.caller)
         return None if self.wait and not page.has_news else page
 
     async def later(self, registry: Registry) -> Page:
