@@ -212,6 +212,21 @@ class FollowTests(StreamTestCase):
                 follower.lose()
         self.check_nothing_left(identifier)
 
+    def test_before_pages(self) -> None:
+        """Whose answer has begun gets what pages acknowledge then; who comes later does not."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            self.print(b"a\n" * 500)
+            at_once = self.patch(Follower, "turn", lambda _: None)
+            follower = self.follow(kind, identifier)
+            at_once.restore()
+            self.assertIn(follower.answer.status, (101, 200))
+            self.page(identifier, "?after=999")
+            self.finish()
+            self.assertEqual("".join(follower.payloads), "a\n" * 500)
+            late = self.follow(kind, identifier)
+            self.assertEqual((late.answer.status, late.answer.json()["oldest"]), (410, "999"))
+
     def test_after_the_end(self) -> None:
         """Who asks after the end shows that all has come: it is forgotten, for all kinds."""
         for kind in FOLLOWERS:
