@@ -22,6 +22,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from twisted.internet.threads import deferToThread
 
+from tests.integration.patience import PATIENCE
+
 CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")
 AXE = Path(sys.prefix, "npm", "axe-core", "axe.min.js")
@@ -44,7 +46,6 @@ DESKTOP = (1360, 900, False)
 PHONE = (390, 844, True)
 NARROW = (320, 640, True)
 
-_PATIENCE = 20  # seconds
 _SWITCHES = (
     "--headless=new",
     "--no-sandbox",  # root cannot have it
@@ -116,7 +117,7 @@ class Browser:
 
         def wait(driver: Chrome) -> Any:
             body = f"return {expression}"
-            waiting = WebDriverWait(driver, _PATIENCE, 0.05)
+            waiting = WebDriverWait(driver, PATIENCE, 0.05)
             return waiting.until(lambda _: driver.execute_script(body, *arguments), expression)
 
         return await self.do(wait)

@@ -17,6 +17,7 @@ from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionP
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS
 
+from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import PYTHON
 
 Event = dict[str, Any]
@@ -83,7 +84,7 @@ class Client:
             Agent(
                 reactor,
                 trust or BrowserLikePolicyForHTTPS(),
-                connectTimeout=10,
+                connectTimeout=PATIENCE,
                 bindAddress=(source, 0) if source else None,
                 pool=self._pool,
             )
@@ -103,7 +104,7 @@ class Client:
         """Return the answer to a request, whatever its status."""
         headers = {**self._credentials, **(arguments.pop("headers", None) or {})}
         response = await self._http.request(
-            method, self.url + path, timeout=30, headers=headers, **arguments
+            method, self.url + path, timeout=PATIENCE, headers=headers, **arguments
         )
         return Answer(response.code, response.headers, await response.content())
 

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from twisted.trial.unittest import TestCase
 from tawebeval.directories import label_of
 from tawebeval.launching import NAME
 from tests.integration.client import Client
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.ports import free_port, listens
 from tests.integration.processes import children, command_line
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
@@ -43,21 +44,14 @@ _GROUP = re.compile("(evaluation|spare)-.*")
 _COVERAGE = Path(__file__).with_name("coverage_of_daemon")
 
 
-async def until(condition: Callable[[], Any], what: str, seconds: float = 15) -> Any:
+async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """Wait for `condition()` to be true and return its value; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
+            raise AssertionError(f"not within {seconds:g} s: {what}")
         await deferLater(reactor, 0.01)
     return value
-
-
-def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -130,14 +124,10 @@ class Daemon:
 
             def ended() -> bool:
                 assert self.running, f"the daemon has ended:\n{self.log}"
-                return self._listens()
+                return listens(self.port)
 
-            await until(ended, "the daemon listens", 30)
+            await until(ended, "the daemon listens")
             assert (await client.get("/health")).code == 200
-
-    def _listens(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     @property
     def pid(self) -> int:
@@ -241,7 +231,7 @@ class Daemon:
 class RepositoryTestCase(TestCase):
     """Each test has a `folder` of its own, and in it a `repository` with one `commit`."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     async def setUp(self) -> None:
         self.folder = temporary_folder()

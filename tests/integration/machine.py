@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.run import ROOT
 
 PORT = 8080
@@ -30,7 +31,6 @@ PORT = 8080
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _CLONE_NEWNET = 0x40000000
-_PATIENCE = 30.0  # seconds for anything there
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
 
@@ -55,7 +55,7 @@ def _cgroup2() -> Path | None:
     return None
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = _PATIENCE) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
     """Wait for `condition()` to be true and return its value; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -69,7 +69,7 @@ class Connection(http.client.HTTPConnection):
     """A connection to a port of a machine."""
 
     def __init__(self, machine: Machine, port: int) -> None:
-        super().__init__("127.0.0.1", port, timeout=_PATIENCE)
+        super().__init__("127.0.0.1", port, timeout=PATIENCE)
         self._machine = machine
 
     def connect(self) -> None:
@@ -166,7 +166,7 @@ class Machine:
     def attempt(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command there, as root, and return how it has ended."""
         return subprocess.run(
-            self._inside(*command), input=text, capture_output=True, text=True, timeout=60
+            self._inside(*command), input=text, capture_output=True, text=True, timeout=PATIENCE
         )
 
     def run(self, *command: str, text: str = "") -> str:
@@ -210,7 +210,7 @@ def installed() -> Machine:
     with tempfile.TemporaryDirectory(prefix="tawebeval-layer-") as layer:
         install = [_SYSTEM_PYTHON, ROOT / "scripts" / "install", "--pip", sys.executable]
         done = subprocess.run(
-            [*install, "--destdir", layer], capture_output=True, text=True, timeout=300
+            [*install, "--destdir", layer], capture_output=True, text=True, timeout=LONG_PATIENCE
         )
         if done.returncode:
             raise AssertionError(done.stdout + done.stderr)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -23,7 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.integration.harness import free_port, until
+from tests.integration.harness import until
+from tests.integration.ports import free_port, listens
 from tests.integration.unprivileged import USER, temporary_folder
 
 PROXIES = Path(__file__).resolve().parent.parent.parent / "etc" / "proxies"
@@ -91,8 +91,6 @@ class Proxy:
         self.folder = temporary_folder("tawebeval-proxy-")
         self.certificate = make_certificate(self.folder)
         self.port, self.tls_port = free_port(), free_port()
-        while self.tls_port == self.port:
-            self.tls_port = free_port()
         path = BELOW if below else ""
         self.url = f"http://127.0.0.1:{self.port}{path}"
         self.tls_url = f"https://127.0.0.1:{self.tls_port}{path}"
@@ -132,12 +130,12 @@ class Proxy:
     async def ready(self) -> None:
         """Wait until it listens on both ports."""
 
-        def listens() -> bool:
+        def ready() -> bool:
             assert self._process is not None, "start it first"
             assert self._process.poll() is None, f"{self.program} has ended:\n{self.log}"
-            return all(map(_listens, (self.port, self.tls_port)))
+            return all(map(listens, (self.port, self.tls_port)))
 
-        await until(listens, f"{self.program} listens", 30)
+        await until(ready, f"{self.program} listens")
 
     @property
     def log(self) -> str:
@@ -300,8 +298,3 @@ class Caddy(Proxy):
     def command(self) -> list[str]:
         """Return what runs it in the foreground."""
         return ["run", "--config", self.file, "--adapter", "caddyfile"]
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -9,7 +9,8 @@ from select import select
 
 import attrs
 
-_PATIENCE = 15.0
+from tests.integration.patience import PATIENCE
+
 BOUNDARY = "----a-boundary"
 
 
@@ -42,7 +43,7 @@ class Connection:
         self._socket = socket.socket()
         if receives:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
-        self._socket.settimeout(_PATIENCE)
+        self._socket.settimeout(PATIENCE)
         self._socket.connect(("127.0.0.1", port))
         self._file = self._socket.makefile("rb")
 
@@ -65,7 +66,7 @@ class Connection:
         """Send as much of it as is taken before something comes back."""
         rest = memoryview(data)
         while rest:
-            readable, writable, _ = select([self._socket], [self._socket], [], _PATIENCE)
+            readable, writable, _ = select([self._socket], [self._socket], [], PATIENCE)
             if readable or not writable:
                 return
             rest = rest[self._socket.send(rest[: 64 * 1024]) :]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -12,9 +11,9 @@ from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.integration.patience import PATIENCE
+from tests.integration.ports import free_port, listens
 from tests.integration.unprivileged import give
-
-_PATIENCE = 20.0
 
 ENVIRONMENT = {
     "PATH": os.environ.get("PATH", os.defpath),
@@ -96,9 +95,7 @@ class GitDaemon:
     """`git daemon` for what lies in `root`."""
 
     def __init__(self, root: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"git://127.0.0.1:{port}"
         program = Path(git(root, "--exec-path"), "git-daemon")
         assert program.exists(), f"these tests need git daemon: there is no {program}"
@@ -110,11 +107,8 @@ class GitDaemon:
             env=ENVIRONMENT,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
+        deadline = time.monotonic() + PATIENCE
+        while not listens(port):
             assert time.monotonic() < deadline, "git daemon does not listen"
             time.sleep(0.01)
 
@@ -260,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(content[:half])
             self.wfile.flush()
             site.half_sent.set()
-            site._rest.wait(_PATIENCE)
+            site._rest.wait(PATIENCE)
             content = content[half:]
         try:
             self.wfile.write(content)

@@ -15,6 +15,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.callers import new_token
 from tests.fakes import straw
 from tests.integration.machine import Connection, installed, missing, wait_until
+from tests.integration.patience import PATIENCE
 from tests.integration.raw import BOUNDARY, body_of, part
 from tests.integration.repositories import GitRepository
 
@@ -50,8 +51,6 @@ def repository() -> tuple[GitRepository, str]:
 
 class ServiceTestCase(SynchronousTestCase):
     """Each test begins with the socket open, nothing running, and the unit as it was installed."""
-
-    timeout = 120
 
     def setUp(self) -> None:
         lacking = missing()
@@ -162,7 +161,7 @@ class ServiceTestCase(SynchronousTestCase):
     def printed(self, identifier: str, word: str) -> str:
         """Wait until an evaluation has printed a word; return the cursor after it."""
         after, printed = None, ""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while word not in printed:  # its line's end is known only with what follows
             self.assertLess(time.monotonic(), deadline, printed)
             _, page = self.wait_for_events(identifier, after).answer()

@@ -12,6 +12,8 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
+from tests.integration.patience import PATIENCE
+
 COMMAND = (sys.executable, "-c", "from tawebeval.cli import main; main(prog_name='tawebeval')")
 
 
@@ -34,7 +36,7 @@ async def piped(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     return done
 

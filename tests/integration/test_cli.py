@@ -12,7 +12,8 @@ from typing import Any
 from twisted.internet.threads import deferToThread
 
 from tests.integration.client import python
-from tests.integration.harness import DaemonTestCase, environment, free_port, until
+from tests.integration.harness import DaemonTestCase, environment, until
+from tests.integration.ports import free_port
 from tests.integration.repositories import git
 from tests.integration.terminal import COMMAND, Terminal, piped
 from tests.integration.unprivileged import SERVICE, temporary_folder

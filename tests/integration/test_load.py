@@ -44,7 +44,6 @@ def expected(key: str) -> list[Any]:
 class LoadTests(DaemonTestCase):
     """All of them run at the same time."""
 
-    timeout = 100
     # Where evaluators wait for one another: the sandbox shows it to them.
     gates = temporary_folder("tawebeval-gates-")
     atexit.register(shutil.rmtree, gates)

@@ -11,9 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.launching import Launch, Launching, Layers
 from tawebeval.reports import NotMounted
 from tawebeval.starting import wait_for
+from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
-
-PATIENCE = 20.0
 
 
 class MountingTests(SynchronousTestCase):

@@ -15,9 +15,8 @@ from tawebeval.launching import Launch
 from tawebeval.starting import wait_for
 from tawebeval.workspace import Workspace
 from tawebeval.writable import Trees
+from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
-
-PATIENCE = 20.0
 
 
 class OverlaysTests(SynchronousTestCase):

@@ -18,6 +18,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
+from tests.integration.patience import LONG_PATIENCE
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,7 +46,7 @@ def run(*command: str | Path, cwd: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LONG_PATIENCE
     )
     if done.returncode:
         raise AssertionError(f"{command} failed:\n{done.stdout}{done.stderr}")

@@ -17,6 +17,7 @@ from tests.integration.browser import DESKTOP, NARROW, PHONE
 from tests.integration.browser_case import PROBLEMS, BrowserTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
+from tests.integration.patience import PATIENCE
 
 TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_open.txt"
 LOOKS = {
@@ -379,7 +380,7 @@ class PageTests(BrowserTestCase):
         shutil.copy(TOUR, self.folder / TOUR.name)
         command = (await self.browser.text("#curl")).replace("curl ", "curl -sS --noproxy '*' ", 1)
         done = subprocess.run(
-            ["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, timeout=30
+            ["sh", "-c", command], cwd=self.folder, capture_output=True, text=True, timeout=PATIENCE
         )
         self.assertEqual(done.stderr, "")
         identifier = json.loads(done.stdout)["evaluation_id"]

@@ -18,8 +18,6 @@ STORED = "return Object.values(localStorage).join()"
 class TokenTests(BrowserTestCase):
     """One caller, who has a token."""
 
-    timeout = 90
-
     async def setUp(self) -> None:
         self.token, line = new_token("alice")
         folder = temporary_folder()

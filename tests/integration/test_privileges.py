@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,9 +21,10 @@ from tests.integration.harness import (
     TWISTD,
     DaemonTestCase,
     environment,
-    free_port,
     until,
 )
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.ports import free_port, listens
 from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
@@ -82,7 +82,7 @@ class RightsTests(DaemonTestCase):
 class RootTestCase(TestCase):
     """Tests that only root can make, with a folder of root's which everybody can enter."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     def setUp(self) -> None:
         if USER is None:
@@ -128,7 +128,7 @@ class RootTestCase(TestCase):
 
     def refused(self, **options: object) -> str:
         """Return what a daemon says that does not start."""
-        code = self.start(**options).wait(30)  # type: ignore[arg-type]
+        code = self.start(**options).wait(PATIENCE)  # type: ignore[arg-type]
         said = self.log.read_text()
         self.assertGreater(code, 0, said)
         self.assertNotIn("Traceback", said)
@@ -136,12 +136,7 @@ class RootTestCase(TestCase):
 
     async def settled(self, process: subprocess.Popen[bytes]) -> bool:
         """Wait until a daemon listens or has ended; tell whether it listens."""
-
-        def listens() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", self.port)) == 0
-
-        await until(lambda: process.poll() is not None or listens(), "it starts or ends", 30)
+        await until(lambda: process.poll() is not None or listens(self.port), "it starts or ends")
         return process.poll() is None
 
     async def ready(self, process: subprocess.Popen[bytes]) -> None:
@@ -213,7 +208,7 @@ class DropTests(RootTestCase):
             env=environment(STATE_DIRECTORY=str(self.state), CACHE_DIRECTORY=str(self.cache)),
             stdin=subprocess.DEVNULL,
             check=True,
-            timeout=30,
+            timeout=PATIENCE,
         )
         pid = int(file.read_text())
         self.addCleanup(_kill, pid)
@@ -227,7 +222,7 @@ class DropTests(RootTestCase):
         for options in (("--uid=nobody",), ("--euid", "--uid=nobody"), ("--uid=0",), ("--gid=0",)):
             self.assertIn("service.user", self.refused(settings="", twistd=options))
         for options in (("--euid", "--uid=0"), ("--uid=0", "--gid=0"), ("--uid=1",)):
-            self.assertNotEqual(self.start(twistd=options).wait(30), 0)
+            self.assertNotEqual(self.start(twistd=options).wait(PATIENCE), 0)
         for options in ((f"--uid={self.user.pw_uid}",), ("--euid", f"--uid={self.user.pw_uid}")):
             process = self.start(twistd=options)
             await self.ready(process)
@@ -292,7 +287,7 @@ class PythonTests(RootTestCase):
         said = subprocess.run(
             ["curl", "--insecure", "--silent", f"https://127.0.0.1:{port}/health"],
             capture_output=True,
-            timeout=30,
+            timeout=PATIENCE,
         ).stdout
         self.assertIn(b"ok", said)
         process.send_signal(signal.SIGHUP)

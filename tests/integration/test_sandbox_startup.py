@@ -9,6 +9,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tests.integration.harness import TWISTD, environment
+from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import SERVICE, temporary_folder
 
 # What bwrap says, and what of the remedy has to be in the answer to it.
@@ -62,7 +63,7 @@ class SandboxStartupTests(SynchronousTestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=50,
+            timeout=PATIENCE,
         )
         self.assertGreater(done.returncode, 0, done.stdout)
         self.assertNotIn("Traceback", done.stdout)

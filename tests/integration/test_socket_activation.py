@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.harness import TWISTD, environment
+from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import SERVICE, temporary_folder
 from tests.test_units import read_unit
 
@@ -64,7 +65,7 @@ class SocketActivationTests(SynchronousTestCase):
 
     def ask(self) -> tuple[int, object]:
         """Return the status and the body of `GET /health`."""
-        connection = http.client.HTTPConnection(*self.socket.getsockname(), timeout=30)
+        connection = http.client.HTTPConnection(*self.socket.getsockname(), timeout=PATIENCE)
         try:
             connection.request("GET", "/health")
             response = connection.getresponse()
@@ -81,7 +82,7 @@ class SocketActivationTests(SynchronousTestCase):
         self.assertEqual(self.ask(), healthy)
         self.assertEqual(self.ask(), healthy)
         daemon.send_signal(signal.SIGTERM)
-        self.assertEqual(daemon.wait(30), -signal.SIGTERM)
+        self.assertEqual(daemon.wait(PATIENCE), -signal.SIGTERM)
         self.assertNotIn("Traceback", self.log.read_text())
 
     def test_restart(self) -> None:
@@ -90,12 +91,12 @@ class SocketActivationTests(SynchronousTestCase):
             daemon = self.start()
             self.assertEqual(self.ask()[0], 200)
             daemon.send_signal(signal.SIGTERM)
-            daemon.wait(30)
+            daemon.wait(PATIENCE)
 
     def test_without_a_socket(self) -> None:
         """A daemon that was given no socket says so, and does not start."""
         daemon = self.start(PRETENDED_PID="1")
-        self.assertEqual(daemon.wait(30), 1)
+        self.assertEqual(daemon.wait(PATIENCE), 1)
         log = self.log.read_text()
         self.assertIn("listen: 'systemd:domain=INET:index=0'", log)
         self.assertNotIn("Traceback", log)

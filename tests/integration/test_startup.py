@@ -12,7 +12,9 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.directories import label_of
 from tests.integration.client import Client, text
-from tests.integration.harness import TWISTD, Daemon, environment, free_port, until
+from tests.integration.harness import TWISTD, Daemon, environment, until
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.ports import free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
@@ -20,7 +22,7 @@ from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 class StartupTests(TestCase):
     """Each starts a twistd of its own."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     def setUp(self) -> None:
         self.folder = temporary_folder()
@@ -42,7 +44,7 @@ class StartupTests(TestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=30,
+            timeout=PATIENCE,
         )
 
     def configure(self, configuration: str = "") -> tuple[str, ...]:
@@ -174,11 +176,7 @@ class StartupTests(TestCase):
         self.addCleanup(process.wait)
         self.addCleanup(lambda: process.poll() is None and process.kill())
 
-        def listens() -> bool:
-            with socket.socket() as probe:
-                return probe.connect_ex(("127.0.0.1", port)) == 0
-
-        await until(listens, "it listens", 30)
+        await until(lambda: listens(port), "it listens")
         repository = GitRepository(self.folder / "repository")
         commit = repository.commit()
         async with Client(f"http://127.0.0.1:{port}") as client:

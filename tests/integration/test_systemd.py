@@ -8,6 +8,7 @@ from typing import Any
 from tawebeval.callers import new_token
 from tests.fakes import straw
 from tests.integration.machine import wait_until
+from tests.integration.patience import PATIENCE
 from tests.integration.service_case import (
     CONFIGURATION,
     LINE,
@@ -185,7 +186,7 @@ class LifeTests(ServiceTestCase):
         self.until("ActiveState", "reloading")
         self.assertIsNone(reload.poll())
         self.machine.run("sh", "-c", f"echo '{LINE}' >{TOKENS}")
-        self.assertEqual(reload.wait(30), 0)
+        self.assertEqual(reload.wait(PATIENCE), 0)
 
     def test_restart(self) -> None:
         """Who waits at a restart is told of the end, and who comes meanwhile by the next daemon."""
@@ -201,7 +202,7 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(reasons(events), ["shutdown"])
         coming = [self.ask("GET", "/health") for _ in range(20)]
         self.assertEqual([one.answer()[0] for one in coming], [200] * 20)
-        self.assertEqual(restart.wait(30), 0)
+        self.assertEqual(restart.wait(PATIENCE), 0)
         self.assertNotEqual(int(self.show("MainPID")), before)
         self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 410)
 
@@ -225,7 +226,7 @@ class EndTests(ServiceTestCase):
         self.until("StatusText", "stopping: 1 running, 0 queued")
         events = self.follow(identifier)
         self.assertEqual((text(events), reasons(events)), ("ready\ndone\n", []))
-        self.assertEqual(stop.wait(30), 0)
+        self.assertEqual(stop.wait(PATIENCE), 0)
         self.assertEqual((self.show("Result"), self.show("ActiveState")), ("success", "inactive"))
 
     def test_killed(self) -> None:
@@ -262,7 +263,7 @@ class EndTests(ServiceTestCase):
         # Who is in a hurry does not wait for the drain.
         self.control("kill", "--kill-whom=main", "--signal=TERM", SERVICE)
         self.assertEqual(reasons(self.follow(identifier)), ["shutdown"])
-        self.assertEqual(stop.wait(30), 0)
+        self.assertEqual(stop.wait(PATIENCE), 0)
         self.assertFalse(group.exists())
         self.assertEqual(self.machine.attempt("pgrep", "--full", "sleep 54321").stdout, "")
 
@@ -339,6 +340,4 @@ class MendedTests(ServiceTestCase):
         self.assertEqual(reasons(self.follow(self.begin("true"))), ["lost"])
         self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
         self.machine.run("mv", f"{program}.away", program)
-        wait_until(
-            lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again", 60
-        )
+        wait_until(lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again")

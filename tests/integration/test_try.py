@@ -15,6 +15,7 @@ from twisted.trial.unittest import SkipTest, TestCase
 
 from tests.integration.client import python
 from tests.integration.harness import until
+from tests.integration.patience import LONG_PATIENCE
 from tests.integration.terminal import COMMAND, Terminal, environment, piped
 from tests.integration.unprivileged import USER, temporary_folder
 
@@ -43,7 +44,7 @@ def groups_of_trials() -> set[str]:
 class TryTests(TestCase):
     """A directory, and what is tried there."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     def setUp(self) -> None:
         self.folder = temporary_folder()

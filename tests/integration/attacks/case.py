@@ -70,7 +70,6 @@ class Attacked:
 class AttackCase(DaemonTestCase):
     """Runs attacks beside honest evaluations."""
 
-    timeout = 120
     configuration = CONFIGURATION + LIMITS
 
     async def attack(self, program: str, *arguments: str, **fields: str) -> Attacked:

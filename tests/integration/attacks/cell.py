@@ -31,6 +31,7 @@ from tests.integration.attacks.case import (
     PROCESSES,
 )
 from tests.integration.client import python
+from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import USER, give, temporary_folder
 
 Change = Callable[[list[str]], list[str]]
@@ -194,7 +195,7 @@ class CellTestCase(SynchronousTestCase):
     def say(self, command: str, change: Change = as_it_is, **more: object) -> str:
         """Return what a command prints in the cell."""
         process = self.start(command, change, **more)  # type: ignore[arg-type]
-        return process.communicate(timeout=40)[0]
+        return process.communicate(timeout=PATIENCE)[0]
 
     def run_program(
         self, program: str, *arguments: str, change: Change = as_it_is, **more: object

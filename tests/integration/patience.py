@@ -1,0 +1,10 @@
+"""How long tests wait for what has to happen, on machines that are slow or stand still for a while.
+
+Nobody waits as long where all is well: these are what a defect costs.
+"""
+
+PATIENCE = 120.0
+"""Seconds for one thing: an answer, a program's start or its end."""
+
+LONG_PATIENCE = 600.0
+"""Seconds for many things: a whole test, an installation."""
