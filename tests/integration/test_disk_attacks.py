@@ -95,6 +95,6 @@ class DiskAttacks(AttackCase):
 
     async def test_it_is_said_also_by_a_run_that_fails_of_it(self) -> None:
         """A run that fails before anybody has looked is told why."""
-        script = fillers.MANY_FILES.replace("time.sleep(12)", "raise SystemExit(1)")
+        script = fillers.MANY_FILES.replace(fillers.WAIT, "raise SystemExit(1)")
         attacked = await self.attack_by(filling(script))
         failure(attacked.events, "disk")

@@ -30,6 +30,7 @@ from tests.integration.attacks.cell import (
     without_option,
 )
 from tests.integration.client import python
+from tests.integration.patience import PATIENCE
 from tests.integration.processes import new_word, processes
 from tests.integration.unprivileged import PYTHON, USER
 
@@ -119,7 +120,7 @@ class NamespaceTests(CellTestCase):
 
     def test_processes(self) -> None:
         """With the machine's processes those of the daemon's user are seen and signalled."""
-        other = subprocess.Popen(["sleep", "60"], user=USER.pw_uid if USER else None)
+        other = subprocess.Popen(["sleep", "600"], user=USER.pw_uid if USER else None)
         self.addCleanup(other.wait)
         self.addCleanup(other.kill)
         program = (
@@ -139,7 +140,7 @@ class NamespaceTests(CellTestCase):
         made = subprocess.run(["ipcmk", "-Q", "-p", "0666"], capture_output=True, text=True)
         number = made.stdout.split()[-1]
         self.addCleanup(subprocess.run, ["ipcrm", "-q", number], check=True)
-        script = f"tail -n +2 /proc/sysvipc/msg | grep -c ' {number} '"
+        script = f"tail -n +2 /proc/sysvipc/msg | grep -c '^ *-\\?[0-9]\\+ *{number} '"
         self.assertEqual(self.say(script), "0\n")
         self.assertEqual(self.say(script, sharing("ipc")), "1\n")
 
@@ -148,19 +149,17 @@ class NamespaceTests(CellTestCase):
         for change, lives in ((as_it_is, False), (without("--die-with-parent"), True)):
             word = new_word()
             process = self.start(
-                python("import time; print('there', flush=True); time.sleep(30)", word), change
+                python("import time; print('there', flush=True); time.sleep(600)", word), change
             )
             assert process.stdout is not None
             self.assertEqual(process.stdout.readline(), "there\n")
             process.kill()
             process.wait()
-            end = time.monotonic() + 5
+            self.addCleanup(_kill_all, word)
+            end = time.monotonic() + PATIENCE
             while processes(word) and time.monotonic() < end and not lives:
                 time.sleep(0.01)
             self.assertEqual(bool(processes(word)), lives)
-            for pid in processes(word):
-                with contextlib.suppress(ProcessLookupError):  # with the first all others end
-                    os.kill(pid, signal.SIGKILL)
 
     def test_session(self) -> None:
         """Without `--new-session` it is in the session of who started it, whose terminal it has."""
@@ -278,7 +277,7 @@ class LimitTests(CellTestCase):
             bombs.MEMFD,
             bombs.SHARED_SEGMENTS,
             bombs.SHARED_MAPPINGS,
-            bombs.HEAP_OF_CHILDREN.replace("time.sleep(5)", "time.sleep(1)"),
+            bombs.HEAP_OF_CHILDREN,
         ):
             self.assertEqual(self.run_program(program), "unlimited\n")
 
@@ -288,7 +287,7 @@ class LimitTests(CellTestCase):
             *(fillers.MANY_FILES, fillers.INODES, fillers.NAMELESS),
             *(fillers.MAPPED, fillers.CLOSED, fillers.DEEP),
         ):
-            program = program.replace("time.sleep(12)", "")
+            program = program.replace(fillers.WAIT, "")
             # Nor without a limit of time, for to make files takes long on some disks.
             change = without_option("--cpu")
             said = self.run_program(program, "/evaluation/tmp", new_word(), change=change)
@@ -305,3 +304,10 @@ class LimitTests(CellTestCase):
         process = self.start(python(bombs.FLOOD, "1"))
         assert process.stdout is not None
         self.assertEqual(len(process.stdout.read(20 * MIB)), 20 * MIB)
+
+
+def _kill_all(word: str) -> None:
+    """Kill whoever has that word."""
+    for pid in processes(word):
+        with contextlib.suppress(ProcessLookupError):  # with the first all others end
+            os.kill(pid, signal.SIGKILL)

@@ -20,7 +20,7 @@ print("unlimited")
 
 FORK_BOMB = """
 import os, time
-end = time.monotonic() + 20
+end = time.monotonic() + 60
 while time.monotonic() < end:
     try:
         os.fork()
@@ -46,12 +46,15 @@ print("unlimited")
 # Each of them well within the limit, all of them together over it.
 HEAP_OF_CHILDREN = """
 import os, time
+told, tell = os.pipe()
 for _ in range(10):
     if os.fork() == 0:
         block = bytearray(b"x") * (25 * 2**20)
+        os.write(tell, b".")
         time.sleep(60)
         os._exit(0)
-time.sleep(5)
+for _ in range(10):
+    os.read(told, 1)
 print("unlimited")
 """
 
@@ -88,14 +91,17 @@ print("unlimited")
 
 BURN = "while True: pass"
 
-# None of them alone is over the limit.
+# None of them alone gets to the limit; all of them together are far over it.
 BURN_TOGETHER = """
-import os
-for _ in range(4):
+import os, time
+for _ in range(30):
     if os.fork() == 0:
-        break
-while True:
-    pass
+        while time.process_time() < 1:
+            pass
+        os._exit(0)
+for _ in range(30):
+    os.wait()
+print("unlimited")
 """
 
 FLOOD = """

@@ -27,7 +27,7 @@ OUTPUT, STDERR = 4 * MIB, MIB
 
 LIMITS = f"""
 [limits]
-wall_clock = 30
+wall_clock = 300
 cpu = {CPU}
 memory = {MEMORY}
 processes = {PROCESSES}

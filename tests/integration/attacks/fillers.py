@@ -6,10 +6,13 @@ if nobody ends them in time.
 
 from __future__ import annotations
 
-_WAIT = """
+WAIT = "time.sleep(60)"
+"""How they wait to be ended."""
+
+_WAIT = f"""
 print("filled", flush=True)
 import time
-time.sleep(12)
+{WAIT}
 print("unlimited")
 """
 
