@@ -172,6 +172,11 @@ class Client:
         for identifier in self.evaluations:
             await self.cancel(identifier)
 
+    async def streams(self) -> int:
+        """Return how many streams of events the daemon has."""
+        figures = (await self.get("/metrics")).body.decode()
+        return int(float(re.findall(r"(?m)^tawebeval_streams (\S+)$", figures)[0]))
+
     # Events
 
     async def ask(self, identifier: str, after: str | None = None, wait: int = 0) -> Answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterable
-from select import select
+from select import poll, select
 
 import attrs
 
@@ -105,6 +105,13 @@ class Connection:
             return self._file.read(1) == b""
         except ConnectionResetError:
             return True
+
+    @property
+    def reset(self) -> bool:
+        """Whether the other side has cut it off, whatever is still to be read."""
+        errors = poll()
+        errors.register(self._socket, 0)
+        return bool(errors.poll(0))
 
 
 def part(name: str, content: bytes, filename: str | None = None) -> bytes:

@@ -19,14 +19,21 @@ from twisted.web.websocket import WebSocketClientEndpoint
 from tests.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.raw import Connection
 
 CURL = shutil.which("curl")
 COUNT = 60_000
 LINES = f"""
-import sys
 for number in range({COUNT}):
     print("line", number, "of many, which are so long that they do not fit into any buffer")
 """
+# Begins when somebody writes to the pipe `gate` in its home.
+WAITING_LINES = f"""
+import os
+os.mkfifo(os.environ["HOME"] + "/gate")
+open(os.environ["HOME"] + "/gate").read()
+{LINES}"""
 PRINTED = "".join(
     f"line {number} of many, which are so long that they do not fit into any buffer\n"
     for number in range(COUNT)
@@ -70,9 +77,6 @@ class StreamTestCase(DaemonTestCase):
         + """
 [buffers]
 evaluation = 1_048_576
-[http]
-window = 2
-rate = 65_536
 [streams]
 heartbeat = 0.2
 """
@@ -88,7 +92,7 @@ heartbeat = 0.2
         out, err, status = await getProcessOutputAndValue(
             CURL,
             [
-                *("-NsS", "--noproxy", "*", "--max-time", "40"),
+                *("-NsS", "--noproxy", "*", "--max-time", f"{LONG_PATIENCE:g}"),
                 *("--header", f"Accept: {accept}", self.url(identifier, query=query)),
             ],
         )
@@ -112,6 +116,20 @@ heartbeat = 0.2
         await reader.closed
         return [json.loads(message) for message in reader.messages]
 
+    async def followed(self, count: int) -> None:
+        """Wait until there are so many streams: what is printed from now on is kept for each."""
+        while await self.client.streams() < count:
+            await deferLater(reactor, 0.01)
+
+    def read_by_all(self, identifier: str) -> list[Deferred[Any]]:
+        """Begin to read on every transport; return what the readers get."""
+        readers = (
+            self.curl(identifier, "text/event-stream"),
+            self.lines(identifier),
+            self.socket(identifier),
+        )
+        return [Deferred.fromCoroutine(one) for one in readers]
+
     def server_sent(self, received: bytes) -> list[Any]:
         """Return the events of a stream that has come to its end."""
         source = EventSource()
@@ -128,17 +146,14 @@ class StreamTests(StreamTestCase):
 
     async def test_all_transports_at_once(self) -> None:
         """Each of several readers sees all that was printed: more than all buffers hold."""
-        identifier = await self.begin(python(LINES))
-        found = await gatherResults(
-            [
-                Deferred.fromCoroutine(one)
-                for one in (
-                    self.curl(identifier, "text/event-stream"),
-                    self.lines(identifier),
-                    self.socket(identifier),
-                )
-            ]
+        identifier = await self.begin(python(WAITING_LINES))
+        (gate,) = await until(
+            lambda: list(self.daemon.state.glob("evaluations/*/home/gate")), "it waits"
         )
+        reading = self.read_by_all(identifier)
+        await self.followed(len(reading))
+        gate.write_text("go")
+        found = await gatherResults(reading)
         events, lines, messages = self.server_sent(found[0]), found[1], found[2]
         for read in (events, lines, messages):
             self.assertTrue(text(read) == PRINTED, "not what was printed")
@@ -160,7 +175,11 @@ class StreamTests(StreamTestCase):
         """Return the beginning of what follows an event, from a connection that is cut."""
 
         def read() -> bytes:
-            with socket.create_connection(("127.0.0.1", self.daemon.port), 10) as connection:
+            with socket.socket() as connection:
+                # What is in here when it is cut has to come once more.
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+                connection.settimeout(PATIENCE)
+                connection.connect(("127.0.0.1", self.daemon.port))
                 connection.sendall(
                     f"GET /evaluation/{identifier}/events HTTP/1.0\r\nHost: localhost\r\n"
                     f"Accept: text/event-stream\r\nLast-Event-ID: {last}\r\n\r\n".encode()
@@ -175,38 +194,19 @@ class StreamTests(StreamTestCase):
         received: bytes = await deferToThread(read)
         return received
 
-    async def test_a_reader_who_takes_nothing_is_cut_off(self) -> None:
-        """Its connection ends; the evaluation goes on, and others read all of it."""
-        identifier = await self.begin(python(LINES))
-        with socket.create_connection(("127.0.0.1", self.daemon.port), 30) as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            deaf.sendall(
-                f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: localhost\r\n"
-                "Accept: application/jsonl\r\n\r\n".encode()
-            )
-            await until(lambda: self._connections() == 0, "the connection is cut off", seconds=40)
-        self.assertEqual((await self.client.status(identifier))["state"], "running")
-
-    def _connections(self) -> int:
-        """Return how many connections of evaluations' readers the daemon has, save treq's own."""
-        kept = len(self.client._pool._connections)
-        port = f":{self.daemon.port:04X}"
-        with open("/proc/net/tcp", encoding="ascii") as table:
-            lines = [line.split() for line in table]
-        found = [line for line in lines if line[1].endswith(port) and line[3] == "01"]
-        return max(0, len(found) - kept)
-
     async def test_cancel_and_signs_of_life(self) -> None:
         """A quiet stream shows that it lives, and a cancel ends it with the final event."""
-        identifier = await self.begin_and_wait("printf ready; exec sleep 60")
-        reading = Deferred.fromCoroutine(self.curl(identifier, "text/event-stream"))
-        socket = Deferred.fromCoroutine(self.socket(identifier))
-        await deferLater(reactor, 0.7)
+        identifier = await self.begin_and_wait("printf ready; exec sleep 600")
+        readers = self.read_by_all(identifier)
+        with Connection(self.daemon.port) as connection:
+            head = f"GET /evaluation/{identifier}/events HTTP/1.0\r\nHost: localhost\r\n"
+            connection.send(f"{head}Accept: text/event-stream\r\n\r\n".encode())
+            for _ in range(2):
+                connection.read_until(b":\n")
         await self.client.cancel(identifier)
-        received = await reading
-        self.assertGreaterEqual(received.count(b"\n:\n"), 2)
-        failure(self.server_sent(received), "cancelled")
-        failure(await socket, "cancelled")
+        received, lines, messages = await gatherResults(readers)
+        for events in (self.server_sent(received), lines, messages):
+            failure(events, "cancelled")
 
     async def test_other_peoples_websockets(self) -> None:
         """The client `websockets` reads it to the close of 1000, with pings and compression."""
@@ -217,8 +217,15 @@ class StreamTests(StreamTestCase):
         identifier = await self.begin(python(LINES))
         url = self.url(identifier, "ws")
 
+        options: dict[str, Any] = {
+            "max_size": None,
+            "ping_interval": 0.1,
+            "proxy": None,
+            **dict.fromkeys(("open_timeout", "ping_timeout", "close_timeout"), PATIENCE),
+        }
+
         async def read() -> tuple[list[Any], int | None]:
-            async with connect(url, max_size=None, ping_interval=0.1, proxy=None) as connection:
+            async with connect(url, **options) as connection:
                 messages = [json.loads(message) async for message in connection]
                 await connection.wait_closed()
                 return messages, connection.close_code
@@ -228,21 +235,31 @@ class StreamTests(StreamTestCase):
         self.assertEqual(code, 1000)
 
 
+class DeafTests(StreamTestCase):
+    """A daemon with little patience."""
+
+    configuration = StreamTestCase.configuration + "[http]\nwindow = 2\nrate = 65_536\n"
+
+    async def test_a_reader_who_takes_nothing_is_cut_off(self) -> None:
+        """Its connection ends; the evaluation goes on, and others read all of it."""
+        identifier = await self.begin(python(LINES))
+        with Connection(self.daemon.port, receives=4096) as deaf:
+            deaf.send(
+                f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: localhost\r\n"
+                "Accept: application/jsonl\r\n\r\n".encode()
+            )
+            await until(lambda: deaf.reset, "the connection is cut off")
+        self.assertEqual((await self.client.status(identifier))["state"], "running")
+
+
 class ShutdownTests(StreamTestCase):
     """The daemon's end."""
 
     async def test_everybody_is_told(self) -> None:
         """Readers on every transport get the final event and the end."""
-        identifier = await self.begin_and_wait("printf ready; exec sleep 60")
-        reading = [
-            Deferred.fromCoroutine(one)
-            for one in (
-                self.curl(identifier, "text/event-stream"),
-                self.lines(identifier),
-                self.socket(identifier),
-            )
-        ]
-        await deferLater(reactor, 0.3)
+        identifier = await self.begin_and_wait("printf ready; exec sleep 600")
+        reading = self.read_by_all(identifier)
+        await self.followed(len(reading))
         self.daemon.interrupt()
         received, lines, messages = await gatherResults(reading)
         for events in (self.server_sent(received), lines, messages):
