@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
@@ -25,20 +26,29 @@ def environment(server: str, **more: str) -> dict[str, str]:
 
 
 async def piped(
-    server: str, *arguments: str, cwd: Path | None = None, **more: str
+    server: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    begun: Callable[[int], object] = lambda pid: None,
+    **more: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Return what a command prints to pipes, and how it ends."""
-    done: subprocess.CompletedProcess[str] = await deferToThread(
-        subprocess.run,
+    """Return what a command prints to pipes, and how it ends; `begun` is told its process."""
+    process = subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=cwd,
         env=environment(server, **more),
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=PATIENCE,
     )
-    return done
+    begun(process.pid)
+    try:
+        out, err = await deferToThread(process.communicate, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 class Terminal:
@@ -72,6 +82,11 @@ class Terminal:
     def interrupt(self, number: int = signal.SIGINT) -> None:
         """Press Ctrl-C, or send another signal."""
         self._process.send_signal(number)
+
+    @property
+    def pid(self) -> int:
+        """The command's process."""
+        return self._process.pid
 
     async def end(self) -> int:
         """Return the exit status, negative for a signal."""

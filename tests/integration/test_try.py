@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
-from pathlib import Path
+from collections.abc import Collection
 from subprocess import CompletedProcess
 
 from twisted.internet.threads import deferToThread
@@ -31,14 +31,13 @@ STUBBORN = python(
 BY = ("--user", USER.pw_name) if USER else ()
 
 
-def groups_of_trials() -> set[str]:
-    """Return the groups of all trials on this machine that have ended, whoever has made them."""
-    return {
+def groups_of_trials(pids: Collection[int]) -> list[str]:
+    """Return the groups of the trials that were these processes."""
+    return [
         path
         for path, _, _ in os.walk("/sys/fs/cgroup")
-        if (found := re.search(r"/tawebeval-try-(\d+)", path))
-        and not Path("/proc", found[1]).exists()
-    }
+        if (found := re.search(r"/tawebeval-try-(\d+)", path)) and int(found[1]) in pids
+    ]
 
 
 class TryTests(TestCase):
@@ -51,16 +50,17 @@ class TryTests(TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         self.scratch = temporary_folder()
         self.addCleanup(shutil.rmtree, self.scratch)
-        self.addCleanup(self._nothing_left, groups_of_trials())
+        self.pids: set[int] = set()
+        self.addCleanup(self._nothing_left)
         self.root = self.folder / "problem"
         (self.root / "inner").mkdir(parents=True)
         (self.root / "inner" / "secret").write_text("42\n")
         (self.root / "solution.py").write_text("print(1)\n")
 
-    def _nothing_left(self, others: set[str]) -> None:
+    def _nothing_left(self) -> None:
         """Nothing is left, neither of what was made nor of the groups that it was in."""
         self.assertEqual(list(self.scratch.iterdir()), [])
-        self.assertEqual(groups_of_trials() - others, set())
+        self.assertEqual(groups_of_trials(self.pids), [])
 
     async def attempt(
         self, command: str, *more: str, user: bool = True, **variables: str
@@ -71,6 +71,7 @@ class TryTests(TestCase):
             "http://127.0.0.1:9",
             *("try", str(self.root), "--evaluator", command, source, *more),
             *(BY if user else ()),
+            begun=self.pids.add,
             **{"TMPDIR": str(self.scratch), **variables},
         )
 
@@ -143,6 +144,7 @@ class TryTests(TestCase):
             *("try", str(self.root), *BY, "--evaluator", command, "x=1", *more),
             TMPDIR=str(self.scratch),
         )
+        self.pids.add(terminal.pid)
         self.addCleanup(terminal.close)
         await until(lambda: "ready" in terminal.shown, "it runs")
         return terminal
@@ -183,6 +185,7 @@ class TryTests(TestCase):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
+            self.pids.add(program.pid)
             assert program.stdout is not None and program.stderr is not None
             self.assertEqual(await deferToThread(program.stdout.read, 2), b"y\n")
             program.stdout.close()
