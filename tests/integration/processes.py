@@ -48,6 +48,13 @@ def command_line(pid: int) -> bytes:
     return b""
 
 
+def descriptors(pid: int) -> list[str] | None:
+    """Return which descriptors a process has open, None if it is gone."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return os.listdir(f"/proc/{pid}/fd")
+    return None
+
+
 def everybody() -> Iterator[int]:
     """Yield the identifiers of all processes on this machine that are alive."""
     for name in os.listdir("/proc"):

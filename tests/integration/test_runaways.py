@@ -8,7 +8,7 @@ from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.processes import new_word, processes
 
 # Its environment, working directory and session are its own: nothing shows whose it is.
-HIDDEN = "cd /; exec env -i setsid yes"
+HIDDEN = "echo hidden; cd /; exec env -i setsid yes"
 
 
 class RunawayTests(StrayTests, DaemonTestCase):
@@ -20,13 +20,14 @@ class RunawayTests(StrayTests, DaemonTestCase):
         """The end waits for none who still writes, and in the sandbox there is no place to hide."""
         word = new_word()
         command = (
-            f"cat > hide.sh <<'END'\n{HIDDEN} {word}\nEND\nsetsid env -i sh hide.sh & sleep .3"
+            f"cat > hide.sh <<'END'\n{HIDDEN} {word}\nEND\nsetsid env -i sh hide.sh &"
+            " until grep -qsx yes /proc/[0-9]*/comm; do sleep .01; done; sleep .3"
         )
         identifier = await self.begin(command)
         status = await self.client.ended(identifier)
         self.assertEqual(processes(word), [])
         self.assertEqual(status["state"], "finished")
-        self.assertIn(word, text(await self.client.follow(identifier)))
+        self.assertIn("hidden", text(await self.client.follow(identifier)))
 
     async def test_an_exit_with_a_full_ring(self) -> None:
         """One that has exited has ended, though nobody has read what it printed."""

@@ -14,7 +14,8 @@ from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import alive
 
 # Its environment, working directory and session are its own: nothing shows whose it is.
-HIDDEN = "cd /; exec env -i setsid sh -c 'echo $$; exec yes'"
+# Who it is it says in `who` as well.
+HIDDEN = "who=$PWD/who; cd /; exec env -i setsid sh -c 'echo $$ | tee $0; exec yes' $who"
 
 
 class UnsandboxedTests(StrayTests, DaemonTestCase):
@@ -36,7 +37,10 @@ class UnsandboxedTests(StrayTests, DaemonTestCase):
 
     async def test_one_that_hides_and_prints_for_ever(self) -> None:
         """The end waits for none who still writes; its pipe is closed, which is its own end."""
-        command = f"cat > hide.sh <<'END'\n{HIDDEN}\nEND\nsetsid env -i sh hide.sh & sleep .3"
+        command = (
+            f"cat > hide.sh <<'END'\n{HIDDEN}\nEND\nsetsid env -i sh hide.sh &"
+            " until grep -qsx yes /proc/$(cat who)/comm; do sleep .01; done; sleep .3"
+        )
         identifier = await self.begin(command)
         self.assertEqual((await self.client.ended(identifier))["state"], "finished")
         pid = int(text(await self.client.follow(identifier)).splitlines()[0])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from tests.integration.client import failure, python, text
 from tests.integration.harness import until
-from tests.integration.processes import new_word, processes
+from tests.integration.processes import descriptors, new_word, processes
 
 # Leaves a process in a session of its own, in another directory, whose parent has gone; it says
 # when that is there. By itself that ends later than any test.
@@ -67,7 +66,7 @@ class StrayTests:
         identifier = await self.begin(python(program, word))
 
         def closed() -> list[int]:
-            return [pid for pid in processes(word) if os.listdir(f"/proc/{pid}/fd") == []]
+            return [pid for pid in processes(word) if descriptors(pid) == []]
 
         await until(closed, "one has closed everything")
         await self.client.cancel(identifier)
