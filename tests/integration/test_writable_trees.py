@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from operator import le
 from pathlib import Path
 
 from twisted.internet.defer import Deferred, gatherResults
@@ -13,7 +14,7 @@ from tawebeval.copying import walk
 from tawebeval.launching import NAME
 from tawebeval.sandboxes import COPIED
 from tests.integration.client import data, python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, children, command_line, new_word, processes
 from tests.integration.unprivileged import give
 
@@ -68,7 +69,7 @@ for path in (".", "folder", "README", "new"):
 print(sorted(os.listdir("folder")), open("README").read().strip())
 """
 
-SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
+SLEEP = "import time; print('ready', flush=True); time.sleep(600)"
 
 
 class WritableTreeCase:
@@ -162,6 +163,17 @@ class WritableTreeCase:
         self.assertEqual(await self.look(), before)
 
 
+async def launchers(daemon: Daemon) -> list[int]:
+    """Return a daemon's processes that start evaluators, as soon as there are two."""
+
+    def both() -> list[int]:
+        found = [pid for pid in children(daemon.pid) if NAME.encode() in command_line(pid)]
+        return found if len(found) == 2 else []
+
+    found: list[int] = await until(both, "there is a launcher, and its spare")
+    return found
+
+
 class CopiedTests(WritableTreeCase, DaemonTestCase):
     """Without a sandbox they are copies."""
 
@@ -173,10 +185,6 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
     """With one they are overlays."""
 
     overlaid = True
-
-    def launchers(self) -> list[int]:
-        """Return the daemon's processes that start evaluators."""
-        return [pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)]
 
     async def test_attributes(self) -> None:
         """The attributes of overlays have no effect, in this run or another."""
@@ -199,30 +207,35 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
         """When a run is over no process is left in its mounts, and nothing is mounted outside."""
         await self.look()
         self.assertNotIn(str(self.daemon.state), Path("/proc/self/mounts").read_text())
-        for pid in (self.daemon.pid, *self.launchers()):
+        for pid in (self.daemon.pid, *await launchers(self.daemon)):
             mounts = Path(f"/proc/{pid}/mounts").read_text()
             self.assertNotIn(str(self.daemon.state), mounts)
 
     async def test_many_do_not_add_up(self) -> None:
         """The launcher holds nothing of the evaluations that there are."""
-        launcher, *_ = self.launchers()
-        before = len(os.listdir(f"/proc/{launcher}/fd"))
-        identifiers = [await self.begin("echo ready; exec sleep 60") for _ in range(3)]
+        both = await launchers(self.daemon)
+
+        def held() -> list[int]:
+            return [len(os.listdir(f"/proc/{pid}/fd")) for pid in both]
+
+        before = held()
+        identifiers = [await self.begin("echo ready; exec sleep 600") for _ in range(3)]
         for identifier in identifiers:
             await self.client.printed(identifier, "ready")
-        self.assertEqual(len(os.listdir(f"/proc/{launcher}/fd")), before)
+        # Of the last it may still be about to let go, as it may have been before.
+        await until(lambda: list(map(le, held(), before)) == [True, True], "nothing is held")
         await self.client.cancel_all()
 
     async def test_the_launcher_is_killed(self) -> None:
         """The next evaluation has another one, which the log tells, and an overlay as ever."""
         command = "grep -c ' - overlay .*/proc/self/fd' /proc/self/mountinfo; cat README"
-        killed = self.launchers()
+        killed = await launchers(self.daemon)
         for launcher in killed:
             os.kill(launcher, 9)
         await until(lambda: not any(map(alive, killed)), "they are dead")
         self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
         self.assertIn("has ended: another one is started", self.daemon.log)
-        await until(lambda: len(self.launchers()) == 2, "there is a launcher, and its spare")
+        self.assertNotEqual(await launchers(self.daemon), killed)
 
 
 class RestartTests(DaemonTestCase):
@@ -236,9 +249,8 @@ class RestartTests(DaemonTestCase):
         words = [new_word(), new_word()]
         for word in words:
             await self.begin_and_wait(python(SLEEP, word))
-            for pid in children(self.daemon.pid):
-                if NAME.encode() in command_line(pid):
-                    os.kill(pid, 9)
+            for pid in await launchers(self.daemon):
+                os.kill(pid, 9)
         for word in words:
             self.assertNotEqual(processes(word), [])
         await self.daemon.kill()
@@ -252,13 +264,12 @@ class RestartTests(DaemonTestCase):
         for name in ("a", "b"):
             self.repository.write(name, name)
         self.commit = self.repository.commit()
-        await self.begin_and_wait("echo ready; exec sleep 60")
+        await self.begin_and_wait("echo ready; exec sleep 600")
         repositories = self.daemon.cache / "repositories"
         (checkout,) = (file.parent for file in repositories.glob("*.tree/a"))
-        launchers = [pid for pid in children(self.daemon.pid) if NAME.encode() in command_line(pid)]
-        self.assertEqual(len(launchers), 2)
+        starting = await launchers(self.daemon)
         await self.daemon.kill()
-        await until(lambda: not any(map(alive, launchers)), "they have ended with the daemon")
+        await until(lambda: not any(map(alive, starting)), "they have ended with the daemon")
         half_made = repositories / f"{checkout.name}.new7" / "tree"
         half_made.mkdir(parents=True)
         for path in (half_made.parent, half_made):
