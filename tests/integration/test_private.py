@@ -13,11 +13,13 @@ from typing import Any
 
 from tests.integration.client import Client, failure, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.processes import new_word
 from tests.integration.repositories import HttpServer
 from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import give
 
-SECRET = "a s3cret/with:odd%signs"
+_WORD = new_word()
+SECRET = f"a {_WORD}/with:odd%signs"
 
 
 class PrivateTests(RepositoryTestCase):
@@ -71,10 +73,10 @@ class PrivateTests(RepositoryTestCase):
     async def finish(self) -> None:
         """Stop the daemon; the secret is not in the log, nor in anything that it has stored."""
         await self.daemon.stop()
-        self.assertNotIn("s3cret", self.daemon.log)
+        self.assertNotIn(_WORD, self.daemon.log)
         for top in (self.daemon.state, self.daemon.cache):
             for file in filter(Path.is_file, top.rglob("*")):
-                self.assertNotIn(b"s3cret", file.read_bytes(), file)
+                self.assertNotIn(_WORD.encode(), file.read_bytes(), file)
 
     async def evaluate(self, client: Client, url: str | None = None) -> list[Any]:
         """Return the events of an evaluation, which do not have the secret."""
@@ -82,7 +84,7 @@ class PrivateTests(RepositoryTestCase):
         await client.ended(identifier)
         status = await client.status(identifier)
         events = await client.follow(identifier)
-        self.assertNotIn("s3cret", json.dumps([status, events]))
+        self.assertNotIn(_WORD, json.dumps([status, events]))
         return events
 
     async def refuse(self, client: Client, url: str | None = None) -> Any:
@@ -132,8 +134,9 @@ class PrivateTests(RepositoryTestCase):
                     content = (process / name).read_bytes()
                 except OSError:
                     continue
-                self.assertNotIn(b"s3cret", content, process)
-                processes += b"git-remote-http" in content.partition(b"\0")[0]
+                self.assertNotIn(_WORD.encode(), content, process)
+                program, _, arguments = content.partition(b"\0")
+                processes += b"git-remote-http" in program and self.url.encode() in arguments
         self.assertGreater(processes, 0, "git was at work")
         self.server.release()
         self.assertIn("an evaluator\n", text(await alice.follow(identifier)))
@@ -141,7 +144,7 @@ class PrivateTests(RepositoryTestCase):
 
     async def test_wrong(self) -> None:
         """A wrong password is an error of the repository; the right one, after SIGHUP, counts."""
-        self.write_password("wrong s3cret")
+        self.write_password(f"wrong {_WORD}")
         alice, _ = await self.start()
         self.assertIn("403", (await self.refuse(alice))["stderr"])
         self.write_password("")
@@ -161,7 +164,7 @@ class PrivateTests(RepositoryTestCase):
             encoded = authorization.partition(" ")[2]
             return f"you sent {encoded}, {b64decode(encoded).decode()}" if encoded else "?"
 
-        self.write_password("wrong s3cret")
+        self.write_password(f"wrong {_WORD}")
         self.server.echo = echo
         alice, _ = await self.start()
         stderr = (await self.refuse(alice))["stderr"]
