@@ -28,6 +28,7 @@ def claim(port: int) -> bool:
     try:
         name.bind(f"\0tawebeval-tests-{port}")
         with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
             probe.bind(("127.0.0.1", port))
     except OSError:
         name.close()

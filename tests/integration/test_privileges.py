@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from select import select
 from unittest import SkipTest
 
 from twisted.trial.unittest import TestCase
@@ -24,7 +25,7 @@ from tests.integration.harness import (
     until,
 )
 from tests.integration.patience import LONG_PATIENCE, PATIENCE
-from tests.integration.ports import free_port, listens
+from tests.integration.ports import claim, free_port, listens
 from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
@@ -176,8 +177,7 @@ class DropTests(RootTestCase):
 
     async def test_low_port(self) -> None:
         """Ports below 1024 can be listened on."""
-        taken = {int(line.split()[1].rpartition(":")[2], 16) for line in _sockets()}
-        self.port = next(port for port in range(1023, 0, -1) if port not in taken)
+        self.port = next(filter(claim, range(1023, 0, -1)))
         process = self.start()
         await self.ready(process)
         self.assert_dropped(process.pid)
@@ -211,10 +211,12 @@ class DropTests(RootTestCase):
             timeout=PATIENCE,
         )
         pid = int(file.read_text())
-        self.addCleanup(_kill, pid)
+        process = os.pidfd_open(pid)  # for its number may soon be another's
+        self.addCleanup(os.close, process)
+        self.addCleanup(_kill, process)
         self.assert_dropped(pid)
-        os.kill(pid, signal.SIGTERM)
-        await until(lambda: not Path(f"/proc/{pid}").exists(), "it stops")
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        await until(lambda: _has_ended(process), "it stops")
         self.assertNotIn("Traceback", self.log.read_text())
 
     async def test_uid_of_twistd(self) -> None:
@@ -392,14 +394,11 @@ def _made(directory: Path) -> Path:
     return directory
 
 
-def _sockets() -> list[str]:
-    tables = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-    lines = (table.read_text().splitlines()[1:] for table in tables if table.exists())
-    return [line for table in lines for line in table]
+def _has_ended(process: int) -> bool:
+    """Tell whether the process of a pidfd has ended."""
+    return bool(select([process], [], [], 0)[0])
 
 
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _kill(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(process, signal.SIGKILL)

@@ -14,7 +14,7 @@ from tawebeval.directories import label_of
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, until
 from tests.integration.patience import LONG_PATIENCE, PATIENCE
-from tests.integration.ports import free_port, listens
+from tests.integration.ports import claim, free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
 
@@ -149,9 +149,9 @@ class StartupTests(TestCase):
 
     async def test_the_default_endpoint_is_local(self) -> None:
         """Without an endpoint it listens on port 8080, for this machine only."""
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", 8080)) == 0:
-                self.skipTest("somebody else has port 8080")
+        if listens(8080):
+            self.skipTest("somebody else has port 8080")
+        await until(lambda: claim(8080), "no other test has port 8080")
         await self.serve(port=8080)
 
     async def serve(self, *arguments: str, port: int) -> None:
