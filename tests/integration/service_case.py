@@ -22,6 +22,7 @@ from tests.integration.repositories import GitRepository
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
 TOKENS = "/etc/tawebeval/tokens"
+STATE = "/var/lib/private/tawebeval"
 TOKEN, LINE = new_token("alice", straw())
 
 CONFIGURATION = """
@@ -35,6 +36,10 @@ grace = 0.3
 [service]
 drain = 0
 """
+
+GATE = "mkfifo $TEMPORARY_DIRECTORY/go"
+WAIT = "read -r line <$TEMPORARY_DIRECTORY/go; echo $line"
+"""With these an evaluator waits for `let_go`."""
 
 _DROP_IN = "/run/systemd/system/tawebeval.service.d/test.conf"
 
@@ -141,6 +146,10 @@ class ServiceTestCase(SynchronousTestCase):
         self.assertEqual(status, 200, document)
         identifier: str = document["evaluation_id"]
         return identifier
+
+    def let_go(self) -> None:
+        """Let the evaluator that waits print `done`."""
+        self.machine.run("sh", "-c", f"echo done >$(find {STATE}/evaluations -name go -type p)")
 
     def wait_for_events(self, identifier: str, after: str | None = None) -> Connection:
         """Ask for the next page, which comes when there is something."""

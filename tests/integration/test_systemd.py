@@ -8,13 +8,16 @@ from typing import Any
 from tawebeval.callers import new_token
 from tests.fakes import straw
 from tests.integration.machine import wait_until
-from tests.integration.patience import PATIENCE
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.service_case import (
     CONFIGURATION,
+    GATE,
     LINE,
     SERVICE,
     SOCKET,
+    STATE,
     TOKENS,
+    WAIT,
     ServiceTestCase,
     reasons,
     text,
@@ -28,8 +31,8 @@ class StartTests(ServiceTestCase):
         """The first request starts the daemon, and is answered when it is ready."""
         self.assertEqual(self.show("ActiveState"), "inactive")
         self.healthy()
-        self.assertEqual(self.show("ActiveState"), "active")
-        self.assertEqual(self.show("StatusText"), "0 running, 0 queued")
+        self.until("ActiveState", "active")
+        self.until("StatusText", "0 running, 0 queued")
         self.assertEqual(text(self.follow(self.begin("cat $SUBMISSION_FILE_SOLUTION"))), "42\n")
 
     def test_both(self) -> None:
@@ -70,7 +73,9 @@ class StartTests(ServiceTestCase):
         self.configure("nonsense = 1")
         waiting = self.ask("GET", "/health")
         self.override("RestartSec=10ms")
-        wait_until(lambda: int(self.show("NRestarts")) > 6, "it was tried again and again")
+        wait_until(
+            lambda: int(self.show("NRestarts")) > 6, "it was tried again and again", LONG_PATIENCE
+        )
         self.assertIn("nonsense: there is no such setting", self.journal())
         self.assertEqual(self.show("ActiveState", SOCKET), "active")
         self.configure(CONFIGURATION)
@@ -82,7 +87,7 @@ class LifeTests(ServiceTestCase):
 
     def test_status(self) -> None:
         """`systemctl status` shows how many evaluations run and how many wait."""
-        running = self.begin("echo ready; exec sleep 60")
+        running = self.begin("echo ready; exec sleep 600")
         self.printed(running, "ready")
         waiting = self.begin("true")
         self.until("StatusText", "1 running, 1 queued")
@@ -94,9 +99,11 @@ class LifeTests(ServiceTestCase):
         """A reactor that hangs is noticed, where is logged, and clients are served by the next."""
         self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
         self.machine.run("chmod", "644", TOKENS)
-        self.override("WatchdogSec=1", "LoadCredential=")
+        self.override("WatchdogSec=10", "LoadCredential=")
         before = self.start()
-        self.machine.run("sh", "-c", f"rm {TOKENS} && mkfifo -m 644 {TOKENS}")
+        pipe = f"{TOKENS}.pipe"
+        self.addCleanup(self.machine.run, "rm", "-f", pipe)
+        self.machine.run("sh", "-c", f"mkfifo -m 644 {pipe} && ln -f {pipe} {TOKENS}")
         # It opens the file, and waits for somebody to write.
         reload = self.machine.begin("systemctl", "reload", SERVICE)
         self.addCleanup(reload.wait)
@@ -106,6 +113,8 @@ class LifeTests(ServiceTestCase):
         self.machine.run("rm", TOKENS)
         self.write(TOKENS, LINE)
         self.machine.run("chmod", "644", TOKENS)
+        # The next daemon may have opened the pipe already.
+        self.machine.run("sh", "-c", f"echo '{LINE}' 1<>{pipe}")
         self.assertEqual(waiting.answer()[0], 200)
         self.assertNotEqual(int(self.show("MainPID")), before)
         self.assertIn("Fatal Python error: Aborted", self.journal())
@@ -116,7 +125,7 @@ class LifeTests(ServiceTestCase):
         self.configure(f'{CONFIGURATION}\n[callers]\ntokens = "{TOKENS}"')
         self.machine.run("chmod", "644", TOKENS)
         before = self.start()
-        identifier = self.begin("echo ready; exec sleep 60")
+        identifier = self.begin("echo ready; exec sleep 600")
         self.printed(identifier, "ready")
         bob, line = new_token("bob", straw(1))
         theirs = {"Authorization": f"Bearer {bob}"}
@@ -191,7 +200,7 @@ class LifeTests(ServiceTestCase):
     def test_restart(self) -> None:
         """Who waits at a restart is told of the end, and who comes meanwhile by the next daemon."""
         before = self.start()
-        identifier = self.begin("echo ready; exec sleep 60")
+        identifier = self.begin("echo ready; exec sleep 600")
         after = self.printed(identifier, "ready")
         waiting = self.wait_for_events(identifier, after)
         restart = self.machine.begin("systemctl", "restart", SERVICE)
@@ -212,20 +221,21 @@ class EndTests(ServiceTestCase):
 
     def patience(self) -> None:
         """Let evaluations end by themselves."""
-        self.configure(CONFIGURATION.replace("drain = 0", "drain = 30"))
+        self.configure(CONFIGURATION.replace("drain = 0", "drain = 300"))
 
     def test_drain(self) -> None:
         """What runs may end by itself, also where the unit would have less patience."""
         self.patience()
         self.override("TimeoutStopSec=100ms")
         self.start()
-        identifier = self.begin("echo ready; sleep 2; echo done")
-        self.printed(identifier, "ready")
+        identifier = self.begin(f"{GATE}; echo ready; {WAIT}")
+        after = self.printed(identifier, "ready")
         stop = self.machine.begin("systemctl", "stop", SERVICE)
         self.addCleanup(stop.wait)
         self.until("StatusText", "stopping: 1 running, 0 queued")
-        events = self.follow(identifier)
-        self.assertEqual((text(events), reasons(events)), ("ready\ndone\n", []))
+        self.let_go()
+        events = self.follow(identifier, after)
+        self.assertEqual((text(events), reasons(events)), ("\ndone\n", []))
         self.assertEqual(stop.wait(PATIENCE), 0)
         self.assertEqual((self.show("Result"), self.show("ActiveState")), ("success", "inactive"))
 
@@ -271,19 +281,18 @@ class EndTests(ServiceTestCase):
 class FullDiskTests(ServiceTestCase):
     """The file system of the state is full for a while: nothing is lost without a word."""
 
-    STATE = "/var/lib/private/tawebeval"
     FILLER = f"{STATE}/filler"
 
     def setUp(self) -> None:
         super().setUp()
-        self.machine.run("mkdir", "-p", self.STATE)
-        self.machine.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", self.STATE)
+        self.machine.run("mkdir", "-p", STATE)
+        self.machine.run("mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", STATE)
         self.configure(f"{CONFIGURATION}\n[health]\nfree_disk = 1_000_000")
 
     def clear(self) -> None:
         """Take the small file system away, when nothing uses it any more."""
         super().clear()
-        self.machine.attempt("umount", self.STATE)
+        self.machine.attempt("umount", STATE)
 
     def fill(self) -> None:
         """Leave not a byte."""
@@ -296,8 +305,7 @@ class FullDiskTests(ServiceTestCase):
     def test_survived(self) -> None:
         """Who runs goes on, who comes is told, and what was accepted has an end that is told."""
         before = self.start()
-        command = "echo ready; read -r line <$TEMPORARY_DIRECTORY/go; echo $line"
-        running = self.begin(f"mkfifo $TEMPORARY_DIRECTORY/go; {command}")
+        running = self.begin(f"{GATE}; echo ready; {WAIT}")
         after = self.printed(running, "ready")
         waiting = self.begin("echo it ran")
         self.assertEqual(self.ready()[0], 200)
@@ -313,9 +321,7 @@ class FullDiskTests(ServiceTestCase):
             self.assertIn("No space left on device", problem["detail"])
 
         with self.subTest("what runs is read to its end, and what waits has one"):
-            self.machine.run(
-                "sh", "-c", f"echo done >$(find {self.STATE}/evaluations -name go -type p)"
-            )
+            self.let_go()
             self.assertEqual(text(self.follow(running, after)), "\ndone\n")
             events = self.follow(waiting)
             self.assertIn((text(events), reasons(events)), [("it ran\n", []), ("", ["lost"])])
