@@ -146,6 +146,11 @@ class Daemon:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     @property
+    def lines(self) -> list[str]:
+        """The lines that it has logged; of the last one there may be only a part as yet."""
+        return self.log.rpartition("\n")[0].splitlines()
+
+    @property
     def memory(self) -> int:
         """Its resident memory in bytes."""
         status = Path(f"/proc/{self.pid}/status").read_text()

@@ -241,7 +241,7 @@ class FollowingTests:
     def answered(self: Any, identifier: str) -> list[str]:
         """Return the lines of the access log about streams of an evaluation that are over."""
         path = f"/evaluation/{log_name(identifier)}/events"
-        return [line for line in self.daemon.log.splitlines() if path in line]
+        return [line for line in self.daemon.lines if path in line]
 
     async def test_library(self: Any) -> None:
         """The client library gets each event once, although the proxy is restarted meanwhile."""
@@ -271,7 +271,7 @@ class AddressTests:
         """Return from which addresses somebody asked for this."""
 
         def lines() -> list[str]:
-            found = (json.loads(line) for line in self.daemon.log.splitlines())
+            found = (json.loads(line) for line in self.daemon.lines)
             return [line["client"] for line in found if line.get("path") == path]
 
         found: list[str] = await until(lines, "it is in the log")

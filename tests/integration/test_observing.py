@@ -18,7 +18,7 @@ class ObservingTests(DaemonTestCase):
 
     def logged(self) -> list[dict[str, Any]]:
         """Return all that was logged: every line is an object."""
-        return [json.loads(line) for line in self.daemon.log.splitlines()]
+        return [json.loads(line) for line in self.daemon.lines]
 
     async def figures(self) -> dict[str, float]:
         """Return the figures as Prometheus would read them, by name and values of labels."""
@@ -57,7 +57,7 @@ class ObservingTests(DaemonTestCase):
 
     async def test_name(self) -> None:
         """The status tells the name."""
-        identifier = await self.begin_and_wait("echo ready; sleep 60")
+        identifier = await self.begin_and_wait("echo ready; sleep 600")
         self.assertEqual((await self.client.status(identifier))["log_name"], log_name(identifier))
         await self.client.cancel_all()
 
