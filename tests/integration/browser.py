@@ -77,6 +77,7 @@ class Browser:
         service = ChromeService(CHROMEDRIVER, env={**os.environ, "HOME": self._folder})
         try:
             self._driver = Chrome(options, service)
+            self._driver.set_script_timeout(PATIENCE)
         except WebDriverException:
             self._remove()
             raise

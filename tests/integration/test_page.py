@@ -151,7 +151,7 @@ class PageTests(BrowserTestCase):
 
     async def test_looks(self) -> None:
         """Pictures of the page, on which nobody is shut out, wide and narrow, light and dark."""
-        await self.begin("sleep 60")
+        await self.begin("sleep 600")
         await self.tour()
         await self.browser.click("#commands summary")
         for view in ("evaluate", "listing"):
@@ -167,7 +167,7 @@ class PageTests(BrowserTestCase):
 
     async def test_stream_and_cancel(self) -> None:
         """Half a line is there before its rest; Cancel ends what would go on."""
-        identifier = await self.submit("printf 'half of a line'; exec sleep 60")
+        identifier = await self.submit("printf 'half of a line'; exec sleep 600")
         await self.browser.shows("#output", "half of a line")
         await self.browser.shows("#state", "running")
         await self.browser.click("#cancel")
@@ -182,7 +182,7 @@ class PageTests(BrowserTestCase):
     async def test_queue(self) -> None:
         """Where all places are taken it is said how many come before; Cancel leaves the queue."""
         for _ in range(5):  # of which one waits
-            await self.begin("exec sleep 60")
+            await self.begin("exec sleep 600")
         identifier = await self.submit("echo never")
         await self.browser.shows("#state", "queued")
         await self.browser.shows("#facts", "1\u00a0place\u00a0before\u00a0it")
@@ -444,7 +444,7 @@ class PageTests(BrowserTestCase):
 
     async def test_listing(self) -> None:
         """All are there, the newest first; one is cancelled, and one opened, from there."""
-        first, second = [await self.begin("echo here; exec sleep 60") for _ in range(2)]
+        first, second = [await self.begin("echo here; exec sleep 600") for _ in range(2)]
         await self.browser.click("#to-listing")
         await self.browser.shows("#listing", "running")
         self.assertEqual(await self.browser.text("[aria-current='page']"), "Evaluations")
@@ -463,7 +463,7 @@ class PageTests(BrowserTestCase):
 
     async def test_over_the_share(self) -> None:
         """After 429 the list asks again, but no sooner than the server wants it to."""
-        identifier = await self.begin("exec sleep 60")
+        identifier = await self.begin("exec sleep 600")
         await self.browser.script(
             """
             window.pauses = [];

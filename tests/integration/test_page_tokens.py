@@ -41,7 +41,7 @@ class TokenTests(BrowserTestCase):
         self.assertFalse(await browser.script("return token.checkVisibility()"))
         await browser.click("#submit")
         await browser.shows("#token-section", "A token is needed")
-        self.assertEqual(await browser.script("return document.activeElement.id"), "token")
+        self.assertEqual(await browser.focused(), "token")
         self.assertEqual(await browser.violations(), [])
         await browser.photograph("token")
         await self._give("tawebeval_nobodys")  # found out before it is used for anything

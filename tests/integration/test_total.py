@@ -22,7 +22,6 @@ LINE = "0123456789" * 8
 class TotalTests(DaemonTestCase):
     """200 evaluations, which together print eight times what they may hold, and more as events."""
 
-    timeout = 240
     configuration = """
         [repositories]
         protocols = ["file"]
@@ -30,8 +29,8 @@ class TotalTests(DaemonTestCase):
         running = 40
         queued = 1000
         grace = 0.3
-        abandon_after = 4
-        retain = 4
+        abandon_after = 10
+        retain = 10
         [buffers]
         total = 6291456
         evaluation = 524288

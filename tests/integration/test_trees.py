@@ -64,7 +64,7 @@ class TreeTests(DaemonTestCase):
 
     async def test_two_runs_at_once_have_trees_of_their_own(self) -> None:
         """While one run has changed a file, another one of the same commit sees it unchanged."""
-        first = await self.begin_and_wait("echo spoiled > README; echo ready; exec sleep 60")
+        first = await self.begin_and_wait("echo spoiled > README; echo ready; exec sleep 600")
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
         await self.client.cancel(first)
 

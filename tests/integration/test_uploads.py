@@ -107,7 +107,7 @@ class UploadTests(UploadTestCase):
 
         async def post(solution: bytes, key: str) -> Any:
             return await self.client.post(
-                *(self.repository.url, self.commit, "exec sleep 60"),
+                *(self.repository.url, self.commit, "exec sleep 600"),
                 files=[("s", "s", solution)],
                 headers={"Idempotency-Key": key},
             )

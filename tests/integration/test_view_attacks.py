@@ -23,7 +23,7 @@ class ViewAttacks(AttackCase):
             self.repository.url,
             self.commit,
             "cp $SUBMISSION_FILE_S $HOME; cp $SUBMISSION_FILE_S /tmp; cp $SUBMISSION_FILE_S"
-            " /dev/shm; echo ready; exec sleep 60",
+            " /dev/shm; echo ready; exec sleep 600",
             files=[("s", "".join(SECRET), "".join(SECRET).encode())],
         )
         await self.client.printed(other, "ready")
