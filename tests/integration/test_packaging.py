@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent.parent
 
 # What a checkout may hold besides the project.
 RUBBISH = (
-    *(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "dropin.cache"),
+    *(".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", "*dropin.cache*"),
     *("_trial_temp*", ".coverage*", ".hypothesis", ".mypy_cache", ".ruff_cache", "twistd.*"),
 )
 
