@@ -321,7 +321,9 @@ class ReloadTests(CallbacksTestCase):
         self.assertEqual((outcome["state"], outcome["attempts"]), ("given_up", 2))
         self.assertIn("within 0.3 seconds", outcome["last_error"])
         self.assertIn("no answer came within 10 seconds; again in", self.daemon.log)
-        await self.reload("attempts = 2", "attempts = 100_000", "the configuration: read again")
+        again = "the configuration: read again"
+        await self.reload("longest_delay = 0.05", "longest_delay = 1", again)
+        await self.reload("attempts = 2", "attempts = 100", again)
         second = await self.evaluate(down.url, "exit 3")
         await until(lambda: down.posts, "an attempt")
         await self.reload(OPEN, "private_networks = []", "the configuration: read again")

@@ -21,13 +21,14 @@ from tawebeval.gitbox import JUST_READ, GitBox, Reach
 from tawebeval.process import Spawner
 from tawebeval.seccomp import make_filter
 from tests.integration.harness import until
-from tests.integration.processes import alive
+from tests.integration.patience import LONG_PATIENCE
+from tests.integration.processes import command_line, everybody
 
 
 class SandboxTests(TestCase):
     """A cache with two repositories, a state directory, and a git that runs a script instead."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     async def setUp(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
@@ -126,22 +127,16 @@ class SandboxTests(TestCase):
     async def test_kill(self) -> None:
         """Who cancels it learns of its end when nothing of it is left, wherever it ran to."""
         started: list[bytes] = []
-        script = "setsid sh -c 'echo ready; exec sleep 987.25' & sleep 987.25; wait"
+        seconds = f"{1000 + os.getpid()}.25"  # so long nobody else sleeps
+        script = f"setsid sh -c 'echo ready; exec sleep {seconds}' & sleep {seconds}; wait"
         asked = Deferred.fromCoroutine(
             self.git(self.own, "-c", f"alias.a=!{script}", "a", received=started.append)
         )
         await until(lambda: b"ready" in b"".join(started), "it has started")
 
         def sleeping() -> list[int]:
-            found = []
-            for process in Path("/proc").glob("[0-9]*"):
-                try:
-                    argv = (process / "cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if argv[:2] == [b"sleep", b"987.25"] and alive(int(process.name)):
-                    found.append(int(process.name))
-            return found
+            argv = f"sleep\0{seconds}\0".encode()
+            return [pid for pid in everybody() if command_line(pid) == argv]
 
         await until(lambda: len(sleeping()) == 2, "both sleep")
         asked.cancel()
