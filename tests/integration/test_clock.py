@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from email.utils import parsedate_to_datetime
@@ -31,6 +32,8 @@ class ClockTests(DaemonTestCase):
         grace = 0.3
         [limits]
         wall_clock = 3600
+        [polls]
+        wait = 100
         [sandbox]
         kind = "none"
         """
@@ -41,14 +44,21 @@ class ClockTests(DaemonTestCase):
             cls._shared = daemon = Daemon(cls.configuration, cls.drain)
             cls.clock = daemon.folder / "clock"
             daemon.program = (sys.executable, str(_TWISTD), str(cls.clock))
-        self.clock.write_text("0")
+        self.write_clock(0)
         await super().setUp()
         self.gate = self.folder / "gate"
         self.command = f"echo ready; until test -e {self.gate}; do sleep 0.01; done; echo went on"
 
+    def write_clock(self, seconds: int) -> None:
+        """Write how far the daemon's time of day is from the true one."""
+        # It is read all the time, and is never to be found empty.
+        new = self.clock.with_suffix(".new")
+        new.write_text(str(seconds))
+        os.replace(new, self.clock)
+
     async def set_clock(self, seconds: int) -> None:
         """Let the daemon's time of day be so far from the true one."""
-        self.clock.write_text(str(seconds))
+        self.write_clock(seconds)
         date = (await self.client.get("/health")).header("Date")
         assert date is not None, "every answer has one"
         shown = parsedate_to_datetime(date).timestamp() - time.time()
@@ -68,7 +78,7 @@ class ClockTests(DaemonTestCase):
         ended = await self.begin("echo kept")
         await self.client.ended(ended)
         page = await self.client.page(identifier)
-        poll = Deferred.fromCoroutine(self.client.page(identifier, page["end"], wait=20))
+        poll = Deferred.fromCoroutine(self.client.page(identifier, page["end"], wait=100))
         await self.set_clock(jump)
         again = await self.client.post(self.repository.url, self.commit, self.command, headers=key)
         self.assertEqual(again.json, running.json)
