@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
@@ -296,6 +297,17 @@ class DaemonTestCase(RepositoryTestCase):
         identifier = await self.begin(command)
         await self.client.printed(identifier, word)
         return identifier
+
+    async def begin_and_hold(self, rest: str) -> tuple[str, Path]:
+        """Begin a command, and wait until it has printed `ready` and waits itself.
+
+        Return its identifier, and the pipe to write to, a line, for it to go on with the `rest`.
+        """
+        gate = f"gate-{uuid4().hex}"
+        command = f"mkfifo ~/{gate}; printf ready; read line < ~/{gate}; {rest}"
+        identifier = await self.begin_and_wait(command)
+        (path,) = self.daemon.state.glob(f"evaluations/*/home/{gate}")
+        return identifier, path
 
     async def _settle(self) -> None:
         """End what the test has left running, and look at what remains."""

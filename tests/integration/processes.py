@@ -27,6 +27,11 @@ def state(pid: int) -> str:
         return "X"
 
 
+def threads(pid: int) -> list[str]:
+    """Return these letters for the threads of a process that lives."""
+    return [state(int(task)) for task in os.listdir(f"/proc/{pid}/task")]
+
+
 def alive(pid: int) -> bool:
     """Tell whether a process exists and is more than a zombie."""
     return state(pid) not in "ZX"

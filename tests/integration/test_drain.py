@@ -15,6 +15,7 @@ from twisted.internet.threads import deferToThread
 
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.patience import PATIENCE
 from tests.integration.raw import Connection, RawAnswer, body_of, head_of, part
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -23,7 +24,6 @@ UPGRADE = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 MIB = 2**20
-COMMAND = "mkfifo $HOME/gate; printf ready; read line < $HOME/gate; echo; echo done"
 
 
 class DrainTestCase(DaemonTestCase):
@@ -33,8 +33,7 @@ class DrainTestCase(DaemonTestCase):
 
     async def run_to_the_gate(self) -> str:
         """Begin an evaluation that goes on when it is let."""
-        identifier = await self.begin_and_wait(COMMAND)
-        (self.gate,) = self.daemon.state.glob("evaluations/*/home/gate")
+        identifier, self.gate = await self.begin_and_hold("echo; echo done")
         return identifier
 
     def interrupt(self) -> None:
@@ -73,9 +72,9 @@ class DrainTestCase(DaemonTestCase):
 
 
 class DrainTests(DrainTestCase):
-    """There is time enough."""
+    """There is time enough: more than the tests wait for the end."""
 
-    drain = 30
+    drain = 2 * PATIENCE
 
     async def test_what_runs_ends_by_itself_and_everybody_reads_it(self) -> None:
         """A poll, a stream and a new form while the daemon drains: the end, all, and 503."""
@@ -98,7 +97,7 @@ class DrainTests(DrainTestCase):
     async def test_what_is_queued_ends_at_once(self) -> None:
         """Those that wait are told, while those that run go on."""
         first = await self.run_to_the_gate()
-        await self.begin("exec sleep 60")
+        await self.begin("exec sleep 600")
         queued = await self.begin("true")
         waiting = Deferred.fromCoroutine(self.client.follow(queued))
         await self.client.status(queued)
@@ -117,20 +116,16 @@ class DrainTests(DrainTestCase):
         self.interrupt()
         await self.stopping(since)
         self.assertEqual((await self.client.status(identifier))["state"], "running")
-        began = time.monotonic()
         self.interrupt()
         failure(await polled, "shutdown")
         self.assertEqual(self.lines(stream)[-1]["reason"], "shutdown")
         await self.begin_again()
-        self.assertLess(time.monotonic() - began, 10)
 
     async def test_nothing_runs(self) -> None:
         """With nothing that runs the daemon stops at once."""
         await self.client.follow(await self.begin("true"))
-        began = time.monotonic()
         self.interrupt()
         await self.begin_again()
-        self.assertLess(time.monotonic() - began, 8)
 
 
 class ShortDrainTests(DrainTestCase):
@@ -140,7 +135,7 @@ class ShortDrainTests(DrainTestCase):
 
     async def test_the_time_is_over(self) -> None:
         """What has not ended by then ends with `shutdown`, and not before."""
-        identifiers = [await self.run_to_the_gate(), await self.begin("exec sleep 60")]
+        identifiers = [await self.run_to_the_gate(), await self.begin("exec sleep 600")]
         reading = [Deferred.fromCoroutine(self.client.follow(one)) for one in identifiers]
         await self.client.status(identifiers[0])
         began = time.monotonic()

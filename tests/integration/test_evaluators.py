@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
@@ -53,26 +51,23 @@ class EvaluatorTests(DaemonTestCase):
     async def test_one_that_ignores_term_is_cancelled_soon(self) -> None:
         """After the grace time it is killed, and cancelling answers when it is dead."""
         word = new_word()
-        identifier = await self.begin_and_wait(f"trap '' TERM; : {word}; echo ready; sleep 60; :")
+        identifier = await self.begin_and_wait(f"trap '' TERM; : {word}; echo ready; sleep 600; :")
         self.assertNotEqual(processes(word), [])
-        began = time.monotonic()
-        await self.client.cancel(identifier)
+        await self.client.cancel(identifier)  # which is not waited for as long as it sleeps
         self.assertEqual(processes(word), [])
-        self.assertLess(time.monotonic() - began, 5)
         failure(await self.client.follow(identifier), "cancelled")
 
     async def test_a_child_in_the_background_is_dead_at_the_end(self) -> None:
         """What the shell has left running holds stdout, and is ended with the shell."""
-        began, word = time.monotonic(), new_word()
-        identifier = await self.begin(f"export WORD={word}; sleep 60 & sleep 60 & echo done")
+        word = new_word()
+        identifier = await self.begin(f"export WORD={word}; sleep 6000 & sleep 6000 & echo done")
         await self.client.ended(identifier)
         self.assertEqual(processes(word), [])
-        self.assertLess(time.monotonic() - began, 10)
         self.assertEqual(text(await self.client.follow(identifier)), "done\n")
 
     async def test_what_is_printed_last_is_not_lost_by_that(self) -> None:
         """With a child that holds stdout, all that was printed before the end arrives."""
-        events = await self.run_command("sleep 60 & seq 30000")
+        events = await self.run_command("sleep 6000 & seq 30000")
         self.assertEqual(text(events), "".join(f"{i}\n" for i in range(1, 30001)))
 
     async def test_stdin_is_at_its_end(self) -> None:
