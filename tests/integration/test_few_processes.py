@@ -25,21 +25,26 @@ class FewProcessesTests(DaemonTestCase):
         before = self.most.read_text()
         self.addCleanup(self.most.write_text, before)
 
+    async def allow(self, count: int) -> None:
+        """Let there be so many processes, when none is left of those that were there."""
+        await self.daemon.nothing_left()
+        self.most.write_text(str(count))
+
     async def test_lost(self) -> None:
         """An evaluation is lost where its sandbox cannot begin it, and is well where it can."""
         for count, words in (
             (1, "the sandbox could not be started"),
             (2, "no process could be made for the evaluator in its sandbox"),
         ):
-            self.most.write_text(str(count))
+            await self.allow(count)
             error = failure(await self.run_command("exec cat README"), "lost")
             self.assertIn(words, error["message"])
-        self.most.write_text("3")
+        await self.allow(3)
         self.assertEqual(text(await self.run_command("exec cat README")), "an evaluator\n")
 
     async def test_not_its_own_limit(self) -> None:
         """What an evaluator cannot start by that is not told as the limit that it has itself."""
-        self.most.write_text("3")
+        await self.allow(3)
         error = failure(await self.run_command("cat README"), "exit")
         self.assertIn("fork", error["stderr"])
 
