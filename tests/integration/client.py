@@ -216,6 +216,12 @@ class Client:
             if after is None:
                 return events
 
+    async def first_page(self, identifier: str) -> Any:
+        """Return the first page when something is on it; no event is acknowledged."""
+        while not (page := await self.page(identifier, wait=10))["data"]:
+            continue
+        return page
+
     async def printed(self, identifier: str, word: str) -> None:
         """Wait until an evaluator has printed the line `word`; no event is acknowledged."""
         while True:

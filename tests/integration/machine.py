@@ -166,7 +166,11 @@ class Machine:
     def attempt(self, *command: str, text: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command there, as root, and return how it has ended."""
         return subprocess.run(
-            self._inside(*command), input=text, capture_output=True, text=True, timeout=PATIENCE
+            self._inside(*command),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=LONG_PATIENCE,
         )
 
     def run(self, *command: str, text: str = "") -> str:

@@ -19,6 +19,8 @@ from urllib.request import urlopen
 import schemathesis
 from schemathesis import Case, HookContext, Response
 
+from tests.integration.patience import PATIENCE
+
 SETTINGS: dict[str, Any] = json.loads(os.environ["TAWEBEVAL_SCHEMATHESIS"])
 """`url` is the daemon's, `evaluator` has the fields of a form that say what is run, `answers` is
 the path of the file."""
@@ -31,8 +33,6 @@ _accepted = cycle(
         *("application/json", "application/x-ndjson", "*/*", "text/html"),
     ]
 )
-_PATIENCE = 20.0  # seconds
-
 _awaited = cycle([True, False])
 _cursors = cycle(["end", "0", "1", "end", "", "2"])
 
@@ -62,7 +62,7 @@ def after_call(context: HookContext, case: Case, response: Response) -> None:
 
 
 def _wait_for_end(identifier: str) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         with urlopen(f"{SETTINGS['url']}/evaluation/{identifier}") as status:
             if json.load(status)["ended"]:

@@ -39,7 +39,8 @@ class BlockTests(DaemonTestCase):
         value = b"[1.50, 12345678901234567890123, 1e400, -0.0]"
         program = f"block({value!r}); time.sleep(60)"
         identifier = await self.begin(python(HELPERS + program))
-        answer = await self.client.ask(identifier, wait=10)
+        await self.client.first_page(identifier)
+        answer = await self.client.ask(identifier)
         self.assertIn(b'{"type":"data","payload":' + value + b"}", answer.body)
         await self.client.cancel(identifier)
 
@@ -60,7 +61,7 @@ for i in range(len(whole)):
         """A value is delivered when its line is complete, before the block or the run has ended."""
         program = r"say(b'\n' + mark('DATA_BEGIN') + b'\n1\n'); time.sleep(60)"
         identifier = await self.begin(python(HELPERS + program))
-        page = await self.client.page(identifier, wait=10)
+        page = await self.client.first_page(identifier)
         self.assertEqual(data(page["data"]), [1])
         await self.client.cancel(identifier)
 

@@ -17,6 +17,7 @@ from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
+from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.raw import Connection, head_of
 from tests.integration.unprivileged import temporary_folder
 
@@ -26,7 +27,11 @@ COMMAND = Path(sys.executable).with_name("tawebeval")
 def new_token(name: str) -> tuple[str, str]:
     """Return a token and its line, from the command that operators use."""
     said = subprocess.run(
-        [COMMAND, "token", "new", name], capture_output=True, text=True, check=True, timeout=30
+        [COMMAND, "token", "new", name],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE,
     ).stdout
     return re.findall(r"tawebeval_\S+", said)[0], re.findall(rf"{name} sha256:\S+", said)[0]
 
@@ -125,7 +130,7 @@ class CallersTests(CallersTestCase):
                 ],
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=PATIENCE,
             )
             body, _, figures = curl.stdout.rpartition("\n")
             self.assertEqual(figures.split()[0], "401", curl)
@@ -175,7 +180,7 @@ class KeptShareTests(CallersTestCase):
 class ExposureTests(TestCase):
     """Daemons without tokens, or with broken ones."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     async def refused(self, configuration: str) -> str:
         """Return what a daemon says that does not start."""
@@ -183,7 +188,7 @@ class ExposureTests(TestCase):
         self.addCleanup(daemon.remove)
         port = daemon.port
         daemon.start("--listen", f"tcp:{port}")
-        await until(lambda: not daemon.running, "it ends", 30)
+        await until(lambda: not daemon.running, "it ends")
         self.assertNotIn("Traceback", daemon.log)
         return daemon.log
 

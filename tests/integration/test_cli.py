@@ -13,7 +13,8 @@ from twisted.internet.threads import deferToThread
 
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, environment, until
-from tests.integration.ports import free_port
+from tests.integration.patience import PATIENCE
+from tests.integration.ports import free_port, listens
 from tests.integration.repositories import git
 from tests.integration.terminal import COMMAND, Terminal, piped
 from tests.integration.unprivileged import SERVICE, temporary_folder
@@ -110,9 +111,9 @@ class CommandTests(DaemonTestCase):
             self.assertEqual(await terminal.end(), -signal.SIGINT)
         finally:
             os.kill(self.daemon.pid, signal.SIGCONT)
+        # That it was to be cancelled may have come through by now.
         listed = (await self.client.get("/evaluations")).json["data"]
-        (running,) = (one for one in listed if one["ended"] is None)
-        self.client.evaluations.append(running["evaluation_id"])
+        self.client.evaluations += (one["evaluation_id"] for one in listed)
 
     async def test_terminated(self) -> None:
         """SIGTERM and SIGHUP end the evaluation, too, and are no good end."""
@@ -142,7 +143,7 @@ class CommandTests(DaemonTestCase):
                 stdout=full,
                 stderr=subprocess.PIPE,
                 text=True,
-                timeout=60,
+                timeout=PATIENCE,
             )
         self.assertEqual(done.returncode, 2)
         self.assertEqual(done.stderr, "stdout: No space left on device\n")
@@ -157,7 +158,7 @@ class CommandTests(DaemonTestCase):
                 env=environment(TAWEBEVAL_SERVER=self.daemon.url),
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=PATIENCE,
             )
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
@@ -265,6 +266,7 @@ class ServeTests(DaemonTestCase):
         self.addCleanup(served.stdout.close)
         self.addCleanup(lambda: served.poll() is None and served.kill())
         server = f"http://127.0.0.1:{port}"
+        await until(lambda: listens(port), "it listens")
         done = await piped(server, "list", "--json")
         self.assertEqual((done.returncode, done.stdout), (0, "[]\n"), done.stderr)
         served.terminate()

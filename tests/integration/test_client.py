@@ -31,7 +31,6 @@ class ClientTests(DaemonTestCase):
     """With real connections and a real evaluator."""
 
     configuration = CONFIGURATION + "\n[buffers]\nevaluation = 1_048_576\npage = 32_768\n"
-    timeout = 120
 
     def fields(self, command: str) -> dict[str, str]:
         """Return what a client has to know of an evaluation in the test's repository."""

@@ -8,6 +8,7 @@ import shutil
 
 from twisted.internet.utils import getProcessOutputAndValue
 
+from tests.integration.patience import PATIENCE
 from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
 
 CURL = shutil.which("curl")
@@ -23,7 +24,7 @@ class CurlTests(UploadTestCase):
         out, err, status = await getProcessOutputAndValue(
             CURL,
             [
-                *("--silent", "--show-error", "--max-time", "30", "--noproxy", "*"),
+                *("--silent", "--show-error", "--max-time", str(PATIENCE), "--noproxy", "*"),
                 *("--output", str(answer), "--write-out", "%{http_code} %{size_upload}"),
                 *arguments,
                 f"{self.daemon.url}/evaluate",

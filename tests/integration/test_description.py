@@ -29,7 +29,6 @@ OTHERWISE_CONFIGURED = {"GET /metrics 404", "HEAD /metrics 404"}
 class DescriptionTests(DaemonTestCase):
     """One daemon, without a sandbox: no evaluator here does any harm."""
 
-    timeout = 120
     configuration = (
         CONFIGURATION.replace("running = 4", "running = 4\nqueued = 1000")
         + '[sandbox]\nkind = "none"\n[polls]\nwait = 1\nolder = 1\n'

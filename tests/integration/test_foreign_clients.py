@@ -12,6 +12,7 @@ from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Event, joined
 from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.patience import PATIENCE
 
 COMMAND = (
     "printf 'half of '; sleep 0.1; echo a line; seq 1 500;"
@@ -72,7 +73,7 @@ def poll(url: str) -> list[Event]:
     with requests.Session() as session:
         session.trust_env = False
         while after is not None:
-            answer = session.get(f"{url}/events", params={"after": after}, timeout=30)
+            answer = session.get(f"{url}/events", params={"after": after}, timeout=PATIENCE)
             answer.raise_for_status()
             page: dict[str, Any] = answer.json()
             events += page["data"]
@@ -97,7 +98,7 @@ class RequestsTests(DaemonTestCase):
             with requests.Session() as session:
                 session.trust_env = False
                 url = f"{self.daemon.url}/evaluate"
-                answer = session.post(url, data=form, files=files, timeout=30)
+                answer = session.post(url, data=form, files=files, timeout=PATIENCE)
                 answer.raise_for_status()
                 return str(answer.json()["evaluation_id"])
 

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SkipTest, TestCase
 
 from tests.integration.client import failure, text
 from tests.integration.harness import DaemonTestCase, until
+from tests.integration.patience import LONG_PATIENCE
 from tests.integration.small_disks import LoggedThere, SmallDisks
 from tests.integration.unprivileged import USER
 
@@ -189,14 +190,14 @@ class LogTests(SmallDisksTestCase):
         last = await self.begin("cat README")
         name = (await self.client.ended(last))["log_name"]
         self.assertEqual(text(await self.client.follow(last)), "an evaluator\n")
+        await until(lambda: f"{name}: finished" in self.disks.log, "its end is logged")
         self.assertRegex(self.disks.log, r"up to \d+ events before this one could not be written")
-        self.assertIn(f"{name}: finished", self.disks.log)
 
 
 class StartTests(TestCase):
     """A start where nothing can be written."""
 
-    timeout = 60
+    timeout = LONG_PATIENCE
 
     async def refused(self, *options: str, size: int = MIB) -> str:
         """Return the last line of a daemon that does not start."""

@@ -27,6 +27,7 @@ from tawebeval.remotes import Remotes
 from tests.fake_resolver import FakeResolver
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.patience import PATIENCE
 from tests.integration.repositories import ENVIRONMENT, GitDaemon, GitRepository, HttpServer, git
 
 MIB = 2**20
@@ -204,7 +205,7 @@ class PinTests(AttackTestCase):
         if not path.exists():
             blank.make(path)
         fetch = ("fetch", "--quiet", "--end-of-options", route.url, f"{self.commit}:refs/x")
-        outcome = await run(path, *fetch, environment=route.environment, timeout=20)
+        outcome = await run(path, *fetch, environment=route.environment, timeout=PATIENCE)
         return outcome.stderr if outcome.status else ""
 
     async def route(self, url: str) -> Route:
@@ -249,7 +250,7 @@ class PinTests(AttackTestCase):
             connection = await until(accept, "ssh has come")
             with connection:
                 connection.setblocking(True)
-                connection.settimeout(10)
+                connection.settimeout(PATIENCE)
                 self.assertTrue(connection.recv(100).startswith(b"SSH-2.0"))
             self.assertTrue(await fetching)
 

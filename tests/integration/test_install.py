@@ -13,6 +13,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.machine import missing
+from tests.integration.patience import PATIENCE
 from tests.integration.service_case import TOKENS, ServiceTestCase
 from tests.links import leading_nowhere, links
 from tests.run import ROOT
@@ -170,7 +171,7 @@ class RemovalTests(SynchronousTestCase):
     def attempt(self, python: str, *options: str) -> subprocess.CompletedProcess[str]:
         """Return how the script has ended."""
         command = [python, INSTALL, *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
     def test_removed(self) -> None:
         """All goes that was installed; configuration, and what others have there, stays."""

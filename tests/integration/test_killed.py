@@ -24,15 +24,15 @@ if os.fork() == 0:
     if os.fork():
         os._exit(0)
     {shed}
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 os.wait()
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 SHED = {
     "directory": "os.chdir('/')",
-    "environment": "argv = [sys.executable, '-c', 'import time; time.sleep(60)', *sys.argv[1:]]\n"
+    "environment": "argv = [sys.executable, '-c', 'import time; time.sleep(600)', *sys.argv[1:]]\n"
     "    os.execve(sys.executable, argv, {})",
 }
 
@@ -116,7 +116,7 @@ class KilledTests(DaemonTestCase):
         self.daemon.start()
         await self.daemon.ready()
         self.assertEqual([pid for word in words.values() for pid in processes(word)], [])
-        self.assertEqual(self.daemon.leftovers(), [])
+        self.assertEqual(self.daemon.remains(), [])
         for identifier in lost:
             self.assertIn(
                 "lost in a restart", (await self.client.ask(identifier)).problem(410)["detail"]
@@ -161,7 +161,7 @@ class KilledTests(DaemonTestCase):
 
     async def test_two_daemons(self) -> None:
         """One that is started in the directories of a living one says so, and disturbs nothing."""
-        identifier = await self.begin_and_wait("echo ready; exec sleep 60")
+        identifier = await self.begin_and_wait("echo ready; exec sleep 600")
         second = Daemon(self.configuration)
         self.addCleanup(second.remove)
         second.state = self.daemon.state
