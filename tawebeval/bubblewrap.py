@@ -278,7 +278,7 @@ class BubblewrapCell(Cell):
         return os.pread(self._descriptors.status, 4096, 0) if self._descriptors else b""
 
     def close(self) -> None:
-        """Remove what the start has made. Blocks."""
-        super().close()
+        """Remove what the start has made. Blocks. Raises OSError."""
         self._descriptors = None
         self._opened.close()
+        super().close()

@@ -265,11 +265,13 @@ class Evaluation:
 
     async def _clean_up(self) -> None:
         def remove_all() -> None:
-            if self._cell is not None:
-                self._cell.close()
-            self.workspace.remove()
-            if self.upload is not None:
-                remove(self.upload)
+            try:
+                if self._cell is not None:
+                    self._cell.close()
+            finally:  # who was killed, and has not gone, is in nobody's way but the group's
+                self.workspace.remove()
+                if self.upload is not None:
+                    remove(self.upload)
 
         try:
             await self._surroundings.arrears.attempt(

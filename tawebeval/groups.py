@@ -10,7 +10,6 @@ from math import inf
 from typing import Literal, TypeVar
 
 import attrs
-from twisted.logger import Logger
 
 from tawebeval.cgroupfs import Directory, removed_in_failure, sweep
 from tawebeval.config import Limits
@@ -22,8 +21,6 @@ Parts = Mapping[What, tuple[Control, Directory]]
 """Each control with the directory where it is at work."""
 
 T = TypeVar("T")
-
-log = Logger()
 
 
 @attrs.frozen
@@ -120,11 +117,14 @@ class Group:
         return self._exceeded
 
     def remove(self) -> None:
-        """Kill everybody in the group and remove it; waits up to a second until they have gone."""
+        """Kill everybody in the group and remove it; waits up to a second until they have gone.
+
+        Raises OSError where it stays, for one. It may be tried again then.
+        """
         self.exceeded()
         self._removed = True
-        for group, error in sweep(self._directories):
-            log.error("{path} stays: {error}", path=group.path, error=error)
+        for _, error in sweep(self._directories):
+            raise error
 
 
 def _known(values: Iterable[T | None]) -> T | None:

@@ -159,15 +159,16 @@ class Cell(ABC):
     def close(self) -> None:
         """Remove what the start has made, and kill whoever is still in it. Blocks.
 
-        There is time then to make what the next start needs.
+        There is time then to make what the next start needs. Raises OSError where those who were
+        killed have not gone soon; it may be called again.
         """
+        if self._tree is not None:
+            os.close(self._tree)
+            self._tree = None
         if self._group is not None:
             self._group.remove()
             self._group = None
             self._cgroups.make_spare(self.limits)
-        if self._tree is not None:
-            os.close(self._tree)
-            self._tree = None
 
     def _pids(self) -> Iterable[int]:
         return descendants(self._first.pid) if self._first is not None else ()

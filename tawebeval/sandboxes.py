@@ -212,6 +212,8 @@ def try_out(
                     workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
                 )
                 workspace.create(upload, cell.view)
+                # What stays of it now goes at the daemon's end.
+                made.enter_context(contextlib.suppress(OSError))
                 made.callback(_as(acting, cell.close))
                 started = cell.start(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
             try:

@@ -41,7 +41,8 @@ class SpareGroup:
         its_limits, group = kept
         if its_limits == limits and group.there:
             return group
-        group.remove()
+        with suppress(OSError):  # it goes at the daemon's end, if not now
+            group.remove()
         return None
 
     def renew(self, limits: Limits) -> None:

@@ -226,6 +226,17 @@ class DescriptorTests(BubblewrapTestCase):
         cell.close()
         self.assertRaises(OSError, os.fstat, directory)
 
+    def test_stays(self) -> None:
+        """Where the group cannot be removed as yet, all else is closed."""
+        before = os.listdir("/proc/self/fd")
+        self.trees.tree = os.open("/proc", os.O_RDONLY)
+        cell = self.make()
+        self.start(cell)
+        self.cgroups.group.stays = OSError(16, "Device or resource busy")
+        self.assertRaises(OSError, cell.close)
+        self.assertEqual(os.listdir("/proc/self/fd"), before)
+        self.cgroups.group.stays = None
+
     def test_half_open(self) -> None:
         """Where the filter cannot be opened the group is removed all the same."""
         sandbox = attrs.evolve(self.sandbox(), filter=10**6)

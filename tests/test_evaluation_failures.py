@@ -344,6 +344,29 @@ class CleanUpTests(SlowTestCase):
         arrears.settle()
         self.assertFalse(root.exists())
 
+    def test_group_stays(self) -> None:
+        """Where killed processes have not gone as yet, the rest is removed, and later they."""
+        self.begin()
+        close, closed, broken = FakeCell.close, [], [True]
+
+        def close_later(cell: FakeCell) -> None:
+            closed.append(not broken)
+            if broken:
+                raise OSError(16, "Device or resource busy")
+            close(cell)
+
+        self.patch(FakeCell, "close", close_later)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.assertFalse(self.evaluation.workspace.root.exists())
+        arrears = self.evaluation._surroundings.arrears
+        arrears.settle()
+        broken.clear()
+        for _ in range(2):
+            arrears.settle()
+        self.assertEqual(closed, [False, False, True])
+
     def test_cannot_be_removed(self) -> None:
         """Where directories cannot be removed it is over all the same, and that is logged."""
         self.begin()

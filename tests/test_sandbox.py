@@ -43,12 +43,13 @@ ENVIRONMENT = {"EVALUATION_DATA_BEGIN": "--secret--", "PATH": "/usr/bin:/bin"}
 
 @attrs.define
 class FakeGroup:
-    """A group that says what the test wants; `removed` counts."""
+    """A group that says what the test wants; `removed` counts, also when it `stays`."""
 
     entries: Sequence[str] = ()
     over: frozenset[str] = frozenset()
     used: Usage = attrs.field(factory=lambda: Usage(None, None))
     removed: int = 0
+    stays: OSError | None = None
     patience: list[float] = attrs.field(factory=list)
 
     def entry(self) -> Sequence[str]:
@@ -66,6 +67,8 @@ class FakeGroup:
 
     def remove(self) -> None:
         self.removed += 1
+        if self.stays is not None:
+            raise self.stays
 
 
 @attrs.define
@@ -213,6 +216,18 @@ class GroupTests(CellTestCase):
         cell.close()
         self.assertEqual(self.cgroups.group.removed, 1)
         self.assertEqual(self.cgroups.spares, [LIMITS], "the next start finds a group")
+
+    def test_stays(self) -> None:
+        """While a group cannot be removed that is an error, and there is no spare one as yet."""
+        cell = self.started()
+        self.cgroups.group.stays = OSError(16, "Device or resource busy")
+        for _ in range(2):
+            self.assertRaises(OSError, cell.close)
+        self.assertEqual(self.cgroups.spares, [])
+        self.cgroups.group.stays = None
+        for _ in range(2):
+            cell.close()
+        self.assertEqual((self.cgroups.group.removed, self.cgroups.spares), (3, [LIMITS]))
 
     def test_cannot_be_started(self) -> None:
         """The group of what cannot be started is removed all the same, and nobody is expected."""

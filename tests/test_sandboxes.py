@@ -264,6 +264,18 @@ class TryTests(SandboxesTestCase):
             self.assertEqual(os.listdir("/proc/self/fd"), before)
         self.assertEqual(len(closed), 2)
 
+    def test_group_stays(self) -> None:
+        """What the trial has killed, and has not gone as yet, is no problem."""
+        close = BubblewrapCell.close
+
+        def close_in_part(cell: BubblewrapCell) -> None:
+            close(cell)
+            raise OSError(16, "Device or resource busy")
+
+        self.patch(BubblewrapCell, "close", close_in_part)
+        self.install("echo sound")
+        self.assertIsNone(try_out(self.open_bubblewrap()))
+
 
 class UserTests(SandboxesTestCase):
     """Root tries it as the user that it becomes."""
