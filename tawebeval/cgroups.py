@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -22,6 +23,8 @@ from tawebeval.hierarchies import parse_hierarchies
 from tawebeval.sparegroup import SpareGroup
 
 # What serves for each: under version 2, and under version 1.
+_TRIES = 3  # at settling where others end
+
 _CONTROLS: Mapping[What, tuple[Control, Control]] = {
     "memory": (controls.Memory(), controls.LegacyMemory()),
     "processes": (controls.Processes(), controls.Processes()),
@@ -164,13 +167,20 @@ class _Opening:
         """Settle in a group, once, though several controls may be there; raises OSError."""
         if path not in self._homes:
             try:
-                self._homes[path] = settle(Directory(path, self._kernel), self._name, self._owner)
+                self._homes[path] = self._home(settle, Directory(path, self._kernel))
             except OSError as error:
                 self._homes[path] = error
         home = self._homes[path]
         if isinstance(home, OSError):
             raise home
         return home
+
+    def _home(self, settle: Settle, own: Directory) -> Home:
+        # Root's doctor, at its end, takes the group of the user along in which we are to be.
+        for _ in range(_TRIES - 1):
+            with suppress(FileNotFoundError):
+                return settle(own, self._name, self._owner)
+        return settle(own, self._name, self._owner)
 
     def _used(self, directories: Sequence[Directory]) -> Sequence[Home]:
         """Return the places that serve for something, and give up the others."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import attrs
@@ -159,6 +160,33 @@ class UnifiedTests(CgroupsTestCase):
         self.assertEqual(self.machine.groups(), [])
         self.assertEqual((own / "cgroup.subtree_control").read_text(), "")
         self.assertEqual((own / "cgroup.procs").read_text(), f"{os.getpid()}\n")
+
+    def end_beside(self, times: int) -> None:
+        """Let root end, so many times, when a daemon of the user is about to have its place."""
+        make, left = self.machine.make, [None] * times
+
+        def make_too_late(path: str) -> None:
+            if path.endswith("/tawebeval-x") and left:
+                left.pop()
+                shutil.rmtree(os.path.dirname(path))
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            make(path)
+
+        self.patch(self.machine, "make", make_too_late)
+
+    def test_others_end(self) -> None:
+        """The group of the user, which root has removed with what was its own, is made anew."""
+        self.machine.mount_unified()
+        self.end_beside(2)
+        self.check(self.machine.open((7, 8)), ALL)
+
+    def test_others_end_without_end(self) -> None:
+        """Where it can never be there, that is a reason like any other."""
+        self.machine.mount_unified()
+        self.end_beside(99)
+        cgroups = self.machine.open((7, 8))
+        self.assertEqual(cgroups.enforced, frozenset())
+        self.assertIn("No such file or directory", cgroups.problems[0])
 
     def test_executed_anew(self) -> None:
         """A daemon that is in its group already stays there, and ends only evaluations."""
