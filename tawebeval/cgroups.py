@@ -22,9 +22,9 @@ from tawebeval.groups import Group, Parts, What, directories
 from tawebeval.hierarchies import parse_hierarchies
 from tawebeval.sparegroup import SpareGroup
 
-# What serves for each: under version 2, and under version 1.
 _TRIES = 3  # at settling where others end
 
+# What serves for each: under version 2, and under version 1.
 _CONTROLS: Mapping[What, tuple[Control, Control]] = {
     "memory": (controls.Memory(), controls.LegacyMemory()),
     "processes": (controls.Processes(), controls.Processes()),
