@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from tests.integration.browser import MISSING, Browser
 from tests.integration.harness import DaemonTestCase
 
 PROBLEMS = Path(__file__).resolve().parent.parent.parent / "examples" / "problems"
+TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_open.txt"
 
 WITHOUT = f"there is no {', no '.join(MISSING)}" if MISSING else None
 """Why tests with a browser are skipped; None where they are not."""
@@ -28,10 +30,15 @@ class BrowserTestCase(DaemonTestCase):
         self.addCleanup(self._quit_after_the_last)
         await super().setUp()
         if cls._browser is None:
-            cls._browser = Browser()
+            cls._browser = cls.new_browser()
         self.browser = cls._browser
         self.expected: tuple[str, ...] = ()
         self.addCleanup(self._check_console)
+
+    @classmethod
+    def new_browser(cls) -> Browser:
+        """Return the browser that is shared."""
+        return Browser()
 
     async def _check_console(self) -> None:
         found = await self.browser.complaints()
@@ -44,3 +51,81 @@ class BrowserTestCase(DaemonTestCase):
         if cls._to_run <= {self._testMethodName} and cls._browser is not None:
             cls._browser.quit()
             cls._browser = None
+
+
+class PageTestCase(BrowserTestCase):
+    """Tests of the page, as somebody uses it who has a repository and a file."""
+
+    @property
+    def page_url(self) -> str:
+        """Where the page is."""
+        return f"{self.daemon.url}/"
+
+    async def visit(self) -> None:
+        """Open the page, and wait for its form: a test's script could come before the page's."""
+        await self.browser.open(self.page_url)
+        await self.browser.until("document.querySelector('#fields .content') !== null")
+
+    async def fill(self, command: str, directory: str = "", field: str = "source") -> None:
+        """Fill in the form, with a file."""
+        values = {
+            "[name='repository[url]']": self.repository.url,
+            "[name='commit_oid']": self.commit,
+            "[name='directory']": directory,
+            "[name='evaluator_cmd']": command,
+            "#fields .name": field,
+        }
+        await self.browser.script(
+            """
+            for (const [selector, value] of Object.entries(arguments[0])) {
+              const input = form.querySelector(selector);
+              input.value = value;
+              input.dispatchEvent(new Event("input", { bubbles: true }));
+            }
+            """,
+            values,
+        )
+        await self.browser.write("#fields .content", str(TOUR))
+
+    async def submit(self, command: str, directory: str = "", field: str = "source") -> str:
+        """Send the form; return the identifier, which is in the link then."""
+        await self.fill(command, directory, field)
+        await self.browser.click("#submit")
+        begun = "location.hash.startsWith('#evaluation/') && location.hash.slice(12)"
+        identifier: str = await self.browser.until(begun)
+        self.client.evaluations.append(identifier)
+        return identifier
+
+    async def tour(self) -> str:
+        """Have a tour of the example problem judged to its end."""
+        shutil.copytree(PROBLEMS, self.repository.folder, dirs_exist_ok=True)
+        self.commit = self.repository.commit()
+        identifier = await self.submit("python3 tour_evaluator.py", "knights_tour", "tour")
+        await self.browser.shows("#state", "finished")
+        return identifier
+
+    async def rows(self, selector: str) -> list[list[str]]:
+        """Return what stands in the cells of a table that can be seen."""
+        found: list[list[str]] = await self.browser.script(
+            """
+            return [...document.querySelectorAll(arguments[0])].map((row) =>
+              [...row.cells].filter((cell) => cell.checkVisibility()).map((cell) => cell.innerText))
+            """,
+            selector,
+        )
+        return found
+
+    async def check_tour(self) -> None:
+        """Hold that what the example has sent is shown."""
+        self.assertEqual(
+            await self.rows("#goals tbody tr"),
+            [["legal", "reached"], ["complete", "reached"], ["closed", "not reached"]],
+        )
+        self.assertEqual(
+            await self.browser.text("#output"), "following the knight ... ok, 64 of 64 squares"
+        )
+        self.assertTrue(
+            await self.browser.until("document.querySelector('.files img')?.naturalWidth > 0"),
+            "the drawing is not shown",
+        )
+        self.assertIn("ran", await self.browser.text("#facts"))

@@ -14,12 +14,11 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from tests.integration.browser import DESKTOP, NARROW, PHONE
-from tests.integration.browser_case import PROBLEMS, BrowserTestCase
+from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
 from tests.integration.patience import PATIENCE
 
-TOUR = PROBLEMS / "knights_tour" / "solutions" / "right_open.txt"
 LOOKS = {
     f"{name}-{scheme}": (size, scheme)
     for name, size in (("desktop", DESKTOP), ("phone", PHONE), ("narrow", NARROW))
@@ -56,7 +55,7 @@ raise SystemExit(3)
 COUNTING = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.05; done"
 
 
-class PageTests(BrowserTestCase):
+class PageTests(PageTestCase):
     """The page, as somebody uses it who has a repository and a file."""
 
     async def setUp(self) -> None:
@@ -65,76 +64,7 @@ class PageTests(BrowserTestCase):
         await self.browser.forget(self.daemon.url)
         await self.visit()
 
-    async def visit(self) -> None:
-        """Open the page, and wait for its form: a test's script could come before the page's."""
-        await self.browser.open(f"{self.daemon.url}/")
-        await self.browser.until("document.querySelector('#fields .content') !== null")
-
-    async def fill(self, command: str, directory: str = "", field: str = "source") -> None:
-        """Fill in the form, with a file."""
-        values = {
-            "[name='repository[url]']": self.repository.url,
-            "[name='commit_oid']": self.commit,
-            "[name='directory']": directory,
-            "[name='evaluator_cmd']": command,
-            "#fields .name": field,
-        }
-        await self.browser.script(
-            """
-            for (const [selector, value] of Object.entries(arguments[0])) {
-              const input = form.querySelector(selector);
-              input.value = value;
-              input.dispatchEvent(new Event("input", { bubbles: true }));
-            }
-            """,
-            values,
-        )
-        await self.browser.write("#fields .content", str(TOUR))
-
-    async def submit(self, command: str, directory: str = "", field: str = "source") -> str:
-        """Send the form; return the identifier, which is in the link then."""
-        await self.fill(command, directory, field)
-        await self.browser.click("#submit")
-        begun = "location.hash.startsWith('#evaluation/') && location.hash.slice(12)"
-        identifier: str = await self.browser.until(begun)
-        self.client.evaluations.append(identifier)
-        return identifier
-
-    async def tour(self) -> str:
-        """Have a tour of the example problem judged to its end."""
-        shutil.copytree(PROBLEMS, self.repository.folder, dirs_exist_ok=True)
-        self.commit = self.repository.commit()
-        identifier = await self.submit("python3 tour_evaluator.py", "knights_tour", "tour")
-        await self.browser.shows("#state", "finished")
-        return identifier
-
-    async def rows(self, selector: str) -> list[list[str]]:
-        """Return what stands in the cells of a table that can be seen."""
-        found: list[list[str]] = await self.browser.script(
-            """
-            return [...document.querySelectorAll(arguments[0])].map((row) =>
-              [...row.cells].filter((cell) => cell.checkVisibility()).map((cell) => cell.innerText))
-            """,
-            selector,
-        )
-        return found
-
     # An evaluation
-
-    async def check_tour(self) -> None:
-        """Hold that what the example has sent is shown."""
-        self.assertEqual(
-            await self.rows("#goals tbody tr"),
-            [["legal", "reached"], ["complete", "reached"], ["closed", "not reached"]],
-        )
-        self.assertEqual(
-            await self.browser.text("#output"), "following the knight ... ok, 64 of 64 squares"
-        )
-        self.assertTrue(
-            await self.browser.until("document.querySelector('.files img')?.naturalWidth > 0"),
-            "the drawing is not shown",
-        )
-        self.assertIn("ran", await self.browser.text("#facts"))
 
     async def test_example(self) -> None:
         """A problem is judged: goals, text, and files that can be saved; the link reopens it."""
