@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from typing import Any
 
@@ -111,6 +111,14 @@ class Client:
     async def get(self, path: str, **arguments: Any) -> Answer:
         """Return the answer to a GET."""
         return await self.request("GET", path, **arguments)
+
+    async def stream(
+        self, path: str, received: Callable[[bytes], object], headers: dict[str, str]
+    ) -> None:
+        """Read a stream to its end; `received` gets it piece by piece."""
+        response = await self._http.get(self.url + path, headers={**self._credentials, **headers})
+        assert response.code == 200, response.code
+        await response.collect(received)
 
     # Evaluations
 

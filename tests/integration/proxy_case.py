@@ -17,7 +17,8 @@ from tawebeval import client as library
 from tawebeval.workspace import log_name
 from tests.event_source import EventSource
 from tests.integration.client import Client, Event, failure, python, text
-from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
+from tests.integration.curl import Http2Client
+from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.proxies import BELOW, Proxy
 from tests.integration.raw import Connection, body_of, head_of, part
 from tests.integration.test_streams import SocketReader
@@ -29,6 +30,8 @@ COUNT = 20_000
 LINES = python(f"for number in range({COUNT}): print('line', number)")
 ENDLESS = python("import itertools\nfor number in itertools.count(): print('line', number)")
 PRINTED = "".join(f"line {number}\n" for number in range(COUNT))
+PER_CLIENT = 100
+"""Requests that a client may have at once: as many as go over one connection of HTTP/2 anywhere."""
 
 
 def settings(
@@ -41,6 +44,7 @@ def settings(
     return (
         f"{CONFIGURATION}\n[http]\nbase_path = '{base_path}'\n"
         f"trusted_proxies = ['{trusted}']\nclient_header = '{header}'\n"
+        f"connections_per_address = {PER_CLIENT}\n"
         f"[streams]\nheartbeat = 0.3\n[log]\nformat = 'json'\naccess = true\n{more}"
     )
 
@@ -55,25 +59,25 @@ def lacking(proxy: type[Proxy]) -> str | None:
     return None if proxy.find() else f"there is no {proxy.program} (Debian package of that name)"
 
 
+def answered(daemon: Daemon, identifier: str) -> list[str]:
+    """Return the lines of the access log about streams of an evaluation that are over."""
+    path = f"/evaluation/{log_name(identifier)}/events"
+    return [line for line in daemon.lines if path in line]
+
+
 @attrs.define
 class Reading:
     """A stream that is read: `pieces` are what has come of it, `ended` fires at its end."""
 
-    client: Client
     pieces: list[bytes] = attrs.field(factory=list)
     ended: Deferred[None] = attrs.field(init=False)
 
     @classmethod
     def begin(cls, client: Client, path: str, **headers: str) -> Reading:
         """Ask for a stream."""
-        reading = cls(client)
-        reading.ended = Deferred.fromCoroutine(reading._read(path, headers))
+        reading = cls()
+        reading.ended = Deferred.fromCoroutine(client.stream(path, reading.pieces.append, headers))
         return reading
-
-    async def _read(self, path: str, headers: dict[str, str]) -> None:
-        response = await self.client._http.get(self.client.url + path, headers=headers)
-        assert response.code == 200, response.code
-        await response.collect(self.pieces.append)
 
     @property
     def received(self) -> bytes:
@@ -96,7 +100,8 @@ class Reading:
 class ProxyTestCase(DaemonTestCase):
     """One proxy for each test.
 
-    `plain` asks it over HTTP, `secure` over TLS, and `client` asks the daemon itself.
+    `plain` asks it over HTTP, `secure` over TLS, `http2` over TLS by HTTP/2, and `client` asks
+    the daemon itself.
     """
 
     proxy_type: ClassVar[type[Proxy]]
@@ -112,7 +117,9 @@ class ProxyTestCase(DaemonTestCase):
         self.trust = BrowserLikePolicyForHTTPS(trustRootFromCertificates([certificate]))
         self.plain = Client(self.proxy.url)
         self.secure = Client(self.proxy.tls_url, trust=self.trust)
-        for client in (self.plain, self.secure):
+        self.http2 = Http2Client(self.proxy.tls_url, self.proxy.certificate)
+        self.clients = (self.plain, self.secure, self.http2)
+        for client in self.clients:
             client.evaluations = self.client.evaluations
             self.addCleanup(client.close)
 
@@ -138,11 +145,11 @@ class ProxyTestCase(DaemonTestCase):
 
 
 class FollowingTests:
-    """Every way of following, over HTTP and TLS; for a `ProxyTestCase`."""
+    """Every way of following, over HTTP, TLS and HTTP/2; for a `ProxyTestCase`."""
 
     async def test_as_they_come(self: Any) -> None:
         """Each reader has an event before the evaluator goes on, which it never does."""
-        for client in (self.plain, self.secure):
+        for client in self.clients:
             await self.read_along(client)
 
     async def read_along(self: Any, client: Client) -> None:
@@ -167,7 +174,7 @@ class FollowingTests:
 
     async def test_all_events(self: Any) -> None:
         """Each gets all there is, in order."""
-        for client in (self.plain, self.secure):
+        for client in self.clients:
             identifier = await self.begin_by(client, LINES)
             path = f"/evaluation/{identifier}/events"
             sent = Reading.begin(client, path, Accept="text/event-stream")
@@ -210,14 +217,18 @@ class FollowingTests:
         with Connection(self.proxy.port, receives=16 * 1024) as connection:
             connection.send(asking(self.base_path + path, "application/jsonl"))
             connection.read_until(b'"line 0"')
-            printed = -1
-            while printed != (printed := await self.printed(identifier)):
-                await deferLater(reactor, 0.5)
+            await self.paused(identifier)
         again = Reading.begin(self.plain, f"{path}?after=0&skip=1", Accept="application/jsonl")
         await until(lambda: b'"line 1"' in again.received, "it goes on")
         await self.plain.cancel(identifier)
         await again.ended
         failure(again.lines(), "cancelled")
+
+    async def paused(self: Any, identifier: str) -> None:
+        """Wait until an evaluator prints nothing more, for nobody takes it."""
+        printed = -1
+        while printed != (printed := await self.printed(identifier)):
+            await deferLater(reactor, 0.5)
 
     async def printed(self: Any, identifier: str) -> int:
         """Return how many events there were."""
@@ -233,15 +244,10 @@ class FollowingTests:
         ):
             connection.send(asking(path, accept))
             connection.read_until(b'"one"')
-        self.assertEqual(self.answered(identifier), [])
+        self.assertEqual(answered(self.daemon, identifier), [])
         for connection in connections:
             connection.close()
-        await until(lambda: len(self.answered(identifier)) == 2, "both streams end")
-
-    def answered(self: Any, identifier: str) -> list[str]:
-        """Return the lines of the access log about streams of an evaluation that are over."""
-        path = f"/evaluation/{log_name(identifier)}/events"
-        return [line for line in self.daemon.lines if path in line]
+        await until(lambda: len(answered(self.daemon, identifier)) == 2, "both streams end")
 
     async def test_library(self: Any) -> None:
         """The client library gets each event once, although the proxy is restarted meanwhile."""
@@ -261,8 +267,13 @@ class AddressTests:
 
     async def test_address(self: Any) -> None:
         """The access log has the client's own address, whatever it claims."""
-        for url, source in ((self.proxy.url, "127.0.0.2"), (self.proxy.tls_url, "127.0.0.3")):
-            async with Client(url, trust=self.trust, source=source) as client:
+        secure, certificate = self.proxy.tls_url, self.proxy.certificate
+        for source, client in {
+            "127.0.0.2": Client(self.proxy.url, source="127.0.0.2"),
+            "127.0.0.3": Client(secure, trust=self.trust, source="127.0.0.3"),
+            "127.0.0.4": Http2Client(secure, certificate, source="127.0.0.4"),
+        }.items():
+            async with client:
                 claims = {"X-Forwarded-For": "192.0.2.1", "Forwarded": "for=192.0.2.1"}
                 await client.get(f"/{source}", headers=claims)
             self.assertEqual(await self.logged(f"/{source}"), [source])
@@ -295,7 +306,7 @@ class SurfaceTests(AddressTests):
 
     async def test_page(self: Any) -> None:
         """The page and all that it is made of come as they are."""
-        for client in (self.plain, self.secure):
+        for client in self.clients:
             page = await client.get("/")
             for link in ["", *LINK.findall(page.body.decode())]:
                 if not link.startswith("#"):
@@ -307,7 +318,7 @@ class SurfaceTests(AddressTests):
 
     async def test_problems(self: Any) -> None:
         """Errors are documents, as they are without a proxy; preflights are answered."""
-        for client in (self.plain, self.secure):
+        for client in self.clients:
             for method, path, code in (
                 ("GET", "/nowhere", 404),
                 ("PUT", "/evaluate", 405),
@@ -328,13 +339,7 @@ class SurfaceTests(AddressTests):
     async def test_upload(self: Any) -> None:
         """A large form reaches the daemon while it is sent, and arrives whole."""
         content = bytes(range(256)) * (12 * MIB // 256)
-        fields = {
-            "repository[url]": self.repository.url,
-            "commit_oid": self.commit,
-            "evaluator_cmd": DESCRIBE,
-        }
-        parts = [part(name, value.encode()) for name, value in fields.items()]
-        body = body_of([*parts, part("submission[source]", content, "solution.bin")])
+        body = self.describing(content)
         with Connection(self.proxy.port) as connection:
             connection.send(head_of(len(body), target=f"{self.base_path}/evaluate"))
             half = len(body) // 2
@@ -343,9 +348,23 @@ class SurfaceTests(AddressTests):
             connection.send(body[half:])
             answer = connection.answer()
         self.assertEqual(answer.code, 200, answer)
-        identifier = json.loads(answer.body)["evaluation_id"]
-        self.plain.evaluations.append(identifier)
-        (found,) = (event["payload"] for event in await self.plain.follow(identifier))
+        await self.check_described(self.plain, answer.body, content)
+
+    def describing(self: Any, content: bytes) -> bytes:
+        """Return a form with a file of this content, which its evaluator is to describe."""
+        fields = {
+            "repository[url]": self.repository.url,
+            "commit_oid": self.commit,
+            "evaluator_cmd": DESCRIBE,
+        }
+        parts = [part(name, value.encode()) for name, value in fields.items()]
+        return body_of([*parts, part("submission[source]", content, "solution.bin")])
+
+    async def check_described(self: Any, client: Client, answer: bytes, content: bytes) -> None:
+        """Hold that the evaluation that has begun with this answer got the file as it was."""
+        identifier = json.loads(answer)["evaluation_id"]
+        client.evaluations.append(identifier)
+        (found,) = (event["payload"] for event in await client.follow(identifier))
         self.assertEqual(found, described(("source", "solution.bin", content)))
 
     def arrived(self: Any) -> int:
@@ -363,11 +382,11 @@ class SurfaceTests(AddressTests):
     async def test_away(self: Any) -> None:
         """While the daemon is away there is a document that says so, and then all is well."""
         await self.daemon.kill()
-        for client in (self.plain, self.secure):
+        for client in self.clients:
             answer = await client.get("/health")
             answer.problem(503)
             self.assertEqual(answer.header("Retry-After"), "5")
         self.daemon.start(*self.options())
         await self.daemon.ready()
-        for client in (self.plain, self.secure):
+        for client in self.clients:
             self.assertEqual((await client.get("/health")).code, 200)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.integration.http2_case import Http2Tests
 from tests.integration.proxies import BELOW, Caddy
 from tests.integration.proxy_case import (
     FollowingTests,
@@ -16,7 +17,7 @@ from tests.integration.raw import Connection
 BUFFERS = "[buffers]\nevaluation = 16_777_216\n"
 
 
-class CaddyTests(FollowingTests, SurfaceTests, ProxyTestCase):
+class CaddyTests(FollowingTests, SurfaceTests, Http2Tests, ProxyTestCase):
     """Caddy."""
 
     skip = lacking(Caddy)
@@ -28,6 +29,7 @@ class CaddyTests(FollowingTests, SurfaceTests, ProxyTestCase):
         with Connection(self.proxy.port) as connection:
             head = f"GET /{'x' * 40_000} HTTP/1.1\r\nHost: localhost\r\n\r\n"
             connection.ask(head.encode()).problem(414)
+        (await self.http2.get(f"/{'x' * 40_000}")).problem(414)
 
 
 class CaddyBelowTests(FollowingTests, SurfaceTests, ProxyTestCase):

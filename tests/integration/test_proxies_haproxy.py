@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.integration.harness import until
+from tests.integration.http2_case import Http2RefusalTests, Http2Tests
 from tests.integration.proxies import BELOW, HAProxy, HAProxyBeforeSeveral, ImpatientHAProxy
 from tests.integration.proxy_case import (
     AddressTests,
@@ -32,7 +33,9 @@ class RefusalTests:
             connection.ask(b"no chunk\r\n").problem(400)
 
 
-class HAProxyTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase):
+class HAProxyTests(
+    FollowingTests, SurfaceTests, Http2Tests, RefusalTests, Http2RefusalTests, ProxyTestCase
+):
     """HAProxy."""
 
     skip = lacking(HAProxy)

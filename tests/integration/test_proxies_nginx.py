@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.integration.client import Client
+from tests.integration.http2_case import Http2RefusalTests, Http2Tests
 from tests.integration.proxies import BELOW, ForwardingNginx, Nginx, StrippingNginx
 from tests.integration.proxy_case import (
     AddressTests,
@@ -45,7 +46,9 @@ class RefusalTests:
             connection.ask(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").problem(400)
 
 
-class NginxTests(FollowingTests, SurfaceTests, RefusalTests, ProxyTestCase):
+class NginxTests(
+    FollowingTests, SurfaceTests, Http2Tests, RefusalTests, Http2RefusalTests, ProxyTestCase
+):
     """nginx."""
 
     skip = lacking(Nginx)
