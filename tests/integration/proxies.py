@@ -285,15 +285,17 @@ class Caddy(Proxy):
             "# tls /etc/ssl/judge.example.org.crt": f"tls {certificate}",
             "/etc/ssl/private/judge.example.org.key": certificate,
         }
-        # It has one scheme only, for Caddy sends all others to that.
-        plain = changed(text, {"\njudge.example.org {": "\nhttp:// {"})
-        text = changed(text, {"\njudge.example.org {": "\nhttps://127.0.0.1 {", **secure})
         options = (
             *("admin off", "auto_https disable_redirects", "default_bind 127.0.0.1"),
             *(f"http_port {self.port}", f"https_port {self.tls_port}"),
             "grace_period 1ms",  # at its end it would wait for that of streams
         )
-        return "\n".join(["{", *options, "}", plain, text])
+        head, name, site = text.partition("\njudge.example.org {\n")
+        assert name, "the site is not there"
+        head = changed(head, {"\n{\n": "\n".join(["\n{", *options, ""])})
+        # It has one scheme only, for Caddy sends all others to that.
+        plain = f"\nhttp:// {{\n{site}"
+        return f"{head}{plain}\nhttps://127.0.0.1 {{\n{changed(site, secure)}"
 
     def command(self) -> list[str]:
         """Return what runs it in the foreground."""

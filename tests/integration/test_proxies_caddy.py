@@ -24,6 +24,11 @@ class CaddyTests(FollowingTests, SurfaceTests, Http2Tests, ProxyTestCase):
     proxy_type = Caddy
     configuration = settings(more=BUFFERS)
 
+    async def test_no_other_protocol(self) -> None:
+        """Clients are not told of HTTP/3, which browsers would use from then on."""
+        answer = await self.http2.get("/health")
+        self.assertIsNone(answer.header("Alt-Svc"))
+
     async def test_long_head(self) -> None:
         """What is too large for the daemon reaches it, and is refused by that."""
         with Connection(self.proxy.port) as connection:
