@@ -64,16 +64,20 @@ _Result = TypeVar("_Result")
 
 
 class Browser:
-    """One browser with one window."""
+    """One browser with one window, which may be given further switches.
 
-    def __init__(self) -> None:
+    What goes over the network is noted if `handshakes` are to be told.
+    """
+
+    def __init__(self, *switches: str, handshakes: bool = False) -> None:
         self._folder = tempfile.mkdtemp(prefix="tawebeval-browser-")
         options = ChromeOptions()
         assert CHROMIUM and CHROMEDRIVER
         options.binary_location = CHROMIUM
-        for switch in (*_SWITCHES, f"--user-data-dir={self._folder}/profile"):
+        for switch in (*_SWITCHES, *switches, f"--user-data-dir={self._folder}/profile"):
             options.add_argument(switch)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        noted = {"browser": "ALL", **({"performance": "ALL"} if handshakes else {})}
+        options.set_capability("goog:loggingPrefs", noted)
         service = ChromeService(CHROMEDRIVER, env={**os.environ, "HOME": self._folder})
         try:
             self._driver = Chrome(options, service)
@@ -199,3 +203,13 @@ class Browser:
         """Return what the console has complained of since the last time."""
         entries = await self.do(lambda driver: driver.get_log("browser"))
         return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+
+    async def handshakes(self) -> list[int]:
+        """Return the statuses that WebSockets have been answered with since the last time."""
+        entries = await self.do(lambda driver: driver.get_log("performance"))
+        messages = [json.loads(entry["message"])["message"] for entry in entries]
+        return [
+            message["params"]["response"]["status"]
+            for message in messages
+            if message["method"] == "Network.webSocketHandshakeResponseReceived"
+        ]
