@@ -73,13 +73,13 @@ def fit(configuration: Configuration) -> Configuration:
 
 
 def check(configuration: Configuration) -> None:
-    """Raise ConfigurationError where there are too few for evaluations and a few connections."""
+    """Raise ConfigurationError where there are too few beside no more than a few connections."""
     there, fewest = allowed(), _besides(configuration) + _FEWEST
     if there < fewest:
         raise ConfigurationError(
             f"descriptors: {there} are allowed here, and {fewest} are the fewest for so many"
             f" evaluations; LimitNOFILE={needed(configuration)} in the unit (or ulimit -n), or"
-            " fewer evaluations.running"
+            " fewer evaluations.running or callbacks.at_once"
         )
 
 

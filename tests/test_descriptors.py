@@ -84,6 +84,7 @@ class DescriptorsTests(SynchronousTestCase):
         said = str(caught.exception)
         self.assertIn(f"{fewest - 1} are allowed here, and {fewest} are the fewest", said)
         self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
+        self.assertTrue(said.endswith("fewer evaluations.running or callbacks.at_once"), said)
 
     def test_more(self) -> None:
         """What needs more than before may follow where there are as many; else it is named."""
