@@ -11,6 +11,7 @@ import attrs
 import msgspec
 
 from tawebeval.belongings import check_readable
+from tawebeval.ceilings import check_limits
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.descriptors import check_more
 from tawebeval.errors import ConfigurationError
@@ -43,6 +44,7 @@ class ConfigurationFile:
 
     def check(self, running: Configuration, following: Configuration) -> None:
         """Look whether one may follow the other. Blocks. Raises ConfigurationError."""
+        check_limits(following.limits)
         check_more(running, following)
         check_readable(following, self.path, self.environment)
 

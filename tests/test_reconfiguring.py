@@ -85,6 +85,12 @@ class CallbacksTests(SynchronousTestCase):
         self.assertEqual((self.callbacks._settings, self.callbacks._signing.secrets), before)
         return problem
 
+    def allow(self, limited: int, hard: int) -> None:
+        """Let this process have so much of one thing, and any number of all others."""
+        limits = {limited: (0, hard)}
+        none = (0, resource.RLIM_INFINITY)
+        self.patch(resource, "getrlimit", lambda which: limits.get(which, none))
+
     def test_there_and_back(self) -> None:
         """From none to callbacks, for which there are secrets from then on, and back to none."""
         self.begin("")
@@ -166,12 +172,22 @@ class CallbacksTests(SynchronousTestCase):
     def test_too_few_descriptors(self) -> None:
         """More at once than there are descriptors for are refused."""
         self.begin("")
-        limits = (0, needed(Configuration()))
-        self.patch(resource, "getrlimit", lambda _: limits)
+        self.allow(resource.RLIMIT_NOFILE, needed(Configuration()))
         self.write("at_once = 11")
         self.assertTrue(self.refused().startswith("callbacks.at_once: with 11 of them"))
         self.write("at_once = 10\nenabled = false")
         self.assertEqual(self.reloading.reload(), Outcome())
+
+    def test_beyond_the_daemon(self) -> None:
+        """Limits that the daemon could give to no evaluator are refused, as at the start."""
+        self.begin("")
+        self.allow(resource.RLIMIT_CPU, 61)
+        self.write("", "[limits]\ncpu = 61")
+        problem = self.refused()
+        self.assertTrue(problem.startswith("limits.cpu: "), problem)
+        self.write("", "[limits]\ncpu = 60")
+        self.assertEqual(self.reloading.reload(), Outcome())
+        self.assertEqual(self.taken[-1].limits.cpu, 60)
 
     def test_copied(self) -> None:
         """Secrets that systemd has handed over are told to be a copy as soon as they are needed."""
