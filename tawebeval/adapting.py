@@ -38,7 +38,8 @@ class Adapting:
         self.surroundings.configuration = configuration
         self.surroundings.sandbox.limits = configuration.limits
         self.remotes.policy = host_policy(configuration.repositories)
-        self.queue.bound(*bounds(configuration, self.access))
+        self.queue.bound(self.queue.places, *bounds(configuration, self.access))
+        self.queue.go_on()
         self.registry.spool.limit = configuration.limits.uploads
         self.callbacks.go_by(configuration.callbacks)
         self.access.rate.per_minute = configuration.callers.requests_per_minute

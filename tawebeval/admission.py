@@ -21,30 +21,29 @@ class Queue:
     ago, and among what that caller has waiting to what came first. Of one caller at
     most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own. Nobody
     is let in of a caller whom `admits` does not; `go_on` is to be called when it may again.
-    `places` is how many are let in; who changes it calls `bound` after that.
     """
 
     def __init__(
         self, running: int, queued: int, own_running: int = 0, own_queued: int = 0
     ) -> None:
         self.admits: Callable[[str], bool] = lambda caller: True
-        self.places = running
-        self._bound(queued, own_running, own_queued)
+        self.bound(running, queued, own_running, own_queued)
+        self._letting_in = False
         self._inside: dict[str, str] = {}  # of whom each is
         self._taken: Counter[str] = Counter()  # places, by caller
         self._callers: dict[str, str] = {}  # of those that wait
         # By caller, in the order of their turns; none is empty.
         self._waiting: dict[str, dict[str, Deferred[None]]] = {}
 
-    def _bound(self, queued: int, own_running: int, own_queued: int) -> None:
-        self._queued = queued
-        self._own_running = own_running or self.places
-        self._own_queued = own_queued or queued
+    def bound(self, running: int, queued: int, own_running: int = 0, own_queued: int = 0) -> None:
+        """Have these bounds from now on. Who has a place, or waits, stays all the same.
 
-    def bound(self, queued: int, own_running: int = 0, own_queued: int = 0) -> None:
-        """Have other bounds from now on. Who has a place, or waits, stays all the same."""
-        self._bound(queued, own_running, own_queued)
-        self.go_on()
+        `go_on` is to be called after it, to let in who may be now.
+        """
+        self.places = running
+        self._queued = queued
+        self._own_running = own_running or running
+        self._own_queued = own_queued or queued
 
     @property
     def running(self) -> int:
@@ -76,7 +75,8 @@ class Queue:
 
     def enter(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a place to run. Cancelling it gives up waiting."""
-        if self._may_run(caller):  # then nobody waits who could have the place
+        # Nobody waits then who could have the place, save while others are being let in.
+        if self._may_run(caller) and not self._letting_in:
             self._let_in(name, caller)
             return succeed(None)
         place: Deferred[None] = Deferred(lambda _: self._give_up(name))
@@ -109,7 +109,20 @@ class Queue:
         self.go_on()
 
     def go_on(self) -> None:
-        """Let in all who may be."""
+        """Let in all who may be.
+
+        Some leave as soon as they are let in. Who follows these is let in here, not there: a
+        thousand of them would be more calls within each other than Python has room for.
+        """
+        if self._letting_in:
+            return
+        self._letting_in = True
+        try:
+            self._let_all_in()
+        finally:
+            self._letting_in = False
+
+    def _let_all_in(self) -> None:
         while True:
             following = next((caller for caller in self._waiting if self._may_run(caller)), None)
             if following is None:

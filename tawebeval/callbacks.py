@@ -5,13 +5,13 @@ caller who has most there loses what has waited longest: a receiver that is down
 whose it is.
 
 Settings may change meanwhile. What has begun, an attempt or a pause, ends as it began, and all that
-comes after goes by the new ones: so nothing is sent any more to where nothing may be sent by now.
+comes after goes by the new ones: so no attempt begins any more to where nothing may be sent by now.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,11 +61,17 @@ class _Delivery:
         """The bytes of memory that it counts for."""
         return len(self.document) + _OVERHEAD
 
-    def give_up(self, why: str) -> None:
-        """Stop it."""
-        self.given_up = self.given_up or why
-        if self.life is not None:
-            self.life.cancel()
+
+def _give_up(deliveries: Sequence[_Delivery], why: str) -> None:
+    """Stop them.
+
+    None begins any more when the first is stopped, for the place of that goes to another.
+    """
+    for delivery in deliveries:
+        delivery.given_up = delivery.given_up or why
+    for delivery in deliveries:
+        if delivery.life is not None:
+            delivery.life.cancel()
 
 
 class Callbacks:
@@ -105,11 +111,11 @@ class Callbacks:
         self._settings = settings
         self._poster = self._open_poster(settings)
         self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
-        self._make_room()
         # Half of the places at most are one caller's, whose receiver may be slow.
         own = 0 if self._alone else (settings.at_once + 1) // 2
-        self._places.places = settings.at_once
-        self._places.bound(_UNBOUNDED, own)
+        self._places.bound(settings.at_once, _UNBOUNDED, own)
+        self._make_room()
+        self._places.go_on()
 
     @property
     def pending(self) -> int:
@@ -141,7 +147,7 @@ class Callbacks:
         delivery = self._deliveries[event] = _Delivery(callback, evaluation, document(), event)
         self._make_room()
         if self._hurried:
-            delivery.give_up(_STOPPED)
+            _give_up([delivery], _STOPPED)
         delivery.life = Deferred.fromCoroutine(self._live(delivery)).addErrback(
             lambda failure: log.failure("{evaluation}: a defect", failure, evaluation=evaluation)
         )
@@ -153,8 +159,7 @@ class Callbacks:
     def hurry(self) -> None:
         """Give up all of them, and those that are yet to come."""
         self._hurried = True
-        for delivery in list(self._deliveries.values()):
-            delivery.give_up(_STOPPED)
+        _give_up(list(self._deliveries.values()), _STOPPED)
 
     async def close(self) -> None:
         """Wait for the last attempts, for the time of one at most, and give up what is left."""
@@ -180,8 +185,7 @@ class Callbacks:
             caller, _ = sizes.most_common(1)[0]
             too_many.append(of_caller[caller].pop(0))
             sizes[caller] -= too_many[-1].size
-        for delivery in reversed(too_many):  # so that no place goes to one that is next
-            delivery.give_up("too many callbacks of this caller wait")
+        _give_up(too_many, "too many callbacks of this caller wait")
 
     async def _live(self, delivery: _Delivery) -> None:
         """Deliver, and note how that has ended."""
@@ -229,6 +233,8 @@ class Callbacks:
         callback = delivery.callback
         await self._places.enter(delivery.event, callback.caller)
         try:
+            if delivery.given_up:
+                raise CancelledError
             if not self._settings.enabled:
                 return Receipt(Verdict.REFUSED, "the operator has disabled callbacks")
             secrets = self._signing.secrets

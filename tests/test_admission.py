@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 from hypothesis import given
@@ -78,6 +79,25 @@ class QueueTests(SynchronousTestCase):
         self.queue.leave("a")
         self.successResultOf(third)
         self.successResultOf(fourth)
+
+    def test_many_leave_at_once(self) -> None:
+        """However many leave as soon as they are let in, all are; who enters then comes last."""
+        for name in "ab":
+            self.queue.enter(name)
+        order: list[str] = []
+
+        def let_in(name: str) -> None:
+            order.append(name)
+            self.queue.leave(name)
+            if name == "0":
+                self.queue.enter("late").addCallback(lambda _: let_in("late"))
+
+        names = [str(number) for number in range(sys.getrecursionlimit())]
+        for name in names:
+            self.queue.enter(name).addCallback(lambda _, name=name: let_in(name))
+        self.queue.leave("a")
+        self.assertEqual(order, [*names, "late"])
+        self.assertEqual((self.queue.running, self.queue.waiting), (1, 0))
 
     def test_not_admitted(self) -> None:
         """Who is not admitted waits though there is a place, and is passed over, until it is."""
@@ -164,24 +184,27 @@ class ShareTests(SynchronousTestCase):
         queue = Queue(3, 3, own_running=1, own_queued=1)
         self.assertEqual(self.names(queue, "a1", "a2", "a3"), ["a2", "a3"])
         self.assertTrue(queue.share_used("a"))
-        queue.bound(100, 2, 2)
+        queue.bound(3, 100, 2, 2)
+        queue.go_on()
         self.assertEqual(self.entered, ["a1", "a2"])
         self.assertFalse(queue.share_used("a"))
-        queue.bound(1, 1)
+        queue.bound(3, 1, 1)
+        queue.go_on()
         self.assertEqual((queue.running, queue.waiting), (2, 1))
         self.assertTrue(queue.full("a"))
-        queue.bound(1)
+        queue.bound(3, 1)
+        queue.go_on()
         self.assertEqual(self.entered, ["a1", "a2", "a3"])
 
     def test_other_places(self) -> None:
         """With more places those who wait are let in; with fewer nobody is until some have left."""
         queue = Queue(1, 100)
         self.assertEqual(self.names(queue, "a1", "b1", "c1"), ["b1", "c1"])
-        queue.places = 2
-        queue.bound(100)
+        queue.bound(2, 100)
+        queue.go_on()
         self.assertEqual(self.entered, ["a1", "b1"])
-        queue.places = 1
-        queue.bound(100)
+        queue.bound(1, 100)
+        queue.go_on()
         queue.leave("a1")
         self.assertEqual(self.entered, ["a1", "b1"])
         queue.leave("b1")

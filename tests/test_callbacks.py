@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,8 @@ class DeliveryTests(CallbacksTestCase):
 class ManyTests(CallbacksTestCase):
     """Places to send."""
 
+    settings = msgspec.structs.replace(CallbacksTestCase.settings, buffer=10**8)
+
     def test_at_once(self) -> None:
         """So many are sent at once; half of the places at most are one caller's."""
         self.poster.held = True
@@ -286,6 +289,18 @@ class ManyTests(CallbacksTestCase):
         self.assertEqual(len(self.poster.waiting), 3)
         self.poster.answer(TAKEN)
         self.assertEqual(len(self.poster.posted), 4)
+
+    def test_many_refused(self) -> None:
+        """However many wait when nothing may be sent any more, each comes to its end."""
+        self.poster.held = True
+        callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
+        self.change(enabled=False)
+        self.poster.answer(BAD)
+        self.poster.answer(TAKEN)
+        self.clock.advance(5)
+        ends = {Stage.REFUSED: len(callbacks) - 1, Stage.DELIVERED: 1}
+        self.assertEqual(self.callbacks.ended, ends)
+        self.nothing_left()
 
     def test_a_pause_takes_no_place(self) -> None:
         """Who waits for the next attempt keeps nobody from sending."""
@@ -458,6 +473,18 @@ class ChangeTests(CallbacksTestCase):
             self.check(callback, Stage.GIVEN_UP, attempts, why)
         self.check(callbacks[3], Stage.PENDING, 1)
 
+    def test_less_of_everything(self) -> None:
+        """Of those who are given up none is sent, nor are more at once than may be by now."""
+        for buffer, left in ((1, 0), (2 * 4096 + 50, 2)):
+            self.setUp()
+            self.poster.held = True
+            callers = ("alice", "alice", "bob", "bob", "alice", "bob", "alice", "bob")
+            callbacks = [self.send(caller, b"") for caller in callers]
+            self.change(buffer=buffer, at_once=1)
+            attempts = [callback.attempts for callback in callbacks]
+            self.assertEqual(attempts, [1] * 4 + [0] * (4 - left) + [1, 0][:left])
+            self.assertEqual(self.callbacks.pending, left)
+
     def test_end(self) -> None:
         """The last attempts have the time of these settings, and none where there are none."""
         for settings, seconds in (({"timeout": 3}, 3), ({"enabled": False}, 0)):
@@ -518,6 +545,15 @@ class CloseTests(CallbacksTestCase):
         self.successResultOf(closed)
         self.check(callback, Stage.GIVEN_UP, 1, STOPPED)
         self.check(self.send("bob"), Stage.GIVEN_UP, 0, STOPPED)
+        self.nothing_left()
+
+    def test_hurried_with_others_waiting(self) -> None:
+        """Nor is anything sent that waits for a place: none gets that of another."""
+        self.poster.held = True
+        callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
+        self.callbacks.hurry()
+        for callback, attempts in zip(callbacks, (1, 1, 0, 0, 0, 0), strict=True):
+            self.check(callback, Stage.GIVEN_UP, attempts, STOPPED)
         self.nothing_left()
 
     def test_out_of_time(self) -> None:

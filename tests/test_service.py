@@ -482,6 +482,10 @@ class ServiceTests(SynchronousTestCase):
         registry, site = evaluations._registry, self.site()
         surroundings: Any = registry._surroundings
         repositories: Any = evaluations._repositories
+        queue = registry._queue
+        queue.bound(2, 2, 1)
+        _, waiting = (queue.enter(name, "alice") for name in ("first", "second"))
+        self.assertNoResult(waiting)
         path.write_text(
             f"""
             {access}
@@ -512,13 +516,14 @@ class ServiceTests(SynchronousTestCase):
             """.replace("SECRETS", str(secrets)).replace("            ", "")
         )
         self.assertEqual(self.reload(daemon), Outcome())
-        api, queue = site.api, registry._queue
+        api = site.api
         self.assertEqual(api.configuration.polls.wait, 3)
         self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
         self.assertIs(surroundings.configuration, api.configuration)
         self.assertEqual(surroundings.sandbox.limits.memory, 20_000_000)
         self.assertEqual(registry.spool.limit, 4096)
         self.assertEqual((queue._queued, queue._own_running, queue._own_queued), (9, 2, 7))
+        self.successResultOf(waiting)
         self.assertEqual(api.access.rate.per_minute, 5)
         self.assertEqual(repositories._remotes.policy.deny, ("example.org",))
         self.assertEqual(site.connections.limits.idle, 1.5)
