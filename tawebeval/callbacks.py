@@ -100,7 +100,7 @@ class Callbacks:
         self._clock = clock
         self._random = random
         self._time = time
-        self._closing: Latch[None] = Latch()
+        self._closing: Latch[float] = Latch()  # of the seconds for the last attempts
         self._hurried = False
         self._deliveries: dict[str, _Delivery] = {}  # by event, the oldest first
         self.ended: Counter[Stage] = Counter()
@@ -153,8 +153,8 @@ class Callbacks:
         )
 
     def hasten(self) -> None:
-        """Let each have one last attempt, at once."""
-        self._closing.set(None)
+        """Let each have one last attempt, at once; what time there is for them is settled now."""
+        self._closing.set(self._settings.timeout if self._settings.enabled else 0)
 
     def hurry(self) -> None:
         """Give up all of them, and those that are yet to come."""
@@ -164,7 +164,7 @@ class Callbacks:
     async def close(self) -> None:
         """Wait for the last attempts, for the time of one at most, and give up what is left."""
         self.hasten()
-        seconds = self._settings.timeout if self._settings.enabled else 0
+        seconds = await self._closing.wait()
         with suppress(WaitedInVain):
             await Deferred.fromCoroutine(self._all_over()).addTimeout(seconds, self._clock)
         self.hurry()

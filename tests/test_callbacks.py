@@ -500,6 +500,23 @@ class ChangeTests(CallbacksTestCase):
             self.assertEqual(self.clock.seconds(), seconds)
             self.check(callback, Stage.GIVEN_UP, 1, STOPPED)
 
+    def test_while_it_ends(self) -> None:
+        """The last attempts have no more time than there was when the stop began."""
+        for before in ({}, {"enabled": False}):
+            self.setUp()
+            self.poster.held = True
+            callback = self.send()
+            self.change(**before)
+            self.callbacks.hasten()
+            self.change(timeout=60)
+            closed = self.close()
+            self.clock.advance(0 if before else 14.9)
+            if not before:
+                self.assertNoResult(closed)
+                self.clock.advance(0.1)
+            self.successResultOf(closed)
+            self.check(callback, Stage.GIVEN_UP, 1, STOPPED)
+
 
 class CloseTests(CallbacksTestCase):
     """The daemon's end."""
