@@ -35,7 +35,7 @@ from tawebeval.signing import Signing
 
 _FIELD = "callback_url"
 _OVERHEAD = 4096  # bytes that a delivery takes besides its document, generously
-_UNBOUNDED = 2**62  # places to wait for one to send: `capacity` bounds them
+_UNBOUNDED = 2**62  # places to wait for one to send: `buffer` bounds them
 _STOPPED = "the service was stopped"
 
 log = Logger()
