@@ -97,12 +97,10 @@ async def bounded(
             return outcome
     finally:
         watch.stop()
-    if complete():
+    if complete() or not await threads.run(_undo, repository, before):
         # Quicker than the looks. Refs lead to what was fetched: it goes with the whole cache of
         # this repository.
         await threads.run(remove, repository)
-    else:
-        await threads.run(_undo, repository, before)
     raise EvaluationError(
         "repository",
         f"the repository was not fetched: it has more than {limits.size} bytes",
@@ -118,17 +116,19 @@ def _is_over(repository: Path, before: Files, limit: int, complete: bool) -> boo
     return any(after[name].st_size >= limit for name in after.keys() - before)
 
 
-def _undo(repository: Path, before: Files) -> None:
-    """Remove the objects that a fetch has brought which did not come to its end. Blocks.
+def _undo(repository: Path, before: Files) -> bool:
+    """Remove the objects that a fetch has brought, if it did not come to its end. Blocks.
 
-    When refs have changed it was at its end already, and the objects are referred to.
+    Tell whether they were: when refs have changed it was at its end already, and the objects are
+    referred to.
     """
     after = files(repository)
     for name, status in after.items():
         if name.startswith(("refs", "packed-refs")) and (
             name not in before or before[name].st_mtime_ns != status.st_mtime_ns
         ):
-            return
+            return False
     for name in after.keys() - before:
         if name.startswith("objects"):
             (repository / name).unlink(missing_ok=True)
+    return True

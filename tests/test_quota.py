@@ -146,12 +146,18 @@ class BoundedTests(SynchronousTestCase):
         self.assertEqual(self.names(), ["old"])
 
     def test_at_its_end(self) -> None:
-        """Objects that refs name already are not removed."""
+        """Objects that refs name already are not removed alone: if there is too much, all goes."""
+        self.write("objects/new", 10)
+        self.write("refs/new", 41)
+        self.git.errback(EvaluationError("repository", "too much memory"))
+        self.failureResultOf(self.asked, EvaluationError)
+        self.assertEqual(self.names(), ["new", "old"])
+        self.setUp()
         self.write("objects/new", 2 * LIMIT)
         self.write("refs/new", 41)
         self.clock.advance(0.25)
         self.check_refused()
-        self.assertEqual(self.names(), ["new", "old"])
+        self.assertFalse(self.path.exists())
 
     def test_cancelled(self) -> None:
         """Who cancels is told that, and nothing of limits."""
