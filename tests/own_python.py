@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import tawebeval
+from tests.integration.patience import LONG_PATIENCE
 
 _ROOT = Path(tawebeval.__file__).parent.parent
-_PATIENCE = 600.0  # seconds, on a machine that is slow: what a defect costs
 
 
 def run_script(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def run_script(script: str, *arguments: str, **variables: str) -> subprocess.Com
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=_PATIENCE,
+        timeout=LONG_PATIENCE,
     )
 
 
