@@ -225,9 +225,9 @@ class FollowingTests:
         failure(again.lines(), "cancelled")
 
     async def paused(self: Any, identifier: str) -> None:
-        """Wait until an evaluator prints nothing more, for nobody takes it."""
-        printed = -1
-        while printed != (printed := await self.printed(identifier)):
+        """Wait until an endless evaluator prints nothing more, for nobody takes it."""
+        printed = 0
+        while printed != (printed := await self.printed(identifier)) or printed < COUNT:
             await deferLater(reactor, 0.5)
 
     async def printed(self: Any, identifier: str) -> int:
