@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import tawebeval
-from tests.integration.patience import LONG_PATIENCE
+from tests.patience import LONG_PATIENCE
 
 _ROOT = Path(tawebeval.__file__).parent.parent
 

@@ -18,6 +18,7 @@ from tawebeval.client.blocking import BlockingClient
 from tests.fake_agents import MadeResponse
 from tests.fakes import OID
 from tests.own_python import run_script
+from tests.patience import PATIENCE
 
 PAGES = {
     "/evaluation/x/events": b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"},'
@@ -71,7 +72,7 @@ class Agent:
 class BlockingTests(TestCase):
     """In a thread, beside trial's reactor."""
 
-    timeout = 20
+    timeout = PATIENCE
 
     async def setUp(self) -> None:
         await deferLater(reactor, 0)  # from here on trial's reactor runs

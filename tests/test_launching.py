@@ -28,10 +28,10 @@ from tawebeval.privileges import User
 from tawebeval.reports import NotMounted
 from tawebeval.starting import wait_for
 from tests.own_python import run_script
+from tests.patience import PATIENCE
 from tests.test_process import PATH, descriptors
 from tests.test_process_inheritance import LOOK
 
-PATIENCE = 20.0
 NOBODY = User("nobody", 65534, 65534, frozenset(), "/") if os.geteuid() == 0 else None
 """Whom root becomes."""
 

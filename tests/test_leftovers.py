@@ -12,6 +12,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.leftovers import end_leftovers
+from tests.patience import PATIENCE
 
 SLEEP = ("sleep", "60")
 
@@ -56,7 +57,7 @@ class LeftoversTests(SynchronousTestCase):
         """Hold that a process is ended, or spared, and whether the log tells of it."""
         said = self.end()
         if ended:
-            self.assertEqual(child.wait(5), -9)
+            self.assertEqual(child.wait(PATIENCE), -9)
             self.assertEqual(len(said), 1, said)
             self.assertIn("processes were ended that an earlier daemon has left", said[0])
             self.assertIn(str(child.pid), said[0])

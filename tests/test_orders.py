@@ -25,8 +25,7 @@ from tawebeval.cli import main as command
 from tawebeval.errors import ConfigurationError
 from tawebeval.orders import OrdersFactory, TakingOrders, find_socket, order_reload
 from tawebeval.rereading import Outcome
-
-_PATIENCE = 20.0
+from tests.patience import PATIENCE
 
 
 class OrdersTests(SynchronousTestCase):
@@ -149,7 +148,7 @@ class ReloadTests(SocketTestCase):
         taking.startService()
         self.addCleanup(taking.stopService)
         originals = {"tokens": "12ab", "secrets": ""}
-        await deferToThread(order_reload, self.path, _PATIENCE, originals)
+        await deferToThread(order_reload, self.path, PATIENCE, originals)
         self.assertEqual(told, originals)
 
     async def test_nobody(self) -> None:
@@ -243,7 +242,7 @@ class LostTests(SocketTestCase):
                 connection.recv(100)
                 connection.sendall(said)
 
-            self.assertIn("has ended before it answered", self.complaint(end, _PATIENCE))
+            self.assertIn("has ended before it answered", self.complaint(end, PATIENCE))
             self.path.unlink()
 
     def test_hangs(self) -> None:

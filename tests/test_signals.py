@@ -13,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.signals import Latch, Signal, Threads, completed
 from tests.own_python import run_script
+from tests.patience import PATIENCE
 
 
 class SignalTests(SynchronousTestCase):
@@ -234,7 +235,7 @@ class ThreadsTests(TestCase):
 
         def work() -> bool:
             at_work.add(threading.get_ident())
-            return may_go_on.wait(30)
+            return may_go_on.wait(PATIENCE)
 
         busy = [Deferred.fromCoroutine(self.threads.run(work)) for _ in range(3)]
         try:
@@ -261,7 +262,7 @@ class ThreadsTests(TestCase):
     async def test_no_more_threads(self) -> None:
         """Where no more can be made all that were wanted are there: they were made at the start."""
         self.patch(threading.Thread, "start", self.refuse)
-        both = threading.Barrier(2, timeout=30)
+        both = threading.Barrier(2, timeout=PATIENCE)
         calls = [Deferred.fromCoroutine(self.threads.run(both.wait)) for _ in range(2)]
         self.assertEqual({await call for call in calls}, {0, 1})
 
@@ -310,7 +311,7 @@ class ThreadsTests(TestCase):
         may_go_on, returned = threading.Event(), threading.Event()
 
         def call() -> None:
-            may_go_on.wait(30)
+            may_go_on.wait(PATIENCE)
             returned.set()
 
         running = Deferred.fromCoroutine(self.threads.run(call))
@@ -326,7 +327,7 @@ class ThreadsTests(TestCase):
         may_go_on = threading.Event()
 
         def call() -> None:
-            may_go_on.wait(30)
+            may_go_on.wait(PATIENCE)
             raise OSError
 
         running = Deferred.fromCoroutine(self.threads.run(call))

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.visitors import Conversation, Slowly, Visitors
+from tests.patience import PATIENCE
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LAST = b"HTTP/1.1 503 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
 NOTHING = b"HTTP/1.1 204 No Content\r\n\r\n"
-_PATIENCE = 20.0
 
 Behaviour = Callable[[socket.socket], object]
 """What a server does with a connection, on which a request may have come."""
@@ -67,7 +67,7 @@ class VisitorsTests(SynchronousTestCase):
             before = sum(self.visitors.fates.values())
             behave(self.server[-1])
             self.visitors.go_on(
-                lambda before=before: sum(self.visitors.fates.values()) > before, _PATIENCE
+                lambda before=before: sum(self.visitors.fates.values()) > before, PATIENCE
             )
         self.assertEqual(len(self.statuses), 2)
         found = {fate.name.lower(): number for (_, fate), number in self.visitors.fates.items()}
@@ -84,7 +84,7 @@ class VisitorsTests(SynchronousTestCase):
             except OSError:
                 return False
 
-        self.visitors.go_on(arrived, _PATIENCE)
+        self.visitors.go_on(arrived, PATIENCE)
 
     def test_answered(self) -> None:
         """An answer is one, whatever it says; the connection is kept."""
@@ -139,7 +139,7 @@ class VisitorsTests(SynchronousTestCase):
                     return False
             return len(received) >= 3
 
-        self.visitors.go_on(arrived, _PATIENCE)
+        self.visitors.go_on(arrived, PATIENCE)
         self.assertEqual(received, b"abc")
         self.server[1].sendall(ANSWER)
-        self.visitors.go_on(lambda: self.statuses == [200], _PATIENCE)
+        self.visitors.go_on(lambda: self.statuses == [200], PATIENCE)

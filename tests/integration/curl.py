@@ -18,8 +18,8 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
 from tests.integration.client import Answer, Client
-from tests.integration.patience import PATIENCE
 from tests.integration.raw import BOUNDARY, body_of, part
+from tests.patience import PATIENCE
 
 CURL = shutil.which("curl")
 

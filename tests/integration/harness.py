@@ -23,11 +23,11 @@ from twisted.trial.unittest import TestCase
 from tawebeval.directories import label_of
 from tawebeval.launching import NAME
 from tests.integration.client import Client
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import children, command_line
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
+from tests.patience import LONG_PATIENCE, PATIENCE
 
 TWISTD = Path(sys.executable).with_name("twistd")
 

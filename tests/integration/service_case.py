@@ -15,9 +15,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.callers import new_token
 from tests.fakes import straw
 from tests.integration.machine import Connection, installed, missing, wait_until
-from tests.integration.patience import PATIENCE
 from tests.integration.raw import BOUNDARY, body_of, part
 from tests.integration.repositories import GitRepository
+from tests.patience import PATIENCE
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"

@@ -17,9 +17,9 @@ from twisted.trial.unittest import TestCase
 
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.raw import Connection, head_of
 from tests.integration.unprivileged import temporary_folder
+from tests.patience import LONG_PATIENCE, PATIENCE
 
 COMMAND = Path(sys.executable).with_name("tawebeval")
 

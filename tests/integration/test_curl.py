@@ -8,8 +8,8 @@ import shutil
 
 from twisted.internet.utils import getProcessOutputAndValue
 
-from tests.integration.patience import PATIENCE
 from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
+from tests.patience import PATIENCE
 
 CURL = shutil.which("curl")
 

@@ -13,8 +13,8 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.machine import Machine, missing, wait_until
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.links import leading_nowhere, links
+from tests.patience import LONG_PATIENCE, PATIENCE
 from tests.run import ROOT
 
 SERVICE = "tawebeval.service"

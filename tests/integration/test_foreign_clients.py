@@ -12,7 +12,7 @@ from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Event, joined
 from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
-from tests.integration.patience import PATIENCE
+from tests.patience import PATIENCE
 
 COMMAND = (
     "printf 'half of '; sleep 0.1; echo a line; seq 1 500;"

@@ -11,9 +11,9 @@ from twisted.trial.unittest import SkipTest, TestCase
 
 from tests.integration.client import failure, text
 from tests.integration.harness import DaemonTestCase, until
-from tests.integration.patience import LONG_PATIENCE
 from tests.integration.small_disks import LoggedThere, SmallDisks
 from tests.integration.unprivileged import USER
+from tests.patience import LONG_PATIENCE
 
 MIB = 2**20
 FULL = "No space left on device"

@@ -27,8 +27,8 @@ from tawebeval.remotes import Remotes
 from tests.fake_resolver import FakeResolver
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.patience import PATIENCE
 from tests.integration.repositories import ENVIRONMENT, GitDaemon, GitRepository, HttpServer, git
+from tests.patience import PATIENCE
 
 MIB = 2**20
 

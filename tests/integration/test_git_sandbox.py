@@ -21,8 +21,8 @@ from tawebeval.gitbox import JUST_READ, GitBox, Reach
 from tawebeval.process import Spawner
 from tawebeval.seccomp import make_filter
 from tests.integration.harness import until
-from tests.integration.patience import LONG_PATIENCE
 from tests.integration.processes import command_line, everybody
+from tests.patience import LONG_PATIENCE
 
 
 class SandboxTests(TestCase):

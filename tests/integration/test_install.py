@@ -13,9 +13,9 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
 from tests.integration.machine import missing
-from tests.integration.patience import PATIENCE
 from tests.integration.service_case import TOKENS, ServiceTestCase
 from tests.links import leading_nowhere, links
+from tests.patience import PATIENCE
 from tests.run import ROOT
 
 VENV = "/usr/local/lib/tawebeval"

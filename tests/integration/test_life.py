@@ -13,8 +13,8 @@ from twisted.web.client import ResponseNeverReceived
 from tawebeval.workspace import log_name
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.patience import PATIENCE
 from tests.integration.processes import new_word, processes
+from tests.patience import PATIENCE
 
 LONG = round(2 * PATIENCE)
 """Seconds that no test waits for."""

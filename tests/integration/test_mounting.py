@@ -11,8 +11,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.launching import Launch, Launching, Layers
 from tawebeval.reports import NotMounted
 from tawebeval.starting import wait_for
-from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
+from tests.patience import PATIENCE
 
 
 class MountingTests(SynchronousTestCase):

@@ -15,8 +15,8 @@ from tawebeval.launching import Launch
 from tawebeval.starting import wait_for
 from tawebeval.workspace import Workspace
 from tawebeval.writable import Trees
-from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
+from tests.patience import PATIENCE
 
 
 class OverlaysTests(SynchronousTestCase):

@@ -18,7 +18,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tests.integration.patience import LONG_PATIENCE
+from tests.patience import LONG_PATIENCE
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 

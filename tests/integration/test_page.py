@@ -17,7 +17,7 @@ from tests.integration.browser import DESKTOP, NARROW, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
-from tests.integration.patience import PATIENCE
+from tests.patience import PATIENCE
 
 LOOKS = {
     f"{name}-{scheme}": (size, scheme)

@@ -24,10 +24,10 @@ from tests.integration.harness import (
     environment,
     until,
 )
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.ports import claim, free_port, listens
 from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+from tests.patience import LONG_PATIENCE, PATIENCE
 
 # Reports every module that is looked for as another user than root, and becomes twistd.
 REPORTING = """\

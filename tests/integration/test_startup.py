@@ -13,10 +13,10 @@ from twisted.trial.unittest import TestCase
 from tawebeval.directories import label_of
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, until
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.ports import claim, free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+from tests.patience import LONG_PATIENCE, PATIENCE
 
 
 class StartupTests(TestCase):

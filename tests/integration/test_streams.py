@@ -19,8 +19,8 @@ from twisted.web.websocket import WebSocketClientEndpoint
 from tests.event_source import EventSource
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.raw import Connection
+from tests.patience import LONG_PATIENCE, PATIENCE
 
 CURL = shutil.which("curl")
 COUNT = 60_000

@@ -8,7 +8,6 @@ from typing import Any
 from tawebeval.callers import new_token
 from tests.fakes import straw
 from tests.integration.machine import wait_until
-from tests.integration.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.service_case import (
     CONFIGURATION,
     GATE,
@@ -22,6 +21,7 @@ from tests.integration.service_case import (
     reasons,
     text,
 )
+from tests.patience import LONG_PATIENCE, PATIENCE
 
 
 class StartTests(ServiceTestCase):

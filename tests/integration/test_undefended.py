@@ -30,9 +30,9 @@ from tests.integration.attacks.cell import (
     without_option,
 )
 from tests.integration.client import python
-from tests.integration.patience import PATIENCE
 from tests.integration.processes import new_word, processes
 from tests.integration.unprivileged import PYTHON, USER
+from tests.patience import PATIENCE
 
 # What the filter alone refuses: with it EPERM, without it the kernel has something else to say.
 ONLY_THE_FILTER = {

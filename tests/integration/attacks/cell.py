@@ -31,8 +31,8 @@ from tests.integration.attacks.case import (
     PROCESSES,
 )
 from tests.integration.client import python
-from tests.integration.patience import PATIENCE
 from tests.integration.unprivileged import USER, give, temporary_folder
+from tests.patience import PATIENCE
 
 Change = Callable[[list[str]], list[str]]
 
