@@ -9,7 +9,10 @@ import signal
 import subprocess
 from typing import Any
 
+from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
+from twisted.web.resource import Resource
+from twisted.web.server import Request, Site
 
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, environment, until
@@ -20,6 +23,18 @@ from tests.integration.unprivileged import SERVICE, temporary_folder
 from tests.patience import PATIENCE
 
 PARTIAL = python("import time; print('half', end='', flush=True); time.sleep(600)")
+
+
+class _Busy(Resource):
+    """A server that has no time for a minute."""
+
+    isLeaf = True  # noqa: N815  (Twisted's word)
+
+    def render(self, request: Request) -> bytes:
+        request.setResponseCode(503)
+        request.setHeader("Retry-After", "60")
+        request.setHeader("Connection", "close")
+        return b""
 
 
 class CommandTests(DaemonTestCase):
@@ -128,9 +143,12 @@ class CommandTests(DaemonTestCase):
 
     async def test_terminated_early(self) -> None:
         """Before there is an evaluation, too."""
-        terminal = Terminal("http://127.0.0.1:9", *self.arguments(PARTIAL, "x=1"))
+        port = reactor.listenTCP(0, Site(_Busy()), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        server = f"http://127.0.0.1:{port.getHost().port}"
+        terminal = Terminal(server, *self.arguments(PARTIAL, "x=1"))
         self.addCleanup(terminal.close)
-        await until(lambda: "trying again" in terminal.shown, "it asks")
+        await until(lambda: "trying again in 60 s" in terminal.shown, "it waits")
         terminal.interrupt(signal.SIGTERM)
         self.assertEqual(await terminal.end(), 143)
 
