@@ -1,11 +1,10 @@
 """Callbacks: the end of an evaluation, told to a URL until somebody has taken it.
 
-Places to send are few and go round the callers; what waits is bounded in bytes. Over the bound the
-caller who has most there loses what has waited longest: a receiver that is down costs only those
-whose it is.
+Places to send are few and go round the callers; what waits is bounded in bytes (`deliveries`).
 
 Settings may change meanwhile. What has begun, an attempt or a pause, ends as it began, and all that
 comes after goes by the new ones: so no attempt begins any more to where nothing may be sent by now.
+Thousands may come to their end by that, so they do it in many turns of the reactor.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import attrs
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
@@ -25,6 +24,7 @@ from tawebeval.admission import Queue
 from tawebeval.backoff import Backoff, Verdict
 from tawebeval.callback import Callback, Stage
 from tawebeval.config import CallbackSettings as Settings
+from tawebeval.deliveries import Deliveries, Delivery
 from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.pinned import RememberedTrust
 from tawebeval.posting import Poster, Receipt, open_poster
@@ -34,44 +34,11 @@ from tawebeval.signatures import Secrets
 from tawebeval.signing import Signing
 
 _FIELD = "callback_url"
-_OVERHEAD = 4096  # bytes that a delivery takes besides its document, generously
+_IN_A_TURN = 16  # deliveries that may come to their end by new settings
 _UNBOUNDED = 2**62  # places to wait for one to send: `buffer` bounds them
 _STOPPED = "the service was stopped"
 
 log = Logger()
-
-
-@attrs.define(eq=False)
-class _Delivery:
-    """A callback on its way: `document` is what `evaluation`, as the log names it, has come to.
-
-    `given_up` says why it was stopped, if it was.
-    """
-
-    callback: Callback
-    evaluation: str
-    document: bytes = attrs.field(repr=False)
-    event: str
-    given_up: str = ""
-    life: Deferred[None] | None = None
-    over: Latch[None] = attrs.field(factory=Latch)
-
-    @property
-    def size(self) -> int:
-        """The bytes of memory that it counts for."""
-        return len(self.document) + _OVERHEAD
-
-
-def _give_up(deliveries: Sequence[_Delivery], why: str) -> None:
-    """Stop them.
-
-    None begins any more when the first is stopped, for the place of that goes to another.
-    """
-    for delivery in deliveries:
-        delivery.given_up = delivery.given_up or why
-    for delivery in deliveries:
-        if delivery.life is not None:
-            delivery.life.cancel()
 
 
 class Callbacks:
@@ -102,7 +69,7 @@ class Callbacks:
         self._time = time
         self._closing: Latch[float] = Latch()  # of the seconds for the last attempts
         self._hurried = False
-        self._deliveries: dict[str, _Delivery] = {}  # by event, the oldest first
+        self._deliveries = Deliveries()
         self.ended: Counter[Stage] = Counter()
         self.go_by(settings)
 
@@ -144,10 +111,11 @@ class Callbacks:
         """Deliver a document, which is asked for when the callback is on its way."""
         callback.stage = Stage.PENDING
         event = f"evt_{self._random(16).hex()}"
-        delivery = self._deliveries[event] = _Delivery(callback, evaluation, document(), event)
+        delivery = Delivery(callback, evaluation, document(), event)
+        self._deliveries.add(delivery)
         self._make_room()
         if self._hurried:
-            _give_up([delivery], _STOPPED)
+            delivery.mark(_STOPPED)
         delivery.life = Deferred.fromCoroutine(self._live(delivery)).addErrback(
             lambda failure: log.failure("{evaluation}: a defect", failure, evaluation=evaluation)
         )
@@ -159,7 +127,11 @@ class Callbacks:
     def hurry(self) -> None:
         """Give up all of them, and those that are yet to come."""
         self._hurried = True
-        _give_up(list(self._deliveries.values()), _STOPPED)
+        deliveries = list(self._deliveries)
+        for delivery in deliveries:
+            delivery.mark(_STOPPED)
+        for delivery in deliveries:
+            delivery.stop()
 
     async def close(self) -> None:
         """Wait for the last attempts, for the time of one at most, and give up what is left."""
@@ -171,23 +143,26 @@ class Callbacks:
 
     async def _all_over(self) -> None:
         while self._deliveries:
-            await next(iter(self._deliveries.values())).over.wait()
+            await next(iter(self._deliveries)).over.wait()
 
     def _make_room(self) -> None:
         """Give up deliveries until the others fit."""
-        sizes: Counter[str] = Counter()
-        of_caller: dict[str, list[_Delivery]] = {}
-        for delivery in self._deliveries.values():
-            sizes[delivery.callback.caller] += delivery.size
-            of_caller.setdefault(delivery.callback.caller, []).append(delivery)
-        too_many: list[_Delivery] = []
-        while sizes.total() > self._settings.buffer:
-            caller, _ = sizes.most_common(1)[0]
-            too_many.append(of_caller[caller].pop(0))
-            sizes[caller] -= too_many[-1].size
-        _give_up(too_many, "too many callbacks of this caller wait")
+        too_many = self._deliveries.excess(self._settings.buffer)
+        for delivery in too_many:
+            delivery.mark("too many callbacks of this caller wait")
+        Deferred.fromCoroutine(self._stop_in_turns(too_many))
 
-    async def _live(self, delivery: _Delivery) -> None:
+    async def _stop_in_turns(self, deliveries: Sequence[Delivery]) -> None:
+        for number, delivery in enumerate(deliveries, 1):
+            delivery.stop()
+            if number % _IN_A_TURN == 0:
+                await self._turn()
+
+    def _turn(self) -> Deferred[None]:
+        """Return what fires when the reactor has seen to everything else once."""
+        return deferLater(self._clock, 0)
+
+    async def _live(self, delivery: Delivery) -> None:
         """Deliver, and note how that has ended."""
         callback = delivery.callback
         try:
@@ -202,11 +177,11 @@ class Callbacks:
             before = f"; before: {callback.last_error}" if callback.last_error else ""
             callback.last_error = delivery.given_up + before
         self.ended[callback.stage] += 1
-        del self._deliveries[delivery.event]
+        self._deliveries.remove(delivery)
         self._log(delivery)
         delivery.over.set(None)
 
-    async def _deliver(self, delivery: _Delivery) -> Stage:
+    async def _deliver(self, delivery: Delivery) -> Stage:
         callback = delivery.callback
         while not delivery.given_up:
             receipt = await self._attempt(delivery)
@@ -229,26 +204,33 @@ class Callbacks:
                     await self._closing.wait().addTimeout(delay, self._clock)
         return Stage.GIVEN_UP
 
-    async def _attempt(self, delivery: _Delivery) -> Receipt:
+    async def _attempt(self, delivery: Delivery) -> Receipt:
         callback = delivery.callback
         await self._places.enter(delivery.event, callback.caller)
         try:
+            if delivery.given_up or self._forbidden(callback):
+                await self._turn()  # as many as have places go at once
             if delivery.given_up:
                 raise CancelledError
-            if not self._settings.enabled:
-                return Receipt(Verdict.REFUSED, "the operator has disabled callbacks")
-            secrets = self._signing.secrets
-            if not secrets.has(callback.caller):
-                return Receipt(Verdict.REFUSED, "the operator has removed the secret to sign with")
+            if forbidden := self._forbidden(callback):
+                return Receipt(Verdict.REFUSED, forbidden)
             callback.attempts += 1
-            headers = secrets.sign(
+            headers = self._signing.secrets.sign(
                 callback.caller, delivery.event, int(self._time()), delivery.document
             )
             return await self._poster.post(callback.url, headers, delivery.document)
         finally:
             self._places.leave(delivery.event)
 
-    def _log(self, delivery: _Delivery, delay: float | None = None) -> None:
+    def _forbidden(self, callback: Callback) -> str:
+        """Return why nothing may be sent any more; empty if it may."""
+        if not self._settings.enabled:
+            return "the operator has disabled callbacks"
+        if not self._signing.secrets.has(callback.caller):
+            return "the operator has removed the secret to sign with"
+        return ""
+
+    def _log(self, delivery: Delivery, delay: float | None = None) -> None:
         """Log what has come of a delivery, or of an attempt after which there is a `delay`."""
         callback = delivery.callback
         well = callback.stage is Stage.DELIVERED

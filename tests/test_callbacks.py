@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,50 @@ class ManyTests(CallbacksTestCase):
         self.assertEqual(self.callbacks.ended, ends)
         self.nothing_left()
 
+    def ends(self) -> list[int]:
+        """Return how many come to their end in each of the next turns, but for none."""
+        counts = [self.callbacks.ended.total()]
+
+        def look() -> None:
+            counts.append(self.callbacks.ended.total())
+            if len(counts) < 200:
+                self.clock.callLater(0, look)
+
+        look()
+        self.clock.advance(0)
+        return [after - before for before, after in pairwise(counts) if after > before]
+
+    def test_many_turns(self) -> None:
+        """Where nothing may be sent any more as many as have places end in a turn."""
+        self.poster.held = True
+        for _ in range(100):
+            self.send()
+        self.change(enabled=False)
+        self.poster.answer(TAKEN)
+        self.poster.answer(TAKEN)
+        self.assertEqual(self.callbacks.ended, {Stage.DELIVERED: 2})
+        self.assertEqual(self.ends(), [2] * 49)
+        self.nothing_left()
+
+    def test_many_turns_for_less_memory(self) -> None:
+        """A few of those that pause are given up in a turn."""
+        self.poster.receipts = [BAD]
+        for _ in range(100):
+            self.send(document=b"")
+        self.change(buffer=10 * 4096)
+        self.assertEqual(self.callbacks.ended, {Stage.GIVEN_UP: 16})
+        self.assertEqual(self.ends(), [16] * 4 + [10])
+        self.assertEqual(self.callbacks.pending, 10)
+
+    def test_many_places_for_less_memory(self) -> None:
+        """More places than before are for those that are not given up."""
+        self.poster.held = True
+        callbacks = [self.send(document=b"") for _ in range(100)]
+        self.change(buffer=10 * 4096, at_once=100)
+        self.clock.advance(0)
+        self.assertEqual({one.stage for one in callbacks[:90]}, {Stage.GIVEN_UP})
+        self.assertEqual([one.attempts for one in callbacks], [1] * 2 + [0] * 88 + [1] * 10)
+
     def test_a_pause_takes_no_place(self) -> None:
         """Who waits for the next attempt keeps nobody from sending."""
         self.poster.receipts = [BAD] * 4 + [TAKEN]
@@ -391,6 +436,7 @@ class ChangeTests(CallbacksTestCase):
             error.detail, "callback_url: there are no callbacks here ([callbacks] enabled)"
         )
         self.callbacks.send(later, "later", lambda: b"{}")
+        self.clock.advance(0)
         why = "the operator has disabled callbacks"
         self.check(later, Stage.REFUSED, 0, why)
         self.clock.advance(5)

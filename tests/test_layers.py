@@ -49,7 +49,7 @@ LAYERS = {
         " opening directories belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable launcher launching reports starting"
-        " callbacks posting rereading secretfiles pinned signing telling"
+        " callbacks deliveries posting rereading secretfiles pinned signing telling"
         " kernel privileges ownership cgroupfs cgrouphomes cgroups groups sparegroup controls",
         below="core",
         never="klein werkzeug multipart",
