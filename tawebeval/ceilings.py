@@ -7,7 +7,7 @@ next fork fails, in whose evaluator so ever it is, so that one is blamed for wha
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from twisted.logger import Logger
@@ -73,16 +73,22 @@ def _bounds(proc: Path) -> Iterator[int]:
                 yield most
 
 
-def tell_of_processes(configuration: Configuration) -> None:
-    """Tell the log where there may be too few processes. Blocks. Raises OSError."""
+def few_processes(configuration: Configuration) -> Sequence[str]:
+    """Return what is to be said where there may be too few processes, or nothing.
+
+    Blocks, hardly. Raises OSError.
+    """
     there, wanted = processes_allowed(), processes_needed(configuration)
-    if there is not None and there < wanted:
-        log.warn(
-            "processes: {there} are allowed here, and {wanted} may be needed; {remedy}",
-            there=there,
-            wanted=wanted,
-            remedy=remedy(wanted),
-        )
+    if there is None or there >= wanted:
+        return ()
+    few = f"processes: {there} are allowed here, and {wanted} may be needed; {remedy(wanted)}"
+    return (few,)
+
+
+def tell_of_processes(configuration: Configuration) -> None:
+    """Tell the log where there may be too few processes. Blocks, hardly. Raises OSError."""
+    for few in few_processes(configuration):
+        log.warn("{few}", few=few)
 
 
 def remedy(wanted: int) -> str:

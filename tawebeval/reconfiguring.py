@@ -11,7 +11,7 @@ import attrs
 import msgspec
 
 from tawebeval.belongings import check_readable
-from tawebeval.ceilings import check_limits
+from tawebeval.ceilings import check_limits, few_processes
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.descriptors import check_more
 from tawebeval.errors import ConfigurationError
@@ -91,11 +91,15 @@ class Reconfiguring:
             take(self._running)
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
-        return [
+        notes = [
             f"{setting}: has changed, and counts after a restart"
             for setting in differences(self._file.written, wanted)
             if setting not in LIVE
         ]
+        following = adopt(self._running, wanted)
+        if following.limits.processes > self._running.limits.processes:
+            notes += few_processes(following)
+        return notes
 
 
 def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configuration:

@@ -10,6 +10,7 @@ from typing import Any
 from twisted.internet.testing import MemoryReactor, MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval import ceilings
 from tawebeval.callbacks import open_callbacks
 from tawebeval.config import Configuration
 from tawebeval.descriptors import needed
@@ -188,6 +189,21 @@ class CallbacksTests(SynchronousTestCase):
         self.write("", "[limits]\ncpu = 60")
         self.assertEqual(self.reloading.reload(), Outcome())
         self.assertEqual(self.taken[-1].limits.cpu, 60)
+
+    def test_few_processes(self) -> None:
+        """More for each than there are for all is told when they become more, as at the start."""
+        usual = Configuration().limits.processes
+        self.begin("")
+        self.patch(ceilings, "processes_allowed", lambda: usual)
+        self.assertEqual(self.reloading.reload(), Outcome())
+        self.write("", f"[limits]\nprocesses = {usual + 1}")
+        (note,) = self.reloading.reload().notes
+        self.assertTrue(note.startswith(f"processes: {usual} are allowed here, and "), note)
+        self.assertEqual(self.taken[-1].limits.processes, usual + 1)
+        self.assertEqual(self.reloading.reload(), Outcome())
+        self.patch(ceilings, "processes_allowed", lambda: None)
+        self.write("", f"[limits]\nprocesses = {usual + 2}")
+        self.assertEqual(self.reloading.reload(), Outcome())
 
     def test_copied(self) -> None:
         """Secrets that systemd has handed over are told to be a copy as soon as they are needed."""
