@@ -9,13 +9,14 @@ Thousands may come to their end by that, so they do it in many turns of the reac
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
@@ -29,7 +30,7 @@ from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.pinned import RememberedTrust
 from tawebeval.posting import Poster, Receipt, open_poster
 from tawebeval.rereading import Rereading
-from tawebeval.signals import Latch
+from tawebeval.signals import Signal
 from tawebeval.signatures import Secrets
 from tawebeval.signing import Signing
 
@@ -67,9 +68,12 @@ class Callbacks:
         self._clock = clock
         self._random = random
         self._time = time
-        self._closing: Latch[float] = Latch()  # of the seconds for the last attempts
+        self._last_seconds: float | None = None  # for the last attempts, once they are made
+        self._hastened: Signal[None] = Signal()
         self._hurried = False
         self._deliveries = Deliveries()
+        self._too_many: deque[Delivery] = deque()  # given up, and yet to be stopped
+        self._stopping: IDelayedCall | None = None
         self.ended: Counter[Stage] = Counter()
         self.go_by(settings)
 
@@ -122,11 +126,17 @@ class Callbacks:
 
     def hasten(self) -> None:
         """Let each have one last attempt, at once; what time there is for them is settled now."""
-        self._closing.set(self._settings.timeout if self._settings.enabled else 0)
+        if self._last_seconds is None:
+            self._last_seconds = self._settings.timeout if self._settings.enabled else 0
+            self._hastened.fire(None)
 
     def hurry(self) -> None:
         """Give up all of them, and those that are yet to come."""
         self._hurried = True
+        if self._stopping is not None:
+            self._stopping.cancel()
+            self._stopping = None
+            self._too_many.clear()
         deliveries = list(self._deliveries)
         for delivery in deliveries:
             delivery.mark(_STOPPED)
@@ -136,9 +146,9 @@ class Callbacks:
     async def close(self) -> None:
         """Wait for the last attempts, for the time of one at most, and give up what is left."""
         self.hasten()
-        seconds = await self._closing.wait()
         with suppress(WaitedInVain):
-            await Deferred.fromCoroutine(self._all_over()).addTimeout(seconds, self._clock)
+            all_over = Deferred.fromCoroutine(self._all_over())
+            await all_over.addTimeout(self._last_seconds or 0, self._clock)
         self.hurry()
 
     async def _all_over(self) -> None:
@@ -147,16 +157,20 @@ class Callbacks:
 
     def _make_room(self) -> None:
         """Give up deliveries until the others fit."""
-        too_many = self._deliveries.excess(self._settings.buffer)
+        too_many = self._deliveries.take_excess(self._settings.buffer)
         for delivery in too_many:
             delivery.mark("too many callbacks of this caller wait")
-        Deferred.fromCoroutine(self._stop_in_turns(too_many))
+        self._too_many += too_many
+        if self._stopping is None:
+            self._stop_some()
 
-    async def _stop_in_turns(self, deliveries: Sequence[Delivery]) -> None:
-        for number, delivery in enumerate(deliveries, 1):
-            delivery.stop()
-            if number % _IN_A_TURN == 0:
-                await self._turn()
+    def _stop_some(self) -> None:
+        """Stop a few of those that are too many, and the others in further turns."""
+        self._stopping = None
+        for _ in range(min(_IN_A_TURN, len(self._too_many))):
+            self._too_many.popleft().stop()
+        if self._too_many:
+            self._stopping = self._clock.callLater(0, self._stop_some)
 
     def _turn(self) -> Deferred[None]:
         """Return what fires when the reactor has seen to everything else once."""
@@ -196,12 +210,12 @@ class Callbacks:
             delay = self._backoff.delay(callback.attempts, chance, asked)
             if delay is None:
                 break
-            if self._closing.is_set:
+            if self._last_seconds is not None:
                 delivery.given_up = _STOPPED  # not to be cancelled: it is we who run
             elif not delivery.given_up:
                 self._log(delivery, delay)
                 with suppress(WaitedInVain):  # then it is time; the other end is an early last one
-                    await self._closing.wait().addTimeout(delay, self._clock)
+                    await self._hastened.wait().addTimeout(delay, self._clock)
         return Stage.GIVEN_UP
 
     async def _attempt(self, delivery: Delivery) -> Receipt:

@@ -57,7 +57,7 @@ class _Own:
 
 
 class Deliveries:
-    """All that are on their way; they take `size` bytes."""
+    """All that are on their way; those that were not taken out take `size` bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -83,17 +83,22 @@ class Deliveries:
     def remove(self, delivery: Delivery) -> None:
         """Let one that is over be gone."""
         del self._all[delivery.event]
-        own = self._callers[delivery.callback.caller]
-        del own.deliveries[delivery.event]
-        own.size -= delivery.size
-        self.size -= delivery.size
-        if not own.deliveries:
-            del self._callers[delivery.callback.caller]
+        self._take_out(delivery)
 
-    def excess(self, bound: int) -> Sequence[Delivery]:
-        """Return those without which the others take `bound` bytes at most.
+    def _take_out(self, delivery: Delivery) -> None:
+        """Let it count no more, if it still does."""
+        caller = delivery.callback.caller
+        own = self._callers.get(caller)
+        if own is not None and own.deliveries.pop(delivery.event, None) is not None:
+            own.size -= delivery.size
+            self.size -= delivery.size
+            if not own.deliveries:
+                del self._callers[caller]
 
-        It takes the longer the more of them and the more callers there are, if there are any.
+    def take_excess(self, bound: int) -> Sequence[Delivery]:
+        """Take out those without which the others take `bound` bytes at most; return them.
+
+        They do not count any more, and stay on their way until they are removed.
         """
         found: list[Delivery] = []
         left = self.size
@@ -110,4 +115,6 @@ class Deliveries:
             found.append(delivery)
             left -= delivery.size
             heapreplace(most, (size + delivery.size, number, oldest))
+        for delivery in found:
+            self._take_out(delivery)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class Reconfiguring:
         ]
         following = adopt(self._running, wanted)
         if following.limits.processes > self._running.limits.processes:
-            notes += few_processes(following)
+            with suppress(OSError):  # only the note is lost
+                notes += few_processes(following)
         return notes
 
 

@@ -338,11 +338,32 @@ class ManyTests(CallbacksTestCase):
         self.assertEqual(self.ends(), [16] * 4 + [10])
         self.assertEqual(self.callbacks.pending, 10)
 
+    def test_hurried_between_turns(self) -> None:
+        """The daemon's end is not kept waiting by them."""
+        self.poster.receipts = [BAD]
+        callbacks = [self.send(document=b"") for _ in range(100)]
+        self.change(buffer=10 * 4096)
+        self.callbacks.hurry()
+        self.assertEqual({one.stage for one in callbacks}, {Stage.GIVEN_UP})
+        self.nothing_left()
+
+    def test_room_between_turns(self) -> None:
+        """What is too much already makes room for what begins before it has ended."""
+        self.poster.receipts = [BAD]
+        for _ in range(100):
+            self.send(document=b"")
+        self.change(buffer=10 * 4096)
+        bob = self.send("bob", b"")
+        self.clock.advance(0)
+        self.assertEqual(bob.stage, Stage.PENDING)
+        self.assertEqual(self.callbacks.pending, 10)
+
     def test_many_places_for_less_memory(self) -> None:
         """More places than before are for those that are not given up."""
         self.poster.held = True
         callbacks = [self.send(document=b"") for _ in range(100)]
         self.change(buffer=10 * 4096, at_once=100)
+        self.assertEqual(self.callbacks.ended, {Stage.GIVEN_UP: 16})
         self.clock.advance(0)
         self.assertEqual({one.stage for one in callbacks[:90]}, {Stage.GIVEN_UP})
         self.assertEqual([one.attempts for one in callbacks], [1] * 2 + [0] * 88 + [1] * 10)
@@ -447,6 +468,23 @@ class ChangeTests(CallbacksTestCase):
         self.poster.receipts = [TAKEN]
         self.change()
         self.check(self.send(), Stage.DELIVERED, 1)
+
+    def test_disabled_for_a_moment(self) -> None:
+        """What was just to be refused is sent; not so what has no room by now."""
+        self.change(enabled=False, at_once=100)
+        *others, last = [self.send_anyway() for _ in range(40)]
+        self.change(buffer=4096 + 100)
+        self.clock.advance(0)
+        for callback in others:
+            self.check(callback, Stage.GIVEN_UP, 0, "too many callbacks of this caller wait")
+        self.check(last, Stage.DELIVERED, 1)
+        self.assertEqual(len(self.poster.posted), 1)
+
+    def send_anyway(self) -> Callback:
+        """Let an evaluation end that has begun while callbacks were enabled."""
+        callback = Callback(URL, "alice")
+        self.callbacks.send(callback, "some", lambda: b"{}")
+        return callback
 
     def test_disabled_for_a_while(self) -> None:
         """What has paused meanwhile goes on."""

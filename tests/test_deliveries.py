@@ -54,7 +54,7 @@ class DeliveriesTests(SynchronousTestCase):
         if there:
             gone = there.pop(data.draw(st.integers(0, len(there) - 1)))
             all_of_them.remove(gone)
-        for delivery in all_of_them.excess(bound):
+        for delivery in all_of_them.take_excess(bound):
             self.assertGreater(sum(one.size for one in there), bound)
             caller = delivery.callback.caller
             most = max(size_of(there, one.callback.caller) for one in there)
@@ -64,16 +64,22 @@ class DeliveriesTests(SynchronousTestCase):
             there.remove(delivery)
         self.assertLessEqual(sum(one.size for one in there), bound)
 
-    def test_asked_twice(self) -> None:
-        """What is too much is that until it is removed."""
+    @given(some_deliveries, st.integers(0, 60_000))
+    def test_taken_out(self, drawn: list[tuple[str, int]], bound: int) -> None:
+        """What was taken out does not count any more, and is there until it is removed."""
         all_of_them = Deliveries()
-        first, second = deliveries_of([("a", 0), ("a", 0)])
-        all_of_them.add(first)
-        all_of_them.add(second)
-        for _ in range(2):
-            self.assertEqual(all_of_them.excess(second.size), [first])
-        all_of_them.remove(first)
-        self.assertEqual(all_of_them.excess(second.size), [])
+        there = deliveries_of(drawn)
+        for delivery in there:
+            all_of_them.add(delivery)
+        excess = all_of_them.take_excess(bound)
+        left = sum(one.size for one in there if one not in excess)
+        self.assertEqual(all_of_them.size, left)
+        self.assertEqual(all_of_them.take_excess(bound), [])
+        self.assertEqual(list(all_of_them), there)
+        for delivery in excess:
+            all_of_them.remove(delivery)
+            self.assertEqual(all_of_them.size, left)
+        self.assertEqual(list(all_of_them), [one for one in there if one not in excess])
 
     def test_first_reason(self) -> None:
         """Why one is given up does not change any more."""

@@ -192,18 +192,22 @@ class CallbacksTests(SynchronousTestCase):
 
     def test_few_processes(self) -> None:
         """More for each than there are for all is told when they become more, as at the start."""
-        usual = Configuration().limits.processes
-        self.begin("")
-        self.patch(ceilings, "processes_allowed", lambda: usual)
-        self.assertEqual(self.reloading.reload(), Outcome())
-        self.write("", f"[limits]\nprocesses = {usual + 1}")
-        (note,) = self.reloading.reload().notes
-        self.assertTrue(note.startswith(f"processes: {usual} are allowed here, and "), note)
-        self.assertEqual(self.taken[-1].limits.processes, usual + 1)
-        self.assertEqual(self.reloading.reload(), Outcome())
-        self.patch(ceilings, "processes_allowed", lambda: None)
-        self.write("", f"[limits]\nprocesses = {usual + 2}")
-        self.assertEqual(self.reloading.reload(), Outcome())
+        for allowed, few in ((lambda: 200, True), (lambda: 364, False), (self.fail_to_look, False)):
+            self.patch(ceilings, "processes_allowed", allowed)
+            self.begin("", "[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
+            self.assertEqual(self.reloading.reload(), Outcome())
+            self.write("", "[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
+            restart, *notes = self.reloading.reload().notes
+            self.assertTrue(restart.startswith("evaluations.running: has changed"), restart)
+            self.assertEqual(self.taken[-1].limits.processes, 150)
+            said = [note.partition(";")[0] for note in notes]
+            wanted = ["processes: 200 are allowed here, and 364 may be needed"]
+            self.assertEqual(said, wanted if few else [])
+            self.assertEqual(self.reloading.reload().notes, (restart,))
+
+    def fail_to_look(self) -> int:
+        """Be at a loss."""
+        raise OSError
 
     def test_copied(self) -> None:
         """Secrets that systemd has handed over are told to be a copy as soon as they are needed."""
