@@ -1,4 +1,4 @@
-"""File blocks of SEGI: what stands between the file markers, taken apart.
+r"""File blocks of SEGI: what stands between the file markers, taken apart.
 
     Content-Type: image/svg+xml
     Content-Disposition: attachment; filename="report.svg"
@@ -6,12 +6,15 @@
 
     <svg ...
 
-The body is the file itself or, with `X-SEGI-As: path`, the path where the evaluator has
-put it. The terminator before the end marker belongs to the block, not to the body.
+The headers are written as in HTTP (RFC 9112, section 5), and may be folded; a `\r` before the
+terminators of headers and empty line does not count. The body is the file itself or, with
+`X-SEGI-As: path`, the path where the evaluator has put it. The terminator before the end marker
+belongs to the block, not to the body.
 """
 
 from __future__ import annotations
 
+import re
 from email.parser import HeaderParser
 
 import attrs
@@ -19,9 +22,13 @@ import attrs
 from tawebeval.filenames import base_name
 
 MAX_HEADERS = 8 * 1024
-"""The most bytes that the headers of a file block may have together."""
+"""The most bytes that the headers of a file block may have together, with their terminators."""
 
-_EMPTY_LINE = b"\n\n"
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
+_LONGEST_HEAD = MAX_HEADERS + len(b"\n\n")  # with the terminators before and after it
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r]*\r?")
+_CONTINUED = re.compile(r"[ \t][^\r]*\r?")
+_EXCERPT = 80
 
 
 class FileBlockError(ValueError):
@@ -68,7 +75,7 @@ class FileBlock:
             rest = bytes(self._gathered[at + len(self._end) :])
             del self._gathered[at:]
             return rest
-        if len(self._gathered) > self._limit + MAX_HEADERS + len(_EMPTY_LINE + self._end):
+        if len(self._gathered) > self._limit + _LONGEST_HEAD + len(self._end):
             self._overlong = True
             del self._gathered[: 1 - len(self._end)]
         return None
@@ -80,13 +87,19 @@ class FileBlock:
         )
         if self._overlong:
             raise too_large
-        head, empty_line, body = bytes(self._gathered + b"\n").partition(_EMPTY_LINE)
-        if not empty_line:
-            raise FileBlockError("a file block has no empty line between its headers and its body")
-        body = body[:-1]
-        if len(head) > MAX_HEADERS or len(body) > self._limit:
+        block = bytes(self._gathered + b"\n")
+        empty_line = _EMPTY_LINE.search(block, 0, _LONGEST_HEAD)
+        if empty_line is None:
+            raise FileBlockError(
+                "a file block has no empty line between its headers and its body,"
+                f" or its headers are over {MAX_HEADERS} bytes"
+            )
+        head = block[1 : empty_line.start()].decode("utf-8", "replace")
+        body = block[empty_line.end() : -1]
+        if len(body) > self._limit:
             raise too_large
-        headers = HeaderParser().parsestr(head[1:].decode("utf-8", "replace"))
+        _check_headers(head)
+        headers = HeaderParser().parsestr(head)
         content_type = headers.get("Content-Type", "application/octet-stream")
         try:
             filename = headers.get_filename()
@@ -100,6 +113,23 @@ class FileBlock:
                 return WantedFile(_checked(filename or path), content_type, path)
             case other:
                 raise FileBlockError(f"X-SEGI-As is {other!r}; it can be 'content' or 'path'")
+
+
+def _check_headers(head: str) -> None:
+    """Raise FileBlockError where a line is neither a header nor the continuation of one.
+
+    The standard library's parser takes such a line, and all that follows, for the body.
+    """
+    if not head:
+        return
+    allowed: tuple[re.Pattern[str], ...] = (_HEADER,)
+    for line in head.split("\n"):
+        if not any(pattern.fullmatch(line) for pattern in allowed):
+            raise FileBlockError(
+                "a file block has, before its empty line, a line that is no header:"
+                f" {line[:_EXCERPT]!r}; headers are written NAME: VALUE"
+            )
+        allowed = (_HEADER, _CONTINUED)
 
 
 def _checked(filename: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from email.parser import HeaderParser
+
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
@@ -16,6 +19,21 @@ LIMIT = 100
 PARAMETER_PIECES = (
     *("*", "=", "'", "''", "utf-8", "undefined", "idna", "rot13", "%", "ff", "0", "1", "9999", '"'),
     *(";", " ", "\n ", "\\", "=?utf-8?q?", "?=", "é", "\0", ",", "(", ")", "<", "filename"),
+)
+HEADER_PIECES = (
+    "A",
+    "From",
+    ":",
+    ": b",
+    "\n",
+    "\r\n",
+    "\r",
+    " ",
+    "\t",
+    "é",
+    "-",
+    ";",
+    "Content-Type",
 )
 
 
@@ -141,6 +159,65 @@ class HeaderTests(SynchronousTestCase):
                 parse(f"X-SEGI-As: {kind}\n\nx".encode())
             self.assertIn(repr(kind), str(caught.exception))
 
+    def test_folded(self) -> None:
+        """A header goes on in lines that begin with a space or a tab."""
+        block = b'Content-Disposition: attachment;\n filename="a b.txt"\nX-Other:\n\tx\n \n\nx'
+        self.assertEqual(parse(block).filename, "a b.txt")
+
+    def test_carriage_returns(self) -> None:
+        """Lines of the headers, and the empty one, may end as those of HTTP do."""
+        block = (
+            b"Content-Type: a/b\r\n"
+            b"Content-Disposition: attachment;\r\n filename=a.txt\r\n"
+            b"\r\n\r\nbody\n\nmore\r\n"
+        )
+        self.assertEqual(parse(block), File("a.txt", "a/b", b"\r\nbody\n\nmore\r\n"))
+        for empty in (b"\r\n", b"\n"):
+            self.assertEqual(parse(empty + b"x").content, b"x")
+        self.assertEqual(parse(b"Content-Type: a/b\r\n\r").content, b"")
+
+    def test_no_header(self) -> None:
+        """A line that is no header is refused and shown, wherever it is; nothing is dropped."""
+        good = b"X-SEGI-As: path"
+        for line in (
+            *(b"nonsense", b": x", b"Content Type: a/b", b"Content-Type : a/b", b"X\xc3\xa9: y"),
+            *(b"From me", b"(x): y", b"X\t: y", b"\0: y", b"a: b\rc", b"a: b\r\r", b"\r\r"),
+        ):
+            shown = repr(line.decode())
+            for block in (line, line + b"\n" + good, good + b"\n" + line, b"A: b\n c\n" + line):
+                with self.assertRaises(FileBlockError, msg=shown) as caught:
+                    parse(block + b"\n\nout.txt")
+                self.assertIn(shown, str(caught.exception))
+
+    def test_no_header_to_continue(self) -> None:
+        """So is the continuation of a header where there is none before it."""
+        for line in (b" x", b"\tX-SEGI-As: path", b" "):
+            with self.assertRaises(FileBlockError) as caught:
+                parse(line + b"\nA: b\n\nout.txt")
+            self.assertIn(repr(line.decode()), str(caught.exception))
+
+    def test_long_line(self) -> None:
+        """Of a long line that is no header the beginning is shown."""
+        with self.assertRaises(FileBlockError) as caught:
+            parse(b"x" * 5000 + b"\n\nbody")
+        self.assertIn("x" * 50, str(caught.exception))
+        self.assertLess(len(str(caught.exception)), 200)
+
+    @given(st.lists(st.sampled_from(HEADER_PIECES)).map("".join))
+    def test_every_line_counts(self, head: str) -> None:
+        """Headers that are taken are all understood: the parser drops none of them."""
+        try:
+            parse(head.encode() + b"\n\nbody")
+        except FileBlockError:
+            return
+        # What was taken for the body is whatever follows the first empty line.
+        head = re.split("^\r?\n", head + "\n\n", maxsplit=1, flags=re.MULTILINE)[0]
+        understood = HeaderParser().parsestr(head)
+        assert not understood.defects
+        lines = [line for line in head.splitlines() if not line.startswith((" ", "\t"))]
+        assert [line.split(":")[0] for line in lines] == understood.keys()
+        assert understood.get_payload() == ""
+
     def test_no_empty_line(self) -> None:
         """Headers that no empty line ends are refused."""
         for block in (b"Content-Type: a/b", b"Content-Type: a/b\nbody", b"body"):
@@ -234,7 +311,7 @@ class LimitTests(SynchronousTestCase):
         longest = line + b"x" * (MAX_HEADERS - len(line) - 1)
         self.assertEqual(parse(longest + b"\n\nx").filename, "file")
         with self.assertRaises(FileBlockError):
-            parse(longest + b"xx\n\nx")
+            parse(longest + b"x\n\nx")
 
     def test_both_at_their_limits(self) -> None:
         """Headers and body may both be at their limits, however the block comes."""
