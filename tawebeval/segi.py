@@ -25,20 +25,17 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-import msgspec
-
 from tawebeval import utf8
 from tawebeval.events import TERMINATOR, Batch, encode_data, encode_error, encode_file, encode_text
 from tawebeval.fileblock import File, FileBlock, FileBlockError, WantedFile
 from tawebeval.markers import MARKER_START, Markers
+from tawebeval.values import REFUSED, check, fault
 
 MAX_PAYLOAD = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
 
 _PIECE = MAX_PAYLOAD // 3  # a byte that is not UTF-8 becomes U+FFFD, which is three
 _EXCERPT = 200
-
-_decode_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class _State(Enum):
@@ -247,10 +244,11 @@ class Parser:
         if not value.isascii():
             value = value.decode("utf-8", "replace").encode()
         try:
-            _decode_json(value)
-        except (msgspec.DecodeError, RecursionError) as error:
-            excerpt = value[:_EXCERPT].decode("utf-8", "replace")
-            self._broken(f"a line of a data block is not JSON: {error}", line=excerpt)
+            check(value)
+        except REFUSED as error:
+            if self._sound:  # else nobody asks why
+                excerpt = value[:_EXCERPT].decode("utf-8", "replace")
+                self._broken(fault(value, error), line=excerpt)
         else:
             self._emit(encode_data(value))
 

@@ -33,6 +33,7 @@ CORE = (
     "utf8",
     "markers",
     "segi",
+    "values",
     "fileblock",
     "filenames",
     "ring",

@@ -56,10 +56,10 @@ LAYERS = {
     ),
     # Bytes in, values out.
     "core": Layer(
-        "__init__ errors events utf8 markers segi fileblock filenames ring pages identity form "
-        "config live settings outbound forwarded callers exposure hosts trees commits hierarchies"
-        " credentials gitwords retention framing budget life spool backoff signatures callback"
-        " tally",
+        "__init__ errors events utf8 markers segi values fileblock filenames ring pages identity"
+        " form config live settings outbound forwarded callers exposure hosts trees commits"
+        " hierarchies credentials gitwords retention framing budget life spool backoff signatures"
+        " callback tally",
         below="",
     ),
 }
