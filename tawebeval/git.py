@@ -21,6 +21,7 @@ from twisted.internet.error import ProcessTerminated
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from tawebeval import utf8
 from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
 from tawebeval.gitbox import COMPLAINT, JUST_READ, Box, NoBox, Reach
@@ -107,7 +108,7 @@ class _Command(ProcessProtocol):
                 self.kill()
             return
         limit = _STDOUT if childFD == 1 else _STDERR + self._margin
-        self._printed[childFD] = (self._printed[childFD] + data)[-limit:]
+        self._printed[childFD] = utf8.tail(self._printed[childFD] + data, limit)
 
     def kill(self) -> None:
         """End it, with all that it has started."""
@@ -132,7 +133,8 @@ class _Command(ProcessProtocol):
             if len(self._printed[2]) > _STDERR:
                 # It may begin in the midst of a password.
                 text = text[self._margin :]
-        return _USERINFO.sub("", text).strip()
+        clean = _USERINFO.sub("", text).strip()
+        return utf8.tail(clean.encode(), _STDERR).decode()
 
 
 @contextmanager

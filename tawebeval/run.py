@@ -14,6 +14,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from tawebeval import utf8
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.groups import Usage
 from tawebeval.intake import Intake
@@ -22,7 +23,7 @@ from tawebeval.sandbox import Cell, Exit
 from tawebeval.signals import Latch, Threads
 
 STDERR_TAIL = 8 * 1024
-"""Bytes of stderr that are kept (contract, section 4)."""
+"""Bytes of stderr that are kept, and bytes of UTF-8 that are shown (contract, section 4)."""
 
 
 _SLACK = 1.0  # seconds of processor time by which the kernel's own reckoning may differ
@@ -69,7 +70,9 @@ class Run(ProcessProtocol):
     @property
     def stderr(self) -> str:
         """The last of what was printed to stderr."""
-        return self._stderr.decode("utf-8", "replace")
+        # U+FFFD is longer than what it stands for.
+        shown = self._stderr.decode("utf-8", "replace").encode()
+        return utf8.tail(shown, STDERR_TAIL).decode()
 
     def makeConnection(self, transport: Any) -> None:
         """Begin: the process runs."""
@@ -129,7 +132,7 @@ class Run(ProcessProtocol):
         left = self._cell.limits.stderr - self._complaints
         self._complaints += len(data)
         if left > 0:
-            self._stderr = (self._stderr + data[:left])[-STDERR_TAIL:]
+            self._stderr = utf8.tail(self._stderr + data[:left], STDERR_TAIL)
         if len(data) > left:
             self.stop(over_limit("stderr", "stderr", "bytes on stderr", self._cell.limits.stderr))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from collections.abc import Iterator
 
+_CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
+
 
 def boundary(data: bytes, at: int) -> int:
     """Return the last place not after `at` that lies between two characters of `data`.
@@ -21,6 +23,17 @@ def boundary(data: bytes, at: int) -> int:
 def complete(data: bytes) -> int:
     """Return the number of bytes of `data` before a character that has begun but not ended."""
     return utf_8_decode(data, "replace", False)[1]
+
+
+def tail(data: bytes, limit: int) -> bytes:
+    """Return the last bytes of `data`, at most `limit`, without the rest of a character there.
+
+    Where the bytes are no UTF-8 up to 3 may be missing that are no such rest.
+    """
+    if len(data) <= limit:
+        return data
+    kept = data[len(data) - limit :]
+    return kept[:3].lstrip(_CONTINUING) + kept[3:]
 
 
 def pieces(block: bytes, limit: int) -> Iterator[bytes]:

@@ -299,6 +299,17 @@ class OutcomeTests(GitTestCase):
         for said in (outcome.stdout, outcome.stderr):
             self.assertTrue(said.endswith("99"))
 
+    def test_the_end_in_characters(self) -> None:
+        """It begins with a character, and has no more bytes where some are not UTF-8."""
+        asked = self.run_git("status")
+        self.spawn.child.complain("😀".encode() * 3000 + b"a")
+        self.end()
+        self.assertEqual(self.successResultOf(asked).stderr, "😀" * 2047 + "a")
+        asked = self.run_git("status")
+        self.spawn.child.complain(b"\xff" * 10_000)
+        self.end()
+        self.assertEqual(self.successResultOf(asked).stderr, "\ufffd" * 2730)
+
     def test_not_utf8(self) -> None:
         """What is not UTF-8 is replaced."""
         asked = self.run_git("status")

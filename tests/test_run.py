@@ -203,6 +203,23 @@ class StderrTests(RunTestCase):
         self.assertEqual(self.run.stderr, "\ufffd\u00e9")
         self.assertEqual(self.ring.newest, 0)
 
+    def test_begins_with_a_character(self) -> None:
+        """A character that does not fit as a whole is left out, however stderr came."""
+        for end in ("", "a", "ab", "abc"):
+            for size in (1, 3, 20_000):
+                printed = ("😀" * 3000 + end).encode()
+                for at in range(0, len(printed), size):
+                    self.child.complain(printed[at : at + size])
+                characters = (STDERR_TAIL - len(end)) // 4
+                self.assertEqual(self.run.stderr, "😀" * characters + end)
+
+    def test_stray_bytes(self) -> None:
+        """With what is not UTF-8 replaced it is no longer either."""
+        self.child.complain(b"\xff" * 10_000 + b"end")
+        self.assertEqual(self.run.stderr, "\ufffd" * 2729 + "end")
+        self.child.complain(b"\x80")
+        self.assertEqual(self.run.stderr, "\ufffd" * 2728 + "end\ufffd")
+
 
 class StopTests(RunTestCase):
     """How runs are ended."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.utf8 import boundary, complete, pieces
+from tawebeval.utf8 import boundary, complete, pieces, tail
 from tests.strategies import texts
 
 some_bytes = st.one_of(
@@ -74,6 +74,24 @@ class CompleteTests(SynchronousTestCase):
         length = complete(some)
         assert len(some) - 3 <= length <= len(some)
         assert decoded(some[:length]) + decoded(some[length:] + rest) == decoded(some + rest)
+
+
+class TailTests(SynchronousTestCase):
+    """`tail`: the end of something long."""
+
+    @given(st.text(), st.integers(0, 20))
+    def test_characters(self, text: str, limit: int) -> None:
+        """Of UTF-8 it is as many of the last characters as fit."""
+        ends = (text[start:].encode() for start in range(len(text) + 1))
+        assert tail(text.encode(), limit) == next(end for end in ends if len(end) <= limit)
+
+    @given(some_bytes, st.integers(0, 20))
+    def test_any_bytes(self, some: bytes, limit: int) -> None:
+        """Of any bytes it is the end, where at most 3 are missing, and none if all fit."""
+        end = tail(some, limit)
+        assert some.endswith(end)
+        assert len(end) <= limit
+        assert len(end) >= (limit - 3 if len(some) > limit else len(some))
 
 
 class PiecesTests(SynchronousTestCase):
