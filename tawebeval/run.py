@@ -36,12 +36,13 @@ log = Logger()
 class Run(ProcessProtocol):
     """Watches over an evaluator's process; `ended` is set, to itself, when all of it is over.
 
-    `failure` is why the run was stopped or failed, None after a good end; `usage` is what it
-    has used, known at its end. `grace` is the number of seconds between TERM and KILL.
+    `failure` is why the run was stopped or failed, None after a good end. `exit` is how the
+    evaluator ended, None before that and where there was none; `usage` is what it has used, known
+    at its end. `grace` is the number of seconds between TERM and KILL.
     """
 
     failure: EvaluationError | None = None
-    exit = Exit(None)
+    exit: Exit | None = None
     usage = Usage(None, None)
 
     def __init__(
@@ -175,8 +176,8 @@ class Run(ProcessProtocol):
             self.failure = over or self._with_stderr(error)
         self.usage = await self._asked(self._cell.usage) or Usage(None, None)
         self._add_what_was_waited_for()
-        if self.failure is None and self.exit != Exit(0):
-            self.failure = await self._asked(self._cell.exceeded, True) or self._why()
+        if self.failure is None and self.exit is not None and self.exit != Exit(0):
+            self.failure = await self._asked(self._cell.exceeded, True) or self._why(self.exit)
         self.ended.set(self)
 
     async def _asked(self, question: Callable[..., T], *arguments: Any) -> T | None:
@@ -196,9 +197,9 @@ class Run(ProcessProtocol):
     def _with_stderr(self, error: EvaluationError) -> EvaluationError:
         return attrs.evolve(error, members={**error.members, "stderr": self.stderr})
 
-    def _why(self) -> EvaluationError:
+    def _why(self, end: Exit) -> EvaluationError:
         """Return the error of a run that ended badly by itself, or by a limit of one process."""
-        limits, number, status = self._cell.limits, self.exit.signal, self.exit.status
+        limits, number, status = self._cell.limits, end.signal, end.status
         # Anybody may exit like this: what was used has to fit.
         if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
             return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)

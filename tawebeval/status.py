@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+import attrs
+
 from tawebeval.evaluation import Evaluation
 from tawebeval.life import State
 
@@ -45,7 +47,7 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
         "buffered_bytes": ring.size,
     }
     if run is not None and run.ended.is_set:
-        document["exit"] = {"status": run.exit.status, "signal": run.exit.signal}
+        document["exit"] = run.exit and attrs.asdict(run.exit)
         document["usage"] = {
             "cpu_seconds": run.usage.cpu_seconds and round(run.usage.cpu_seconds, 3),
             "peak_memory_bytes": run.usage.peak_memory,

@@ -121,6 +121,7 @@ class CellTests(RunTestCase):
         failure = self.run.failure
         assert failure is not None
         self.assertEqual((failure.reason, failure.members), ("lost", {"stderr": "bwrap: no"}))
+        self.assertIs(self.run.exit, None)
 
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from signal import SIGKILL
 from typing import Any
 
+from tawebeval.errors import EvaluationError
 from tawebeval.form import Repository
 from tawebeval.status import status
 from tests.fakes import OID, TREE
@@ -103,6 +105,25 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
         self.assertEqual(document["error"]["reason"], "cancelled")
         self.assertEqual(document["usage"], None)
+
+    def test_cancelled_at_its_start(self) -> None:
+        """One that was ended before its evaluator began has no exit, as that has none."""
+        self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.world.sandbox.last.unstarted = EvaluationError("lost", "at its start")
+        self.world.child.end(signal=SIGKILL)
+        self.world.turn()
+        document = self.status()
+        self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
+        self.assertEqual(document["error"]["reason"], "cancelled")
+        self.assertIsNot(document["usage"], None)
+
+    def test_signal(self) -> None:
+        """One whose evaluator a signal has ended has no status."""
+        self.begin()
+        self.world.child.end(signal=SIGKILL)
+        self.world.turn()
+        self.assertEqual(self.status()["exit"], {"status": None, "signal": 9})
 
     def test_while_orphans_are_ended(self) -> None:
         """Before the end is reached it tells of none."""
