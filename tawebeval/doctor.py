@@ -42,6 +42,11 @@ from tawebeval.reconfiguring import read_configuration
 from tawebeval.removal import remove
 from tawebeval.sandboxes import A_PYTHON, COPIED, open_bubblewrap, try_with_overlays
 
+# Where root looks at a service of systemd, the daemon's user is there only while it runs.
+_AS_THE_UNIT = (
+    "; where a systemd unit starts it as a user of its own, have systemd-run look as that user:"
+    " docs/operations.md, Is it well?"
+)
 # What holds where there is no cgroup for it: in the sandbox, and without one.
 _INSTEAD: Mapping[What, Mapping[Literal["sandbox", "none"], str]] = {
     "memory": dict.fromkeys(
@@ -267,7 +272,10 @@ def examine(
     try:
         privileges = find_privileges(configuration.service.user, process or Process())
     except ConfigurationError as error:
-        yield broken("user", error)
+        finding = broken("user", error)
+        if not configuration.service.user:
+            finding = attrs.evolve(finding, remedy=finding.remedy + _AS_THE_UNIT)
+        yield finding
         return
     environment = privileges.environment(environment)
     premises = Premises(configuration, file, environment, privileges)

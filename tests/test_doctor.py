@@ -131,11 +131,13 @@ class ExaminationTests(DoctorTestCase):
         _, found = self.examine(uid=0)
         self.assertEqual((found.part, found.health), ("user", BROKEN))
         self.assertIn("adduser --system", found.remedy)
+        self.assertIn("systemd-run", found.remedy)  # the unit has a user already
 
     def test_another_user(self) -> None:
         """Who is not root cannot become somebody."""
         _, found = self.examine('[service]\nuser = "nobody"', uid=1000)
         self.assertEqual((found.part, found.health), ("user", BROKEN))
+        self.assertNotIn("systemd-run", found.remedy)
 
     def test_python(self) -> None:
         """A Python that the user cannot read is named."""

@@ -67,7 +67,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
     Run it as the daemon is started: by the same user (root, if it is root that starts it),
     with the same configuration, STATE_DIRECTORY and CACHE_DIRECTORY. It changes nothing. What
     it says of limits and descriptors holds for where it is run itself; of a service of systemd
-    the log tells at the start what holds there.
+    the log tells at the start what holds there. To look as its user does, who is there only while
+    it runs, use the command that docs/operations.md has under "Is it well?".
 
     \b
     Each part is
@@ -155,14 +156,16 @@ def token() -> None:
 
     \b
     1. tawebeval token new alice
-    2. put the line that it prints into the file which the configuration names:
+    2. put the line that it prints into /etc/tawebeval/tokens, which the systemd unit hands over;
+       without the unit into the file which the configuration names:
          [callers]
          tokens = "/etc/tawebeval/tokens"
-    3. have the daemon read it again: systemctl reload tawebeval, or SIGHUP
+    3. have the daemon read it again: systemctl restart tawebeval where the unit hands it over,
+       systemctl reload tawebeval or SIGHUP where the configuration names it
     4. give the token to alice, who sends it with each request:
          curl -H "Authorization: Bearer TOKEN" ...
 
-    To take a token away, remove its line and reload. A caller may have several
+    To take a token away, remove its line, and the same again. A caller may have several
     lines: add the new one first, remove the old one later.
     """  # noqa: D301  (\b keeps click from filling the lines)
 
