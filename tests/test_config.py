@@ -399,7 +399,12 @@ class ExamplesTests(SynchronousTestCase):
         for name in names:
             found = self.read(name)
             self.assertTrue(f"etc/examples/{name}.toml" in operations, name)
-            self.assertTrue(found.callers.tokens)
+            # The unit hands these over, for its user cannot read what only root can.
+            self.assertEqual(found.callers.tokens, "")
+            for entry in found.repositories.credentials:
+                self.assertEqual(Path(entry.password_file).name, entry.password_file)
+            # Nobody has opened that where no unit hands over tokens: it does not start without.
+            self.assertEqual(found.listen, ("systemd:domain=INET:index=0",))
             self.assertFalse(found.callers.open)
             self.assertEqual(found.repositories.protocols, ("https",))
             self.assertEqual((found.sandbox.network, found.sandbox.kind == "none"), (False, False))
