@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from tawebeval.config import CallbackSettings, Callers, Configuration
 from tawebeval.reporting import longest_stop
 from tawebeval.rereading import Outcome
 from tawebeval.tap import Options
+from tests.documented import OPERATIONS, examples, properties
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
 PROGRAMS = "/usr/local/lib/tawebeval/bin"
@@ -112,6 +114,20 @@ class UnitTests(SynchronousTestCase):
         (folder / name).touch()
         found = find_tokens(Callers(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
+
+    def test_doctor(self) -> None:
+        """The documented doctor looks as the unit's user, with all of the unit that it looks at."""
+        service = read_unit("tawebeval.service")["Service"]
+        looked_at = re.compile(
+            "DynamicUser|UMask|(State|Cache)Directory|LoadCredential|Delegate|Limit|TasksMax"
+        )
+        expected = [f"{key}={value}" for key, value in service.items() if looked_at.match(key)]
+        found = examples(OPERATIONS, "systemd-run")
+        self.assertEqual(len(found), 2)  # to look how it is, and before an upgrade
+        for example in found:
+            self.assertCountEqual(properties(example.command), [*expected, "User=tawebeval"])
+            examined = service["ExecStart"].partition("--config ")[2].split()[0]
+            self.assertEqual(example.command[-4:], ["tawebeval", "doctor", "--config", examined])
 
     def test_notices(self) -> None:
         """The daemon itself says that it is ready and alive, and none of its evaluators."""

@@ -12,8 +12,9 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
+from tests.documented import OPERATIONS, examples
 from tests.integration.machine import missing
-from tests.integration.service_case import TOKENS, ServiceTestCase
+from tests.integration.service_case import SERVICE, STATE, TOKENS, ServiceTestCase
 from tests.links import leading_nowhere, links
 from tests.patience import PATIENCE
 from tests.run import ROOT
@@ -52,15 +53,34 @@ class InstalledTests(ServiceTestCase):
                 self.assertEqual(self.machine.run(shell, "-c", program).split()[0], completed)
 
     def test_doctor(self) -> None:
-        """The doctor finds nothing broken where the unit is at home."""
+        """The documented doctor finds nothing broken beside the service, and changes nothing."""
         self.start()
-        done = self.machine.attempt(
-            *("systemd-run", "--pipe", "--wait", "-pDynamicUser=yes", "-pStateDirectory=doctor"),
-            *("-pCacheDirectory=doctor", "-pLoadCredential=tokens:/etc/tawebeval/tokens"),
-            *("tawebeval", "doctor", "--config", "/etc/tawebeval/tawebeval.toml"),
-        )
-        self.assertNotIn("broken", done.stdout, done.stderr)
-        self.assertIn("works", done.stdout)
+        cache = STATE.replace("lib", "cache")
+        look = ("stat", "--format=%n %a %U", STATE, cache, "/run/tawebeval")
+        before = self.machine.run(*look)
+        for example in examples(OPERATIONS, "systemd-run"):
+            done = self.machine.attempt(*example.command)
+            self.assertNotIn("broken", done.stdout, done.stderr)
+            self.assertIn("the daemon runs as tawebeval\n", done.stdout)
+            self.assertIn("works", done.stdout)
+        self.assertEqual(self.machine.run(*look), before)
+        self.healthy()
+
+    def test_examples(self) -> None:
+        """Both configurations run under the unit, with what they name beside them."""
+        folder = "/usr/local/share/doc/tawebeval/etc/examples"
+        self.write("/etc/tawebeval/git-password", "secret\n")
+        self.machine.run("chmod", "600", "/etc/tawebeval/git-password")
+        self.machine.run("mkdir", "-p", "/opt/jdk-21")
+        handed_over = "LoadCredential=git-password:/etc/tawebeval/git-password"
+        for name, lines in (("public", ()), ("contest", (handed_over,))):
+            self.machine.run("cp", f"{folder}/{name}.toml", "/etc/tawebeval/tawebeval.toml")
+            self.override(*lines)
+            self.start()
+            self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 200)
+            self.assertEqual(self.ask("GET", "/evaluations").answer()[0], 200)
+            self.assertEqual(self.machine.connection().ask("GET", "/evaluations").answer()[0], 401)
+            self.control("stop", SERVICE)
 
     def files(self) -> str:
         """Return the files of the virtualenv."""

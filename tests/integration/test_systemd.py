@@ -6,6 +6,7 @@ from http.client import BadStatusLine
 from typing import Any
 
 from tawebeval.callers import new_token
+from tests.documented import OPERATIONS, examples
 from tests.fakes import straw
 from tests.integration.machine import wait_until
 from tests.integration.service_case import (
@@ -171,6 +172,19 @@ class LifeTests(ServiceTestCase):
         self.assertEqual(int(self.show("MainPID")), before)
         self.healthy()
 
+    def test_documented_reloads(self) -> None:
+        """The operator sees what comes of a reload as the documentation shows it."""
+        self.start()
+        shown = [each for each in examples(OPERATIONS, "journalctl") if each.printed]
+        for example, settings in zip(
+            shown, ("[log]\nlevel = 'loud'", "[http]\nconnections = 1000"), strict=True
+        ):
+            self.configure(f"{CONFIGURATION}\n{settings}\n")
+            self.machine.attempt("systemctl", "reload", SERVICE)
+            self.machine.run("journalctl", "--sync")
+            printed = self.machine.run(*example.command).splitlines()
+            self.assertEqual(printed[-len(example.printed) :], example.printed)
+
     def test_reload_of_what_is_handed_over(self) -> None:
         """Tokens that have changed are not copied anew, so the reload is refused and says why."""
         self.start()
@@ -333,6 +347,13 @@ class FullDiskTests(ServiceTestCase):
             self.until("StatusText", "0 running, 0 queued")
             self.assertEqual(int(self.show("MainPID")), before)
 
+    def test_nearly_full(self) -> None:
+        """With too little room it is not ready; what comes all the same is taken and run."""
+        self.configure(f"{CONFIGURATION}\n[health]\nfree_disk = 100_000_000")
+        self.start()
+        self.assertEqual(self.ready()[0], 503)
+        self.assertEqual(text(self.follow(self.begin("echo it ran"))), "it ran\n")
+
 
 class MendedTests(ServiceTestCase):
     """A sandbox that fails while the daemon runs."""
@@ -343,7 +364,9 @@ class MendedTests(ServiceTestCase):
         program = self.machine.run("sh", "-c", "command -v bwrap")
         self.machine.run("mv", program, f"{program}.away")
         self.addCleanup(self.machine.attempt, "mv", f"{program}.away", program)
-        self.assertEqual(reasons(self.follow(self.begin("true"))), ["lost"])
+        (event,) = self.follow(self.begin("true"))
+        self.assertEqual(event["payload"]["reason"], "lost")
+        self.assertIn(event["payload"]["message"], OPERATIONS.read_text("utf-8"))
         self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
         self.machine.run("mv", f"{program}.away", program)
         wait_until(lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again")

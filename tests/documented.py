@@ -1,0 +1,46 @@
+"""Commands as documents show them, for tests that hold them to be true."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+
+from tests.run import ROOT
+
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+_BLOCK = re.compile(r"^ *```(sh|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+_PROMPT = re.compile(r"^[#$] ", re.MULTILINE)
+_CONTINUED = re.compile(r"\\\n *")
+
+
+@attrs.frozen
+class Example:
+    """A command, in words, and the lines that it is shown to print."""
+
+    command: list[str]
+    printed: list[str]
+
+
+def examples(document: Path, program: str) -> list[Example]:
+    """Return each command of a program's in the blocks of a document."""
+    return [each for each in _examples(document) if each.command[:1] == [program]]
+
+
+def _examples(document: Path) -> Iterator[Example]:
+    for kind, block in _BLOCK.findall(document.read_text("utf-8")):
+        whole = _CONTINUED.sub("", block)
+        # In a shell's script each line is a command; at a console those behind a prompt are.
+        for text in _PROMPT.split(whole)[1:] if kind == "console" else whole.splitlines():
+            first, *printed = text.splitlines() or [""]
+            yield Example(shlex.split(first, comments=True), printed)
+
+
+def properties(command: list[str]) -> list[str]:
+    """Return what a command of `systemd-run` sets: the words after each `-p`."""
+    return [word for option, word in pairwise(command) if option == "-p"]
