@@ -19,7 +19,12 @@ def listen(endpoint: str, factory: IProtocolFactory, reactor: Any) -> StreamServ
     """
     try:
         listening = service(endpoint, factory, reactor=reactor)
-    except (ValueError, TypeError, LookupError, OSError) as error:
+    except LookupError:  # only of systemd's are some there, and others not
+        raise ConfigurationError(
+            f"listen: {endpoint!r}: there is no such socket from systemd; let a unit open it, as"
+            ' tawebeval.socket does, or listen without: ["tcp:8080:interface=127.0.0.1"]'
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
         raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
     listening.endpoint = PromptEndpoint(listening.endpoint)
     listening.setName(endpoint)

@@ -37,3 +37,11 @@ class ListenTests(TestCase):
             ConfigurationError, listen, "carrier-pigeon:1", Factory(), reactor
         )
         self.assertIn("listen: 'carrier-pigeon:1' is no endpoint", str(error))
+
+    def test_no_socket(self) -> None:
+        """Where systemd has opened none it is said what else would do."""
+        for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
+            error = self.assertRaises(ConfigurationError, listen, endpoint, Factory(), reactor)
+            said = str(error)
+            self.assertTrue(said.startswith(f"listen: {endpoint!r}: there is no such"), said)
+            self.assertIn("tcp:8080", said)
