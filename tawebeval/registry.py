@@ -211,6 +211,15 @@ class Registry:
             lambda: self._left(record),
         )
 
+    def can_follow(
+        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+    ) -> bool:
+        """Tell whether `follow` would return anybody; nothing is forgotten. Raises as it does."""
+        record = self._at(identifier, after, caller)
+        if record is not None:
+            place(record.evaluation.ring, after or None, skip)
+        return record is not None
+
     def _left(self, record: Record) -> None:
         """Take that a stream has left."""
         self._records.leave(record)

@@ -285,8 +285,8 @@ class RouteTests(WebTestCase):
                 if name in where
             }
             expected |= BELOW | OTHERS[name]
-            if method == "HEAD":  # which begins no stream
-                expected -= {"101", "204"}
+            if method == "HEAD":  # which becomes no WebSocket
+                expected -= {"101"}
             self.assertEqual(set(operation["responses"]), expected, f"{method}, {name}")
 
     def test_head(self) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from tawebeval.config import Callers, Configuration
+from tawebeval.web.events import STREAMS
 from tests import described
 from tests.fake_clients import Answer
 from tests.fake_streams import (
     LineFollower,
     SocketFollower,
     SourceFollower,
+    parse,
 )
 from tests.test_web import END
 from tests.test_web_streams import StreamTestCase
+
+OF_CONTENT = ("date", "content-length", "transfer-encoding")
+"""Headers that hang on the time, or that an answer may have only with its content."""
 
 
 class ChoiceTests(StreamTestCase):
@@ -62,6 +67,34 @@ class ChoiceTests(StreamTestCase):
             self.assertEqual(connection.answer("HEAD").status, 404)
         self.check_nothing_left(identifier)
 
+    def test_head_is_as_get(self) -> None:
+        """HEAD has the status and the headers of GET (RFC 9110, 9.3.2), whatever is asked for."""
+        queries = ["", "?wait=20", "?after=3", "?after=x", "?after=9", "?skip=2", "?skip=5"]
+        queries += ["?after=0&skip=9", f"?after={END}&skip=1", f"?after={END}"]
+        for accept in ("application/json", *STREAMS, "text/html"):
+            path = f"/evaluation/{self.evaluate()}/events"
+            self.print(b"a\nb\n")
+            for state in ("running", "finished", "forgotten"):
+                if state == "finished":
+                    self.finish()
+                for query in queries:
+                    answers = self.answers_to_both(f"{path}{query}", accept)
+                    self.assertEqual(*answers, (state, accept, query))
+
+    def answers_to_both(self, path: str, accept: str) -> list[tuple[int, dict[str, str]]]:
+        """Return the status and the headers that HEAD is answered with, and then GET."""
+        answers = []
+        for method in ("HEAD", "GET"):
+            connection = self.connect()
+            connection.request(f"{method} {path}", Accept=accept)
+            self.turn()
+            answer, _ = parse(connection.received)
+            described.check(method, path, answer)
+            headers = {k: v for k, v in answer.headers.items() if k not in OF_CONTENT}
+            answers.append((answer.status, headers))
+            connection.lose()
+        return answers
+
     def test_head_acknowledges_nothing(self) -> None:
         """HEAD of any kind discards nothing and forgets nothing."""
         identifier = self.evaluate()
@@ -69,10 +102,11 @@ class ChoiceTests(StreamTestCase):
         self.finish()
         for accept in ("text/event-stream", "application/jsonl", "application/json"):
             for query in ("?after=2", f"?after={END}", "?after=1&wait=20"):
+                nothing = accept == "text/event-stream" and query == f"?after={END}"
                 connection = self.connect()
                 connection.request(f"HEAD /evaluation/{identifier}/events{query}", Accept=accept)
                 answer = connection.answer("HEAD")
-                self.assertEqual(answer.status, 200)
+                self.assertEqual(answer.status, 204 if nothing else 200)
                 described.check("HEAD", f"/evaluation/{identifier}/events", answer)
         self.assertEqual(len(self.page(identifier)["data"]), 4)
 

@@ -26,8 +26,8 @@ _HEADERS = ("Cache-Control", "Date", *(name.decode() for name in _GENERAL))
 
 _METHODS = ("get", "post", "delete")
 
-_GET_ALONE = ("101", "204")
-"""The statuses of GET that HEAD does not have: it begins no stream, and ends none."""
+_GET_ALONE = ("101",)
+"""The statuses of GET that HEAD does not have: it becomes no WebSocket."""
 
 _ANY = ("400", "408", "413", "414", "431", "500", "503")
 """The problems of any request, whatever it asks for."""

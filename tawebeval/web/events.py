@@ -65,12 +65,11 @@ async def read_page(
     `usual_wait` is for those who do not say how many seconds they would wait.
     """
     after, preferred = argument(request, "after"), preferred_wait(request)
+    most = api.configuration.polls.wait
+    poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait)
     if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
-        poll = Poll(request.caller, identifier, after)
         page = api.registry.peek(identifier, after, request.caller)
     else:
-        most = api.configuration.polls.wait
-        poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait)
         now = poll.page(api.registry)
         request.waits = now is None
         page = now or await poll.later(api.registry)
@@ -87,14 +86,15 @@ async def _send_stream(
         last = _last_event(request)
         if last:
             after, skip = last, 0
+    following = None
     if request.method == b"HEAD":
-        api.registry.peek(identifier, after, request.caller)
-        following = None
+        ended = not api.registry.can_follow(identifier, after, request.caller, skip)
     else:
         following = api.registry.follow(identifier, after, request.caller, skip)
-        if following is None and media_type == "text/event-stream":
-            request.setResponseCode(NO_CONTENT)  # which tells a browser not to come back
-            return
+        ended = following is None
+    if ended and media_type == "text/event-stream":
+        request.setResponseCode(NO_CONTENT)  # which tells a browser not to come back
+        return
     request.setHeader(b"Content-Type", media_type.encode())
     request.setHeader(b"Cache-Control", b"no-store")
     request.setHeader(b"X-Accel-Buffering", b"no")  # nginx would keep them back
