@@ -25,6 +25,7 @@ from tawebeval.life import State
 from tawebeval.web import assets, problems
 from tawebeval.web.description import DESCRIPTION, complete
 from tawebeval.web.events import OFFERED
+from tawebeval.web.exchange import MAX_DIGITS
 from tawebeval.web.routes import make_app
 from tests import described
 from tests.described import DOCUMENT, complaints, operations, resolve
@@ -207,6 +208,12 @@ class ContentTests(SynchronousTestCase):
                 self.assertIsNotNone(form.submission_file(name, None))
             else:
                 self.assertRaises(errors.InvalidField, form.submission_file, name, None)
+
+    def test_numbers(self) -> None:
+        """Numbers in a query have up to so many digits."""
+        for name in ("wait", "skip"):
+            schema = DOCUMENT["components"]["parameters"][name]["schema"]
+            self.assertEqual(schema["maximum"], 10**MAX_DIGITS - 1)
 
     def test_identifier(self) -> None:
         """The form of identifiers, which the page knows, too."""

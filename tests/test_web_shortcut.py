@@ -106,7 +106,8 @@ QUERIES = (
     *("?wait=0", "?wait=2", "?after=0&wait=2", "?after=2&wait=3", "?after=4&wait=999999999"),
     *("?wait=2&after=1", "?after=1&", "?after=1&after=2", "?wait=1&wait=2", "?after=1wait=2"),
     *("?after=x", "?after=-1", "?after=99", "?after=00", "?after=%31", "?after=1&skip=1"),
-    *("?wait=", "?wait=x", "?wait=1000000000", "?&", "?after=" + "9" * 200, "?after=1#x"),
+    *("?wait=", "?wait=x", "?wait=2147483647", "?wait=1000000000000000", "?&"),
+    *("?after=" + "9" * 200, "?after=1#x"),
 )
 STARTS = st.sampled_from(["GET"] * 12 + ["HEAD", "POST", "get", "OPTIONS", "", "\r\nGET"])
 VERSIONS = st.sampled_from(["HTTP/1.1"] * 12 + ["HTTP/1.0", "HTTP/1.2", "http/1.1", ""])

@@ -123,10 +123,24 @@ class WaitTests(WebTestCase):
         self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=5")
 
     def test_at_most(self) -> None:
-        """The server caps the time, and says to what."""
-        asked = self.wait("?wait=999999999")
-        self.service.reactor.advance(30)
-        self.assertEqual(self.answer(asked).headers["preference-applied"], "wait=30")
+        """The server caps the time, however long, and says to what."""
+        for seconds in ("31", "2147483647", "9" * 15):
+            for query, headers in ((f"?wait={seconds}", {}), ("", {"Prefer": f"wait={seconds}"})):
+                for road in ({}, {"Connection": "close"}):  # by the shortcut, and not
+                    asked = self.wait(query, **headers, **road)
+                    self.service.reactor.advance(30)
+                    applied = self.answer(asked).headers["preference-applied"]
+                    self.assertEqual(applied, "wait=30", (query, headers))
+                    self.finish()
+
+    def test_too_many_digits(self) -> None:
+        """More digits than any time has are refused, or passed over, and it is said how many."""
+        path = f"/evaluation/{self.evaluate()}/events"
+        for name in ("wait", "skip"):
+            problem = self.request("GET", f"{path}?{name}={'9' * 16}", 400).json()
+            self.assertIn("is no whole number of up to 15 digits", problem["detail"])
+        answer = self.request("GET", path, headers={"Prefer": f"wait={'9' * 16}"})
+        self.assertNotIn("preference-applied", answer.headers)
 
     def test_client_gone(self) -> None:
         """A client that goes away leaves nothing, and the events stay for the next."""

@@ -23,9 +23,15 @@ if TYPE_CHECKING:
 SERVER = b"tawebeval/" + __version__.encode()
 JSON = b"application/json"
 
-_NUMBER = re.compile(r"[0-9]{1,9}")
+MAX_DIGITS = 15
+"""Of a whole number: more than anybody needs, and no more than any program for JSON keeps."""
+
+NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
+"""The pattern of a whole number."""
+
+_NUMBER = re.compile(NUMBER)
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
-_SECONDS = re.compile(r'[ \t]*("?)([0-9]{1,9})\1[ \t]*')  # in quotes or not, the same
+_SECONDS = re.compile(rf'[ \t]*("?)({NUMBER})\1[ \t]*')  # in quotes or not, the same
 _HEADERS = {
     b"Server": SERVER,
     b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
@@ -98,7 +104,9 @@ def number(request: IRequest, name: str) -> int | None:
     """Return a parameter that is a whole number, None if it is absent. Raises MalformedRequest."""
     text = argument(request, name)
     if text is not None and not _NUMBER.fullmatch(text):
-        raise MalformedRequest(f"{name}: {text[:80]!r} is no whole number")
+        raise MalformedRequest(
+            f"{name}: {text[:80]!r} is no whole number of up to {MAX_DIGITS} digits"
+        )
     return None if text is None else int(text)
 
 

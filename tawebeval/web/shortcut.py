@@ -33,6 +33,7 @@ from tawebeval.web import problems
 from tawebeval.web.clients import Client, Peer
 from tawebeval.web.events import OFFERED, PAGE
 from tawebeval.web.exchange import (
+    NUMBER,
     body_headers,
     date_line,
     general_headers,
@@ -52,7 +53,8 @@ _LONGEST = 4096  # bytes of a request; longer ones are not plain
 
 _TARGET = (
     rb"/evaluation/(%b)/events"
-    rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=([0-9]{1,9}))?)?" % IDENTIFIER.encode()
+    rb"(?:\?(?:after=([A-Za-z0-9_-]*)(?:&|(?= )))?(?:wait=(%b))?)?"
+    % (IDENTIFIER.encode(), NUMBER.encode())
 )
 _HEADER = rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([^\0\r\n]*)\r\n"
 _BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)

@@ -47,7 +47,7 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
     if "events" in case.operation.path:
         if re.fullmatch("[A-Za-z0-9_-]+", str(case.query.get("after", ""))):
             case.query["after"] = next(_cursors)
-        if re.fullmatch("[0-9]{1,9}", str(case.query.get("skip", ""))):
+        if re.fullmatch("[0-9]{1,15}", str(case.query.get("skip", ""))):
             case.query["skip"] = "0"
 
 
