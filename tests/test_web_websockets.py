@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from twisted.internet.interfaces import IHalfCloseableDescriptor
@@ -10,7 +11,7 @@ from zope.interface import alsoProvides
 from tawebeval.config import Callers, Configuration
 from tawebeval.web.traffic import EVENTS
 from tests.fake_clients import Answer
-from tests.fake_streams import UPGRADE, SocketFollower
+from tests.fake_streams import KEY, UPGRADE, SocketFollower
 from tests.test_web_streams import StreamTestCase
 
 PING, PONG, CLOSE, TEXT, BINARY, MORE = 9, 10, 8, 1, 2, 0
@@ -104,6 +105,22 @@ class HandshakeTests(SocketTestCase):
         kind = type("Keyless", (SocketFollower,), {"hello": lambda self: _without_key()})
         follower = self.follow(kind, identifier)
         self.assertEqual(follower.answer.status, 400)
+
+    def test_keys(self) -> None:
+        """So is one whose key is not 16 bytes in base64 (RFC 6455, 4.2.1), or that has two."""
+        identifier = self.evaluate()
+        short, long = (base64.b64encode(bytes(size)).decode() for size in (15, 17))
+        for key in ("", "abc", short, long, f"{KEY}=", KEY.replace("d", "-"), f"{KEY}, {KEY}"):
+            follower = self.follow(SocketFollower, identifier, Sec_WebSocket_Key=key)
+            self.assertEqual(follower.answer.status, 400, key)
+            self.check_problem(follower.answer)
+            self.assertIn(f"Sec-WebSocket-Key: '{key}' is no key", follower.answer.json()["detail"])
+            self.assertEqual(follower.answer.headers["sec-websocket-version"], "13")
+        for key in ("/+" * 11 + "==", base64.b64encode(b"\xff" * 16).decode()):
+            follower = self.follow(SocketFollower, identifier, Sec_WebSocket_Key=key)
+            self.assertEqual(follower.answer.status, 101, key)
+            follower.lose()
+        self.check_nothing_left(identifier)
 
     def test_among_others(self) -> None:
         """It may be one of several protocols that are offered (RFC 9110, 7.8), in many lines."""

@@ -7,6 +7,7 @@ connection is closed in such a way that the last messages arrive.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ COMPLETE = 1000
 
 FAILED = 1011
 """That of a defect of ours."""
+
+_KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
 log = Logger()
 
@@ -95,6 +98,13 @@ def take_handshake(request: Request) -> None:
         raise UnsupportedVersion(
             f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not known here; "
             f"there is {WEBSOCKET_VERSION.decode()}"
+        )
+    key = _list(headers, b"Sec-WebSocket-Key")
+    if not _KEY.fullmatch(key):  # which what follows does not look at
+        _tell_version(request)
+        raise MalformedRequest(
+            f"Sec-WebSocket-Key: {key[:80].decode('latin-1')!r} is no key of a WebSocket: that is"
+            " 16 bytes in base64, which are 24 characters that end in '=='"
         )
     # What follows takes the last line of each for all there is, and one protocol only.
     headers.setRawHeaders(b"Upgrade", [WEBSOCKET_UPGRADE])
