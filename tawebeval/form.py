@@ -18,7 +18,8 @@ MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
 MAX_CALLBACK_URL = 2048  # characters; servers take no longer ones
 
-FIELD_NAME = r"[a-z][a-z0-9_]{0,250}"  # NAME.txt is a file's name
+MAX_FIELD_NAME = 251  # characters; NAME.txt is a file's name
+FIELD_NAME = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME - 1}}}"
 """What the fields of a submission may be called, as a regular expression."""
 
 _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME})\]")
@@ -102,7 +103,9 @@ def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
     match = _SUBMISSION.fullmatch(name)
     if match is None:
         raise InvalidField(
-            name[:80], "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]*"
+            name[:80],
+            "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]* of up to"
+            f" {MAX_FIELD_NAME} characters",
         )
     if filename is None:
         return SubmissionFile(match[1], f"{match[1]}.txt")

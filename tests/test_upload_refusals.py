@@ -6,6 +6,7 @@ import os
 
 from tawebeval.config import Configuration, Repositories
 from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
+from tawebeval.form import MAX_FIELD_NAME
 from tests.fake_clients import BOUNDARY, Part, form, parts
 from tests.test_upload import UploadTestCase, without
 
@@ -91,14 +92,12 @@ class FieldTests(UploadTestCase):
         self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_long_name(self) -> None:
-        """A name too long for a directory is the client's fault, or it is none at all."""
-        part = Part(f"submission[{'a' * 300}]", b"x", "x")
-        try:
-            self.receive(form([part, *parts()]))
-        except OSError as error:
-            self.fail(f"the disk was tried: {error}")
-        except InvalidField:
-            pass
+        """The name of a field has a limit, which the refusal tells; the disk is not tried."""
+        longest = Part(f"submission[{'a' * MAX_FIELD_NAME}]", b"x", "x")
+        self.receive(form([longest, *parts()]))
+        longer = Part(f"submission[{'a' * (MAX_FIELD_NAME + 1)}]", b"x", "x")
+        error = self.refuse(InvalidField, form([longer, *parts()]), longer.name[:80])
+        self.assertIn(f"of up to {MAX_FIELD_NAME} characters", error.detail)
 
 
 class LimitTests(UploadTestCase):
@@ -204,10 +203,28 @@ class MalformedTests(UploadTestCase):
             form([b"\r\n\r\nx"]),
             form([good.replace(b"form-data", b"attachment")]),
             form([b"Content-Length: 3\r\n" + good]),
-            form([b'Content-Disposition: form-data; name="\xff"\r\n\r\nx']),
             form([good]).replace(BOUNDARY.encode() + b"--", BOUNDARY.encode() + b"xx"),
         ):
             self.refuse(MalformedRequest, body)
+
+    def test_headers_not_utf8(self) -> None:
+        """Headers of a part that are not UTF-8 are told so, with the field if that can be read."""
+        said = "the headers of a part have to be UTF-8, with the names in them"
+        for header, field in (
+            (b'form-data; name="submission[a]"; filename="caf\xe9.py"', "submission[a]"),
+            (b'form-data; filename="caf\xe9.py"; name=oid', "commit_oid"),
+            (b'form-data; name="' + b"a" * 100 + b'"; x="\xe9"', "a" * 80),
+        ):
+            part = b"Content-Disposition: " + header + b"\r\n\r\nx"
+            error = self.refuse(InvalidField, form([part, *parts()]), field)
+            self.assertEqual(error.detail, f"{field}: {said}")
+        for part in (
+            b'Content-Disposition: form-data; name="\xe9"\r\n\r\nx',
+            b'Content-Disposition: form-data; name="submission[\xe9]"; filename="x"\r\n\r\nx',
+            b"X-Caf\xe9: x\r\n" + parts()[1].encode(),
+        ):
+            error = self.refuse(MalformedRequest, form([part]))
+            self.assertEqual(error.detail, f"the form cannot be read: {said}")
 
     def test_longer_than_announced(self) -> None:
         """More than was announced is not taken."""

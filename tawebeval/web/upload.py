@@ -19,13 +19,20 @@ from multipart import (
 )
 
 from tawebeval.config import Configuration
-from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
+from tawebeval.errors import (
+    InvalidField,
+    MalformedRequest,
+    RequestError,
+    TooLarge,
+    UnsupportedMediaType,
+)
 from tawebeval.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
 from tawebeval.records import Upload
 from tawebeval.spool import Spool
 from tawebeval.web.older import FIELDS
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
+_NOT_UTF8 = "the headers of a part have to be UTF-8, with the names in them"
 
 
 class FormReceiver:
@@ -78,7 +85,7 @@ class FormReceiver:
                 max_segment_count=self._limits.fields,
             )
         except MultipartError as error:
-            raise MalformedRequest(f"the form cannot be read: {error}") from None
+            raise _unreadable(error) from None
         spool.check(length or 0)
 
     def _check_length(self, length: int) -> None:
@@ -106,14 +113,14 @@ class FormReceiver:
                 f"the form has over {self._limits.fields} fields, or too long headers: {error}"
             ) from None
         except MultipartError as error:
-            raise MalformedRequest(f"the form cannot be read: {error}") from None
+            raise _unreadable(error) from None
 
     def finish(self) -> Upload:
         """Take the end of the body; return the form."""
         try:
             self._parser.close()
         except MultipartError as error:
-            raise MalformedRequest(f"the form cannot be read: {error}") from None
+            raise _unreadable(error) from None
         request = parse_form(self._fields, self._submission, self._protocols)
         digest = hashlib.sha256(repr(sorted(self._digests.items())).encode()).digest()
         return Upload(request, self.directory, self._key, digest, self.received)
@@ -170,3 +177,15 @@ class FormReceiver:
         else:
             return
         self._digests[self._name] = self._hash.digest()
+
+
+def _unreadable(error: MultipartError) -> RequestError:
+    """Return the refusal of what is no form, which names the field where that can be known."""
+    wrong = error.__context__
+    if not isinstance(wrong, UnicodeDecodeError):
+        return MalformedRequest(f"the form cannot be read: {error}")
+    header = wrong.object.decode("utf-8", "replace")
+    name = parse_options_header(header.partition(":")[2])[1].get("name", "")
+    if not name or "\ufffd" in name:
+        return MalformedRequest(f"the form cannot be read: {_NOT_UTF8}")
+    return InvalidField(FIELDS.get(name, name)[:80], _NOT_UTF8)
