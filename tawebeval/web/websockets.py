@@ -101,10 +101,10 @@ def take_handshake(request: Request) -> None:
         )
     key = _list(headers, b"Sec-WebSocket-Key")
     if not _KEY.fullmatch(key):  # which what follows does not look at
-        _tell_version(request)
-        raise MalformedRequest(
-            f"Sec-WebSocket-Key: {key[:80].decode('latin-1')!r} is no key of a WebSocket: that is"
-            " 16 bytes in base64, which are 24 characters that end in '=='"
+        raise _broken(
+            request,
+            f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not 16 bytes in base64,"
+            " which are 24 characters that end in '=='",
         )
     # What follows takes the last line of each for all there is, and one protocol only.
     headers.setRawHeaders(b"Upgrade", [WEBSOCKET_UPGRADE])
@@ -112,9 +112,16 @@ def take_handshake(request: Request) -> None:
     pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
     try:
         H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
-    except (ProtocolError, NotHTTP, UnicodeError) as error:
-        _tell_version(request)
-        raise MalformedRequest(f"this is no handshake of a WebSocket: {error}") from None
+    except UnicodeError:  # which speaks of codecs
+        raise _broken(request, "its host is no name, or a header of it is not ASCII") from None
+    except (ProtocolError, NotHTTP) as error:
+        raise _broken(request, str(error)) from None
+
+
+def _broken(request: Request, wrong: str) -> MalformedRequest:
+    """Return the refusal of a handshake, with the version that there is."""
+    _tell_version(request)
+    return MalformedRequest(f"this is no handshake of a WebSocket: {wrong}")
 
 
 def _list(headers: Headers, name: bytes) -> bytes:
