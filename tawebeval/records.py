@@ -76,7 +76,10 @@ class Record:
 
 
 class Records:
-    """The evaluations that are known. To each caller there are only its own."""
+    """The evaluations that are known. To each caller there are only its own.
+
+    `accepted` counts all that there were.
+    """
 
     def __init__(self, identities: Identities, clock: IReactorTime) -> None:
         self._identities = identities
@@ -89,7 +92,7 @@ class Records:
         self._sent: dict[str, Record] = {}  # of these, what streams have sent to the end
         self._keys: dict[tuple[str, str], Record] = {}
         self._kept_of: Counter[str] = Counter()  # by caller
-        self._accepted = 0
+        self.accepted = 0
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._records
@@ -108,7 +111,7 @@ class Records:
 
     def add(self, evaluation: Evaluation, upload: Upload, caller: str) -> Record:
         """Note a new evaluation; `end` is for when it is over."""
-        self._accepted += 1
+        self.accepted += 1
         identifier = evaluation.identifier
         readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
         record = self._records[identifier] = self._living[identifier] = Record(
@@ -117,7 +120,7 @@ class Records:
             upload.digest if upload.key is not None else b"",
             upload.size,
             caller,
-            self._accepted,
+            self.accepted,
             self._clock.seconds(),
             readers,
         )

@@ -25,7 +25,7 @@ from tawebeval.following import Followers, Following
 from tawebeval.form import draw_seed
 from tawebeval.identity import Identities
 from tawebeval.life import State
-from tawebeval.listing import Listing, list_evaluations
+from tawebeval.listing import Listing, Lists
 from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
 from tawebeval.records import Record, Records, Upload
 from tawebeval.removal import remove
@@ -62,6 +62,7 @@ class Registry:
         self._root = root
         self._telling = telling
         self._records = Records(identities, surroundings.clock)
+        self._lists = Lists(self._records, surroundings.random)
         self._acceptance = Acceptance(surroundings, queue, self._records)
         queue.admits = self._acceptance.admits
         surroundings.budget.relieved = queue.go_on
@@ -246,7 +247,7 @@ class Registry:
 
         Raises InvalidCursor.
         """
-        return list_evaluations(self._records, after, caller)
+        return self._lists.evaluations(after, caller)
 
     async def cancel(self, identifier: str, caller: str = "") -> None:
         """End an evaluation; return when nothing of it is left but its events.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from email.message import Message
 from http.client import HTTPResponse
 from pathlib import Path
@@ -192,6 +192,7 @@ class Service:
     queued: int = 2
     reactor: MemoryReactorClock = attrs.field(factory=MemoryReactorClock)
     tokens: Path | None = None
+    random: Callable[[int], bytes] = attrs.field(factory=straw)
     access: Access = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
@@ -202,7 +203,10 @@ class Service:
         for name in ("uploads", "evaluations"):
             (self.root / name).mkdir(parents=True)
         self.world = World(
-            configuration=self.configuration, clock=self.reactor, running=self.running
+            configuration=self.configuration,
+            clock=self.reactor,
+            random=self.random,
+            running=self.running,
         )
         self.registry = Registry(
             self.world.surroundings(),

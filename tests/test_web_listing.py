@@ -6,6 +6,8 @@ from typing import Any
 from unittest import mock
 
 from tawebeval.config import Callers, Configuration
+from tests.fake_clients import Service
+from tests.fakes import straw
 from tests.test_web import WebTestCase
 from tests.test_web_callers import CallerTestCase
 
@@ -47,24 +49,61 @@ class ListingTests(WebTestCase):
                 link = f'<{path}>; rel="next"' if path else None
                 self.assertEqual(answer.headers.get("link"), link)
             self.assertEqual(found, identifiers)
-            self.assertEqual(listing["begin"], "2")
+            self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
 
     def test_forgotten(self) -> None:
-        """What is forgotten is not in it, and cursors go on to count."""
+        """What is forgotten is not in it, and a cursor after it goes on to count."""
         first, second = self.evaluate(), self.evaluate()
+        after = f"?after={self.end_of_first()}"
         self.service.world.spawn.children[0].end()
         self.service.world.turn()
         self.page(first, "?after=end")
-        self.assertEqual([one["evaluation_id"] for one in self.listed()["data"]], [second])
-        self.assertEqual(len(self.listed("?after=1")["data"]), 1)
-        self.assertEqual(self.listed("?after=99")["data"], [])
+        for query in ("", after):
+            data = self.listed(query)["data"]
+            self.assertEqual([one["evaluation_id"] for one in data], [second])
+        self.page(second)
+        self.finish()
+        self.page(second, "?after=end")
+        self.assertEqual(self.listed(after)["data"], [])
+
+    def end_of_first(self) -> str:
+        """Return the cursor after the first evaluation, which has to have others behind it."""
+        with mock.patch("tawebeval.listing._MOST", 1):
+            end: str = self.listed()["end"]
+        return end
+
+    def refuse(self, cursor: str) -> None:
+        """Hold that it is said of a cursor that it is none, and what to do."""
+        problem = self.listed(f"?after={cursor}", 400)
+        self.assertIn(f"after: '{cursor}' is no cursor of this list", problem["message"])
+        self.assertIn("begin again without `after`", problem["message"])
+        self.assertNotIn("page", problem["message"])
 
     def test_broken_cursors(self) -> None:
         """400, with what to do about it; it is no page of events that has them."""
-        for cursor in ("x", "end", "-1", "1.5"):
-            problem = self.listed(f"?after={cursor}", 400)
-            self.assertIn(f"after: '{cursor}' is no cursor of this list", problem["message"])
-            self.assertNotIn("page", problem["message"])
+        self.evaluate()
+        self.evaluate()
+        mark, _, number = self.end_of_first().partition("-")
+        self.assertEqual(number, "1")
+        for cursor in ("x", "end", "-1", "1.5", "1", "999999999", mark, f"{mark}-", f"{mark}-x"):
+            self.refuse(cursor)
+        for number in ("0", "01", "3", "9" * 5000):  # of which none was given out
+            answer = self.request("GET", f"/evaluations?after={mark}-{number}", 400)
+            self.assertIn("is no cursor of this list", answer.json()["message"])
+        self.assertEqual(self.listed(f"?after={mark}-2")["data"], [])
+
+    def test_earlier_daemon(self) -> None:
+        """A cursor from before a restart is refused, for what is new would be left out."""
+        for _ in range(2):
+            self.evaluate()
+        before = self.end_of_first()
+        self.close()
+        self.service = Service(self.root / "again", self.configuration, random=straw(5))
+        self.client, self.agent = self.service.treq()
+        for _ in range(2):
+            self.evaluate()
+        self.refuse(before)
+        self.assertEqual(len(self.listed(f"?after={self.end_of_first()}")["data"]), 1)
 
     def test_pages_of_strangers(self) -> None:
         """Identifiers are a secret: no page but ours gets them, under no name of its owner's."""

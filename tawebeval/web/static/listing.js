@@ -37,7 +37,8 @@ export class Listing {
         const said = error.status ? error.message : "The server does not answer.";
         byId("listing-hint").textContent = said;
         if (error.status === 401) this.unauthorized();
-        if (!isPassing(error)) return;
+        // 400: the daemon was started anew between two parts of the list, which begins again.
+        if (!isPassing(error) && error.status !== 400) return;
         pause = Math.max(pause, 1000 * (error.retryAfter ?? 0));
       }
       await new Promise((resolve) => setTimeout(resolve, pause));
