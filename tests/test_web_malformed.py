@@ -56,6 +56,21 @@ class MalformedTests(RawTestCase):
             self.assertIn(answer.status, (400, 404))
             self.check_raw(answer, answer.status)
 
+    def test_without_host(self) -> None:
+        """A request of HTTP/1.1 names its host, once (RFC 9112, 3.2); an older one need not."""
+        for start in (b"GET /health", b"GET /nowhere", b"OPTIONS /health", b"POST /evaluate"):
+            connection = self.connect()
+            for fields, wrong in (
+                (b"", "is missing"),
+                (b"Host: x\r\nHost: x\r\n", "stands in the request more than once"),
+            ):
+                connection.send(start + b" HTTP/1.1\r\n" + fields + b"\r\n")
+                answer = connection.answer()
+                self.check_raw(answer, 400)
+                self.assertEqual(answer.json()["detail"], f"Host: {wrong}")
+            connection.send(b"GET /health HTTP/1.1\r\nHost:\r\n\r\n")
+            self.assertEqual(connection.answer().status, 200)
+
     def test_odd_headers(self) -> None:
         """Headers that are not UTF-8 are refused, or passed over, in a document as ever."""
         for line, name, status in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,13 @@ FIELDS = st.lists(
 def asking(query: str, *headers: str) -> bytes:
     """Return a request for a page."""
     first = f"GET /evaluation/ID/events{query} HTTP/1.1"
-    return "\r\n".join([first, *headers, "", ""]).encode("latin-1")
+    return "\r\n".join([first, *with_host(headers), "", ""]).encode("latin-1")
+
+
+def with_host(headers: Sequence[str]) -> list[str]:
+    """Return headers, among them the name of a host."""
+    named = any(header.lower().startswith("host:") for header in headers)
+    return [*headers] if named else ["Host: localhost", *headers]
 
 
 @st.composite
@@ -135,8 +142,13 @@ def requests(draw: st.DrawFn) -> bytes:
     """Draw a request, most of them for a page, many of them plain."""
     target = draw(PATHS) + draw(st.sampled_from(QUERIES))
     first = f"{draw(STARTS)} {target} {draw(VERSIONS)}"
-    return "\r\n".join([first, *draw(FIELDS), "", ""]).encode("latin-1")
+    fields = draw(FIELDS)
+    if draw(st.sampled_from([True] * 12 + [False])):
+        fields = with_host(fields)
+    return "\r\n".join([first, *fields, "", ""]).encode("latin-1")
 
+
+HOSTLESS = b"GET /evaluation/ID/events HTTP/1.1\r\n\r\n"
 
 # A request, on one of two connections, and at which byte it is cut; or what happens besides.
 ASKING = st.tuples(requests(), st.integers(0, 1), st.none() | st.integers(1, 300))
@@ -250,6 +262,7 @@ class EqualityTests(RawTestCase):
         "tokens", [(asking("", f"Authorization: Bearer {TOKEN}", "Host: a", "Host: b"), 0, None)]
     )
     @example("usual", [(asking("", "Host: .."), 0, None)])
+    @example("usual", [(HOSTLESS, 0, None)])
     @example("usual", ["stop", (asking("?wait=0", "Host: a"), 0, None)])
     @example("little", [(asking("", *["X: y"] * 5), 0, None)])
     @example("little", [(asking("?after=" + "9" * 100), 0, None)])
@@ -320,9 +333,12 @@ class ShortcutTests(RawTestCase):
         """One is made for all others."""
         for header in NOT_PLAIN:
             before = self.made
-            hosts = [] if header in ODD_HOSTS else ["Host: localhost"]
+            hosts = ["Host: localhost"] if header == "Host: other.example.org" else []
             self.connect().send(self.poll("", *hosts, header))
             self.assertEqual(self.made, before + 1, header)
+        connection = self.connect()
+        connection.send(HOSTLESS.replace(b"ID", self.identifier.encode()))
+        self.check_raw(connection.answer(), 400)
         for start in (b"HEAD", b"POST"):
             before = self.made
             self.connect().send(self.poll().replace(b"GET", start))
@@ -386,7 +402,7 @@ class ShortcutTests(RawTestCase):
         connection.send(self.poll("?wait=20"))
         for _ in range(200):
             if connection.transport.producerState == "producing":
-                connection.send(b"GET /health HTTP/1.1\r\n\r\n" * 10)
+                connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 10)
         self.assertEqual(connection.received, b"")
         self.assertEqual(connection.transport.producerState, "paused")
         self.assertLess(sum(map(len, connection.channel._dataBuffer)), 20_000)
@@ -460,6 +476,6 @@ class ShortcutTests(RawTestCase):
             self.assertEqual(answer.status, 500)
             self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-            connection.send(b"GET /health HTTP/1.1\r\n\r\n")
+            connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             self.assertEqual(connection.answer().status, 200)
             del self.service.registry.page

@@ -6,7 +6,7 @@ from tawebeval.config import Buffers, Configuration, Http
 from tests.fake_clients import MULTIPART, Connection, form, head, parts
 from tests.test_web_problems import RawTestCase
 
-START = b"GET /health HTTP/1.1\r\n"
+START = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 
 
 class SlowTestCase(RawTestCase):
@@ -208,7 +208,7 @@ class AnswerTests(SlowTestCase):
         identifier = self.evaluate()
         for behind in (b"", START):
             connection = self.connect()
-            poll = f"GET /evaluation/{identifier}/events?wait=30 HTTP/1.1\r\n\r\n"
+            poll = f"GET /evaluation/{identifier}/events?wait=30 HTTP/1.1\r\nHost: x\r\n\r\n"
             connection.send(poll.encode() + behind)
             self.advance(29)
             self.check_quiet(connection)

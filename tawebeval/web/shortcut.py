@@ -256,7 +256,7 @@ def read_fields(block: bytes, peer: Peer, api: Api) -> Fields | None:
     if any(map(headers.hasHeader, _NOT_PLAIN)) or not _keeps_alive(headers):
         return None
     hosts = headers.getRawHeaders(b"Host", [])
-    if len(hosts) > 1 or not all(map(_HOST.fullmatch, hosts)):
+    if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
         return None
     try:
         client = api.clients.asking(peer, headers)

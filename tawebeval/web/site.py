@@ -114,6 +114,8 @@ class ApiRequest(Request):
         except UnicodeDecodeError:
             raise MalformedRequest("the path is not UTF-8") from None
         hosts = self.requestHeaders.getRawHeaders(b"Host", [])
+        if not hosts and self.clientproto != b"HTTP/1.0":  # RFC 9112, section 3.2
+            raise MalformedRequest("Host: is missing")
         if len(hosts) > 1:
             raise MalformedRequest("Host: stands in the request more than once")
         if not all(map(_HOST.fullmatch, hosts)):

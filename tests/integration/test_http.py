@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.integration.harness import DaemonTestCase
-from tests.integration.raw import Connection, RawAnswer
+from tests.integration.raw import Connection, RawAnswer, head_of
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -52,7 +52,7 @@ class HttpTests(DaemonTestCase):
     async def test_broken_chunks_are_a_problem(self) -> None:
         """A body that is not in the coding that it claims: 400, and the connection closed."""
         connection = self.connect()
-        connection.send(b"POST /evaluation/x HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n")
+        connection.send(head_of(None, "Transfer-Encoding: chunked", target="/x") + b"xyz\r\n")
         connection.answer().problem(400)
         self.assertTrue(connection.ended)
 
@@ -176,7 +176,7 @@ class HttpTests(DaemonTestCase):
             (b"GET /evaluation/x/events HTTP/1.1", 404),
         ):
             body = b"abcde" if line.endswith(b"5") else b""
-            connection.ask(line + b"\r\n\r\n" + body).problem(code)
+            connection.ask(line + b"\r\nHost: localhost\r\n\r\n" + body).problem(code)
             self.check_health(connection)
 
     async def test_requests_in_a_row_are_answered_in_order(self) -> None:
@@ -191,7 +191,8 @@ class HttpTests(DaemonTestCase):
         """413 for a large body where none belongs, announced or not."""
         self.ask("POST /health HTTP/1.1", "Content-Length: 99999999").problem(413)
         connection = self.connect()
-        connection.send(b"DELETE /health HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        head = head_of(None, "Transfer-Encoding: chunked", target="/health")
+        connection.send(head.replace(b"POST", b"DELETE"))
         connection.send(b"%x\r\n%s\r\n" % (100_000, b"x" * 100_000))
         connection.answer().problem(413)
 

@@ -120,7 +120,7 @@ class SlowTests(HoldingTestCase):
         identifier = await self.begin("sleep 600")
         connection, began = self.connect(), time.monotonic()
         target = f"/evaluation/{identifier}/events?wait={SECONDS + 2}"
-        connection.send(f"GET {target} HTTP/1.1\r\n\r\n".encode() + HEALTH)
+        connection.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() + HEALTH)
         self.assertEqual(json.loads(connection.answer().body)["data"], [])
         self.assertGreater(time.monotonic() - began, SECONDS + 1)
         self.assertEqual(json.loads(connection.answer().body)["status"], "ok")

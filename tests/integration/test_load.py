@@ -66,9 +66,8 @@ class LoadTests(DaemonTestCase):
             if dice.random() < 0.1:
                 with Connection(self.daemon.port) as dropped:
                     query = f"?after={cursor}&wait=5" if cursor else ""
-                    dropped.send(
-                        f"GET /evaluation/{identifier}/events{query} HTTP/1.1\r\n\r\n".encode()
-                    )
+                    line = f"GET /evaluation/{identifier}/events{query} HTTP/1.1"
+                    dropped.send(f"{line}\r\nHost: localhost\r\n\r\n".encode())
             events += page["data"]
             cursor = page["end"]
             if cursor is None:

@@ -91,11 +91,13 @@ class ShutdownTests(DaemonTestCase):
         """A cancel that still waits when everything ends is dropped, or answered, in peace."""
         identifier = await self.begin_and_wait(python(STUBBORN), "there")
         with Connection(self.daemon.port) as connection:
-            self.assertEqual(connection.ask(b"GET /health HTTP/1.1\r\n\r\n").code, 200)
+            health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            self.assertEqual(connection.ask(health).code, 200)
             known = len(self.daemon.log)
             self.daemon.interrupt()
             await until(lambda: "SIGTERM" in self.daemon.log[known:], "it has begun to stop")
-            connection.send(f"DELETE /evaluation/{identifier} HTTP/1.1\r\n\r\n".encode())
+            cancel = f"DELETE /evaluation/{identifier} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            connection.send(cancel.encode())
             await self.begin_again()
         self.daemon.check_log()
 
