@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -106,18 +107,30 @@ class PauseTests(TestCase):
 
     def test_python(self) -> None:
         """After an empty page there is a pause, unless the server has waited."""
-        answers, pauses = iter(PAGES), list[float]()
+        replies = (_Reply(json.dumps(page), headers) for page, headers in PAGES)
+        self.assertEqual(self.follow_in_python(replies), (["a"], PAUSES))
 
-        def urlopen(url: str, timeout: float) -> _Reply:
-            return _Reply(*next(answers))
+    def test_long_number_in_python(self) -> None:
+        """A number that is too long for an int of Python's is taken as any other."""
+        digits = "9" * 10_000
+        first = '{"begin":null,"end":"end","data":[{"type":"data","payload":[1,-N]}]}'
+        pages = (
+            first.replace("N", digits),
+            '{"begin":"end","end":null,"data":[]}',
+        )
+        payloads, pauses = self.follow_in_python(_Reply(page, {}) for page in pages)
+        self.assertEqual([str(number) for number in payloads[0]], ["1", f"-{digits}"])
+        self.assertEqual(pauses, [])
 
-        self.patch(urllib.request, "urlopen", urlopen)
+    def follow_in_python(self, replies: Iterator[_Reply]) -> tuple[list[Any], list[float]]:
+        """Return the payloads of the events, and the pauses, with these replies of a server."""
+        pauses = list[float]()
+        self.patch(urllib.request, "urlopen", lambda url, timeout: next(replies))
         self.patch(time, "sleep", pauses.append)
         client: dict[str, Any] = {}
         exec(documented("python", "def evaluate("), client)
         events = list(client["events"]("http://server", "x"))
-        self.assertEqual([event["payload"] for event in events], ["a"])
-        self.assertEqual(pauses, PAUSES)
+        return [event["payload"] for event in events], pauses
 
     async def test_javascript(self) -> None:
         """The same; and a key is made also where a page is not trusted with all of `crypto`."""
@@ -136,8 +149,8 @@ class PauseTests(TestCase):
 class _Reply(io.BytesIO):
     """What `urlopen` returns: a page, with its headers."""
 
-    def __init__(self, page: dict[str, Any], headers: dict[str, str]) -> None:
-        super().__init__(json.dumps(page).encode())
+    def __init__(self, page: str, headers: dict[str, str]) -> None:
+        super().__init__(page.encode())
         self.headers = Message()
         for name, value in headers.items():
             self.headers[name] = value
