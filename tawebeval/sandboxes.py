@@ -23,6 +23,7 @@ from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
 from tawebeval.privileges import Privileges
 from tawebeval.removal import remove
+from tawebeval.reports import NotMounted
 from tawebeval.sandbox import NoSandbox, Sandbox
 from tawebeval.seccomp import make_filter
 from tawebeval.starting import wait_for
@@ -221,6 +222,8 @@ def try_out(
             finally:
                 sandbox.orphans.waited_for(started.pid)
             untouched = whole.read_text() == _WHOLE
+        except NotMounted as error:
+            return f"an overlay cannot be mounted: {error.strerror}", _MEND
         except TimeoutError as error:
             return f"an empty sandbox: {error.strerror}", _MEND
         except OSError as error:

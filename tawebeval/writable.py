@@ -33,6 +33,7 @@ class Trees:
     def __init__(self) -> None:
         self.problem: str | None = "nothing is mounted yet"
         self._launching = Launching()
+        self._proven = False  # that the file systems allow overlays
 
     def mount(self, user: User | None = None) -> None:
         """Make overlays from now on, or copies if it cannot; as `user`, if one is given. Blocks.
@@ -45,6 +46,7 @@ class Trees:
             self.copy(str(error.strerror or error), user)
         else:
             self.problem = None
+            self._proven = False
 
     def copy(self, problem: str, user: User | None = None) -> None:
         """Make copies from now on, for that reason. Blocks. Raises OSError as `mount` does."""
@@ -62,15 +64,21 @@ class Trees:
         """Start what has, as the tree of the workspace, one that is in the beginning as `checkout`.
 
         With an overlay, which is to be seen for it alone, there is a descriptor of its top. Blocks,
-        with a copy the longer the larger that is. Raises OSError.
+        with a copy the longer the larger that is. Raises OSError, and NotMounted where none could
+        be mounted since `mount`: after the first one a copy stands in for what is refused.
         """
         if self.problem is None:
             layers = Layers(checkout, workspace.tree, workspace.work)
             layers.work.mkdir()
             try:
-                return self._launching.start(launch, layers)
+                started = self._launching.start(launch, layers)
             except NotMounted as error:
+                if not self._proven:
+                    raise
                 log.warn("{path} is copied: {error}", path=checkout, error=error)
+            else:
+                self._proven = True
+                return started
         copying.copy(checkout, workspace.tree)
         return self._launching.start(launch)
 

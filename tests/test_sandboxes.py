@@ -25,6 +25,7 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import GitBox, NoBox
 from tawebeval.launching import Launching
 from tawebeval.privileges import Privileges, User
+from tawebeval.reports import NotMounted
 from tawebeval.sandbox import NoSandbox, Sandbox
 from tawebeval.sandboxes import (
     ANYWHERE,
@@ -368,6 +369,24 @@ class TreesTests(SandboxesTestCase):
         )
         self.assertIsNone(self.try_it())
         self.assertEqual(self.trees.problem, "no")
+        self.assertEqual(len(self.trees.made), 2)
+
+    def test_not_mounted(self) -> None:
+        """Where none can be mounted that is why there are copies, and no names of the trial's."""
+        self.install("echo sound")
+        start = FakeTrees.start
+
+        def refuse(trees: FakeTrees, *arguments: Any) -> Any:
+            started = start(trees, *arguments)
+            if trees.problem is None:
+                raise NotMounted(22, "Invalid argument", "/of/the/trial")
+            return started
+
+        self.patch(FakeTrees, "start", refuse)
+        self.trees.launching = None
+        self.patch(module, "wait_for", lambda started, patience: (0, b"sound\n"))
+        self.assertIsNone(self.try_it())
+        self.assertEqual(self.trees.problem, "an overlay cannot be mounted: Invalid argument")
         self.assertEqual(len(self.trees.made), 2)
 
     def test_nothing_can_be_started(self) -> None:

@@ -139,9 +139,19 @@ class TreesTests(SynchronousTestCase):
         self.assert_copied(workspace, self.made[-1])
         self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))
 
+    def test_first_refused(self) -> None:
+        """Where the first one cannot be mounted nothing is copied in silence: that is an error."""
+        for _ in range(2):  # for each mount there is a first one
+            self.trees.mount()
+            self.made[-1].errors.append(NotMounted(22, "Invalid argument"))
+            self.assertRaises(NotMounted, self.start)
+            self.assertEqual(len(self.made[-1].asked), 1)
+            self.start()
+
     def test_refused(self) -> None:
-        """A tree that cannot be mounted is copied, which the log tells; the next one may be."""
+        """One that cannot be mounted later is copied, which the log tells; the next one may be."""
         self.trees.mount()
+        self.start()
         self.made[-1].errors.append(NotMounted(28, "No space left on device"))
         workspace, _, said = self.start()
         self.assert_copied(workspace, self.made[-1])

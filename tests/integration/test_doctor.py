@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tests.integration.unprivileged import SERVICE, USER, temporary_folder
+from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
 from tests.patience import PATIENCE
 
 BECOME = """
@@ -27,6 +27,12 @@ del sys.argv[1]
 """
 COMMAND = "from tawebeval.cli import main; main()"
 NO_LIBRARY = "import ctypes.util\nctypes.util.find_library = {'c': 'libc.so.6'}.get\n"
+PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-ec")
+OVERLAID = """
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/changes /mnt/work
+mount -t overlay -o "lowerdir=$PLACES,upperdir=/mnt/changes,workdir=/mnt/work" overlay "$PLACES"
+"""
 IMPATIENT = "import tawebeval.sandboxes as sandboxes\nsandboxes._PATIENCE = 0.2\n"
 
 
@@ -43,6 +49,8 @@ class DoctorTests(SynchronousTestCase):
         self.programs.mkdir()
         self.file = self.folder / "tawebeval.toml"
         self.path = os.environ["PATH"]
+        self.state, self.cache = (self.folder / "places" / name for name in ("state", "cache"))
+        self.mounts: tuple[str, ...] = ()
 
     def run_command(
         self, settings: str = SERVICE, before: str = "", *arguments: str
@@ -53,6 +61,7 @@ class DoctorTests(SynchronousTestCase):
         around = sorted(self.folder.rglob("*"))
         ran = subprocess.Popen(
             [
+                *self.mounts,
                 *(sys.executable, "-c", before + COMMAND, *arguments),
                 *("doctor", "--json", "--config", str(self.file)),
             ],
@@ -60,8 +69,9 @@ class DoctorTests(SynchronousTestCase):
                 **os.environ,
                 "PATH": self.path,
                 "TMPDIR": str(self.temporary),
-                "STATE_DIRECTORY": str(self.folder / "state"),
-                "CACHE_DIRECTORY": str(self.folder / "cache"),
+                "PLACES": str(self.state.parent),
+                "STATE_DIRECTORY": str(self.state),
+                "CACHE_DIRECTORY": str(self.cache),
                 "PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent),
             },
             stdin=subprocess.DEVNULL,
@@ -110,6 +120,24 @@ class DoctorTests(SynchronousTestCase):
         """It was told to have none."""
         status, found = self.run_command(f'[sandbox]\nkind = "none"\n{SERVICE}')
         self.assertEqual((status, found["sandbox"][0]["health"]), (1, "weaker"))
+
+    def mounted(self, script: str) -> dict[str, list[dict[str, str]]]:
+        """Return what is found where that was mounted over the state and the cache, by root."""
+        if USER is None:
+            raise SkipTest("only root can mount")
+        self.mounts = (*PRIVATE, f'{script}exec "$@"', "sh")
+        return self.run_command()[1]
+
+    def test_overlays(self) -> None:
+        """Over an overlay there is none for an evaluation: trees are copied, and why."""
+        for place in (self.state, self.cache):
+            place.mkdir(mode=0o700, parents=True)
+            give(place)
+        found = self.mounted(OVERLAID)
+        self.assertEqual([each["health"] for each in found["sandbox"]], ["ok"])
+        (trees,) = found["trees"]
+        self.assertEqual(trees["health"], "weaker")
+        self.assertIn("an overlay cannot be mounted: Invalid argument", trees["what"])
 
     def test_no_bubblewrap(self) -> None:
         """It is not installed."""
