@@ -1,24 +1,58 @@
-"""Signals that come while the daemon stops already: somebody is in a hurry."""
+"""SIGTERM and SIGINT: the first stops the daemon, more of them mean that somebody is in a hurry.
+
+Twisted would try to stop once more for each, and log a traceback since that is not possible: also
+for one that comes before the stop has begun, as two in a row do.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
+
+from twisted.application.service import Service
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
+_Action = Callable[[int, FrameType | None], Any]
 
-@contextmanager
-def interrupts(call: Callable[[], object], reactor: Any) -> Iterator[None]:
-    """Within it SIGTERM and SIGINT make a call in the reactor.
 
-    Twisted would try to stop once more, and log a traceback since that is not possible.
+class Interrupts(Service):
+    """Takes signals from the moment when the reactor runs; has `hurry` called in it for later ones.
+
+    They stay taken: with the services stopped the reactor has still to end, and then there is
+    nobody to be hurried.
     """
-    before = [signal.signal(number, lambda *_: reactor.callFromThread(call)) for number in _NUMBERS]
-    try:
-        yield
-    finally:
-        for number, known in zip(_NUMBERS, before, strict=True):
-            signal.signal(number, known)
+
+    name = "interrupts"
+
+    def __init__(self, hurry: Callable[[], object], reactor: Any) -> None:
+        self._hurry = hurry
+        self._reactor = reactor
+        self._stopping = False
+
+    def startService(self) -> None:
+        """Take them as soon as the reactor has done so."""
+        super().startService()
+        self._reactor.callWhenRunning(self._take)
+        self._reactor.addSystemEventTrigger("before", "shutdown", self._begin)
+
+    def _take(self) -> None:
+        for number in _NUMBERS:
+            known = signal.getsignal(number)
+            if callable(known):  # what is ignored stays so
+                signal.signal(number, self._following(known))
+
+    def _following(self, known: _Action) -> _Action:
+        def arrived(number: int, frame: FrameType | None) -> None:
+            if self._stopping:
+                self._reactor.callFromThread(self._hurry)
+            else:
+                self._begin()
+                known(number, frame)
+
+        return arrived
+
+    def _begin(self) -> None:
+        self._stopping = True

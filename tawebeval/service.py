@@ -25,7 +25,7 @@ from tawebeval.git import Git
 from tawebeval.ground import Ground
 from tawebeval.housekeeping import keep_house
 from tawebeval.identity import Identities
-from tawebeval.interrupts import interrupts
+from tawebeval.interrupts import Interrupts
 from tawebeval.keyring import Keyring
 from tawebeval.listening import listen
 from tawebeval.logs import LogWriter
@@ -120,7 +120,7 @@ class Daemon(MultiService):
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
-        for part in (ground, evaluations):
+        for part in (ground, evaluations, Interrupts(evaluations.hurry, reactor)):
             part.setServiceParent(self)
 
     def setServiceParent(self, parent: Any) -> None:
@@ -162,13 +162,12 @@ class Daemon(MultiService):
     async def _stop(self) -> None:
         stop = super().stopService
         self._site.presence.announce()
-        with interrupts(self._evaluations.hurry, self._reactor):
-            # It leaves, for what it waits for would be waited for again when all parts are stopped.
-            if await maybeDeferred(self._evaluations.disownServiceParent):
-                await deferLater(self._reactor, _FAREWELL)
-            await self._stop_listening()
-            await self._site.presence.close()
-            await maybeDeferred(stop)
+        # It leaves, for what it waits for would be waited for again when all parts are stopped.
+        if await maybeDeferred(self._evaluations.disownServiceParent):
+            await deferLater(self._reactor, _FAREWELL)
+        await self._stop_listening()
+        await self._site.presence.close()
+        await maybeDeferred(stop)
 
     async def _stop_listening(self) -> None:
         """Let nobody connect any more; the rest goes on."""

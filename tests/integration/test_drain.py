@@ -121,6 +121,24 @@ class DrainTests(DrainTestCase):
         self.assertEqual(self.lines(stream)[-1]["reason"], "shutdown")
         await self.begin_again()
 
+    async def test_two_signals_in_a_row(self) -> None:
+        """The second is heeded though it comes before the stop has begun."""
+        identifier = await self.run_to_the_gate()
+        polled = Deferred.fromCoroutine(self.client.follow(identifier))
+        await self.client.status(identifier)
+        for number in (signal.SIGTERM, signal.SIGINT):  # two of one kind may become one on the way
+            os.kill(self.daemon.pid, number)
+        failure(await polled, "shutdown")
+        await self.begin_again()
+
+    async def test_many_signals_in_a_row(self) -> None:
+        """However many come, at whatever moment of the stop, nothing is logged as a defect."""
+        while self.daemon.running:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                os.kill(self.daemon.pid, number)
+            await deferLater(reactor, 0.001)
+        await self.begin_again()
+
     async def test_nothing_runs(self) -> None:
         """With nothing that runs the daemon stops at once."""
         await self.client.follow(await self.begin("true"))
