@@ -29,6 +29,8 @@ from tawebeval.secretfiles import STRANGERS
 from tawebeval.signing import find_secrets, read_signing
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_WRITABLE = "mount it for writing; STATE_DIRECTORY and CACHE_DIRECTORY may name another place"
+_RIGHTS = {"r": os.R_OK, "w": os.W_OK, "x": os.X_OK}
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -122,21 +124,42 @@ class Premises:
             yield finding
 
     def _directory(self, path: Path, parts: tuple[str, ...]) -> Finding:
+        if os.statvfs(_there(path)).f_flag & os.ST_RDONLY:
+            what = f"{path}: its file system is mounted read-only"
+            return Finding("permissions", Health.BROKEN, what, _WRITABLE)
         if not path.exists():
             return self._missing(path)
         status = path.stat()
         if status.st_uid == 0 and self.privileges.user and not os.listdir(path):
             return Finding("permissions", Health.OK, f"{path}: empty; root gives it away")
+        closed = self._closed(path) if status.st_uid == self._uid else None
+        if closed is not None:
+            return closed
         try:
             with self.privileges.acting():
                 check_owner(path, parts)
         except ConfigurationError as error:
             return broken("permissions", error)
-        return self._writable("permissions", path) or Finding("permissions", Health.OK, str(path))
+        return (
+            next(filter(None, map(self._closed, (path / name for name in parts))), None)
+            or self._writable("permissions", path)
+            or Finding("permissions", Health.OK, str(path))
+        )
+
+    def _closed(self, path: Path) -> Finding | None:
+        """Tell whether the daemon's user cannot use what is its own as the daemon has to."""
+        if not path.exists():
+            return None
+        letters = "rwx" if path.is_dir() else "r" if path.name == "key" else "w"
+        if self._may(path, sum(_RIGHTS[letter] for letter in letters)):
+            return None
+        what = f"{path}: {self._user} has no right ({letters}) to use it as the daemon does"
+        remedy = f"chmod u+{letters} {shlex.quote(str(path))}"
+        return Finding("permissions", Health.BROKEN, what, remedy)
 
     def _missing(self, path: Path) -> Finding:
         """Tell whether a directory that is not there can be made."""
-        above = next(parent for parent in path.absolute().parents if parent.exists())
+        above = _there(path)
         root_makes_it = (
             self.privileges.user is not None
             and above == path.absolute().parent
@@ -178,8 +201,7 @@ class Premises:
             (state, running * each, f"{running} evaluations at once may take"),
             (cache, repositories.cache, "repositories.cache is"),
         ):
-            above = next(one for one in (path, *path.absolute().parents) if one.exists())
-            free = shutil.disk_usage(above).free
+            free = shutil.disk_usage(_there(path)).free
             what = f"{path}: {_gigabytes(free)} are free, {why} {_gigabytes(needed)}"
             if free >= needed:
                 yield Finding("disk", Health.OK, what)
@@ -191,6 +213,11 @@ class Premises:
     def _user(self) -> str:
         user = self.privileges.user
         return user.name if user else name_of(os.geteuid())
+
+    @property
+    def _uid(self) -> int:
+        user = self.privileges.user
+        return user.uid if user else os.geteuid()
 
     @property
     def _group(self) -> int:
@@ -211,6 +238,11 @@ class Premises:
             return None
         what = f"{path}: others may write to it"
         return Finding(part, Health.BROKEN, what, f"chmod go-w {shlex.quote(str(path))}")
+
+
+def _there(path: Path) -> Path:
+    """Return a path, or what of the way there is there already."""
+    return next(one for one in (path, *path.absolute().parents) if one.exists())
 
 
 def _is_anybodys(path: Path) -> bool:

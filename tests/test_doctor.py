@@ -414,6 +414,54 @@ class PremisesTests(DoctorTestCase):
         self.assertIn("chown -R --no-dereference", finding.remedy)
         self.assertEqual(finding.remedy.split()[-1], self.environment["CACHE_DIRECTORY"])
 
+    def test_read_only(self) -> None:
+        """A file system that cannot be written to is said, also of what is not there yet."""
+        read_only = set[Path]()
+        statvfs = os.statvfs
+
+        def looked(path: Path) -> os.statvfs_result:
+            *numbers, flags, longest = statvfs(path)
+            flags = flags | os.ST_RDONLY if path in read_only else flags & ~os.ST_RDONLY
+            return os.statvfs_result((*numbers, flags, longest))
+
+        self.patch(premises.os, "statvfs", looked)
+        for path in (self.state, self.cache):
+            read_only.clear()
+            read_only.add(path)
+            self.check("permissions", BROKEN, f"{path}: its file", "read-only", "mount it")
+        for path in (self.state, self.cache):
+            path.rmdir()
+        read_only.clear()
+        read_only.add(self.folder)
+        found = self.examine()
+        broken = [each.what for each in found if each.health is BROKEN]
+        self.assertEqual(len(broken), 2)
+        for what, path in zip(broken, (self.state, self.cache), strict=True):
+            self.assertTrue(what.startswith(f"{path}: its file system"), what)
+
+    def test_closed(self) -> None:
+        """What is the daemon's user's, and closed to it all the same, is said with its path."""
+        names = ("accounts", "uploads", "evaluations", "lock")
+        for path in (self.state / name for name in names[:3]):
+            path.mkdir()
+        self.write("state/lock", "")
+        self.write("state/key", "x" * 32)
+        access = os.access
+        for path in (self.state, self.cache, *(self.state / name for name in names)):
+            self.forbid(path)
+            right = "u+w" if path.name == "lock" else "u+rwx"
+            self.check("permissions", BROKEN, f"{path}: ", f"chmod {right} {path}")
+            self.patch(premises.os, "access", access)
+        asked: list[int] = []
+
+        def may(path: Path, mode: int, **more: bool) -> bool:
+            asked.extend([mode] if path.name == "key" else [])
+            return access(path, mode, **more)
+
+        self.patch(premises.os, "access", may)
+        self.assertEqual({each.health for each in self.examine()}, {OK})
+        self.assertEqual(asked, [os.R_OK], "the key is only read")
+
     def test_missing(self) -> None:
         """Directories that are not there are made by the daemon, if it can."""
         self.cache.rmdir()
