@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
@@ -32,6 +31,7 @@ from tawebeval.bwrap import reopened, signal_inside, unprivileged
 from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
+from tawebeval.diskfaults import naming
 from tawebeval.errors import EvaluationError
 from tawebeval.launching import FIRST, Launch
 from tawebeval.orphans import Orphans
@@ -72,8 +72,8 @@ _ETC_NETWORK = (
 # What bwrap, as shells do, adds to a signal to make an exit status of it; and the signals.
 _SIGNALLED = 128
 _SIGNALS = frozenset(map(int, signal.valid_signals()))
-_USERS = "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
-_GROUPS = "evaluator:x:1000:\nnogroup:x:65534:\n"
+_USERS = b"evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n"
+_GROUPS = b"evaluator:x:1000:\nnogroup:x:65534:\n"
 
 
 def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
@@ -113,17 +113,20 @@ def _etc(patterns: Sequence[str]) -> Iterator[str]:
 
 
 def write_accounts(directory: Path) -> None:
-    """Write what the sandbox has of its own. Blocks.
+    """Write what the sandbox has of its own. Blocks. Raises OSError with the path.
 
     These are users and groups, none of the machine's, and the program of the first process: a
     shell that may not be read.
     """
     new = directory / "init.new"
-    shutil.copyfile("/bin/sh", new)
-    new.chmod(0o111)
-    new.replace(directory / "init")
-    (directory / "passwd").write_text(_USERS)
-    (directory / "group").write_text(_GROUPS)
+    shell = Path("/bin/sh").read_bytes()
+    with naming(new):
+        new.write_bytes(shell)
+        new.chmod(0o111)
+        new.replace(directory / "init")
+    for name, content in (("passwd", _USERS), ("group", _GROUPS)):
+        with naming(directory / name):
+            (directory / name).write_bytes(content)
 
 
 @attrs.frozen

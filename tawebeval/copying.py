@@ -12,6 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from tawebeval.diskfaults import naming
+
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -44,14 +46,16 @@ def walk(top: int) -> Iterator[tuple[str, os.stat_result]]:
 def copy(source: Path, target: Path) -> None:
     """Copy what is below a directory into an empty one: names, bytes, modes. Raises OSError.
 
-    There may be directories, regular files and symbolic links.
+    There may be directories, regular files and symbolic links. An error has a path, at least that
+    of `target`.
     """
     below = os.open(source, _DIRECTORY)
     try:
         into = os.open(target, _DIRECTORY)
         try:
-            for path, status in walk(below):
-                _copy_one(path, stat.S_IFMT(status.st_mode), status, below, into)
+            with naming(target):
+                for path, status in walk(below):
+                    _copy_one(path, stat.S_IFMT(status.st_mode), status, below, into)
         finally:
             os.close(into)
     finally:

@@ -18,6 +18,7 @@ from typing import IO
 
 import attrs
 
+from tawebeval.diskfaults import MAKE_ROOM, is_full, naming
 from tawebeval.errors import ConfigurationError
 from tawebeval.identity import KEY_BYTES
 from tawebeval.ownership import check_owner, give
@@ -103,9 +104,10 @@ def open_directories(
             )
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
+        remedy = f"{MAKE_ROOM}, or elsewhere: " if is_full(error) else ""
         raise ConfigurationError(
-            f"{error.filename}: {error.strerror}{whose}; STATE_DIRECTORY and CACHE_DIRECTORY say "
-            "where to write"
+            f"{error.filename}: {error.strerror}{whose}; {remedy}STATE_DIRECTORY and"
+            " CACHE_DIRECTORY say where to write"
         ) from None
 
 
@@ -160,7 +162,7 @@ def _key(path: Path, random: Callable[[int], bytes]) -> bytes:
     if not path.exists():
         unfinished = path.with_suffix(".new")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
+        with naming(unfinished), open(descriptor, "wb") as file:
             file.write(random(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())

@@ -11,6 +11,7 @@ from tawebeval.bubblewrap import write_accounts
 from tawebeval.ceilings import MORE
 from tawebeval.cgroups import Cgroups
 from tawebeval.directories import Directories
+from tawebeval.diskfaults import told
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitversion import check_git
 from tawebeval.leftovers import end_leftovers
@@ -55,7 +56,7 @@ class Ground(Service):
             self.directories.clear()
             write_accounts(self.directories.accounts)
         except OSError as error:
-            raise SystemExit(f"tawebeval: {error.filename}: {error.strerror}") from None
+            raise SystemExit(f"tawebeval: {told(error)}") from None
         try:
             check_git()
         except ConfigurationError as error:

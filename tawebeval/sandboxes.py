@@ -18,6 +18,7 @@ from tawebeval.cgroups import Cgroups
 from tawebeval.checkouts import Checkout
 from tawebeval.commits import Commit
 from tawebeval.config import Configuration
+from tawebeval.diskfaults import MAKE_ROOM, is_full, naming, says_full
 from tawebeval.errors import ConfigurationError
 from tawebeval.gitbox import Box, GitBox, NoBox
 from tawebeval.orphans import Orphans
@@ -205,7 +206,8 @@ def try_out(
                 checkout, folder = folders
                 whole = checkout / _DIRECTORY / "file"
                 whole.parent.mkdir()
-                whole.write_text(_WHOLE)
+                with naming(whole):
+                    whole.write_text(_WHOLE)
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
                 workspace = Workspace(folder.resolve() / "probe")
@@ -227,7 +229,7 @@ def try_out(
         except TimeoutError as error:
             return f"an empty sandbox: {error.strerror}", _MEND
         except OSError as error:
-            return str(error), _MEND
+            return str(error), MAKE_ROOM if is_full(error) else _MEND
     if problem is None and not untouched:
         return "what an evaluator writes gets into the cache", _MEND
     return problem
@@ -259,4 +261,4 @@ def _judge(status: int, output: bytes) -> Problem | None:
     for sign, remedy in _REMEDIES.items():
         if sign in said:
             return said, f"{remedy}, {_OTHERWISE}"
-    return said, _MEND
+    return said, MAKE_ROOM if says_full(said) else _MEND

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import signal
@@ -436,6 +437,23 @@ class AccountTests(SynchronousTestCase):
         )
         self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
         self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group", "init"})
+
+    def test_full(self) -> None:
+        """Where there is no room the error names the file that did not fit, not the shell."""
+        write_bytes = Path.write_bytes
+        for full in ("init.new", "passwd", "group"):
+            folder = Path(self.mktemp())
+            folder.mkdir()
+
+            def write(path: Path, content: bytes, full: str = full) -> int:
+                if path.name == full:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return write_bytes(path, content)
+
+            self.patch(Path, "write_bytes", write)
+            with self.assertRaises(OSError) as caught:
+                write_accounts(folder)
+            self.assertEqual(caught.exception.filename, str(folder / full))
 
     def test_init(self) -> None:
         """The first process is a shell that may be run and not read, so it is closed to others."""

@@ -152,6 +152,7 @@ class CopyTests(SynchronousTestCase):
         with self.assertRaises(OSError) as caught:
             copy(source, target)
         self.assertEqual(caught.exception.errno, errno.ENOSPC)
+        self.assertEqual(caught.exception.filename, str(target))
         self.assertEqual(os.listdir("/proc/self/fd"), before)
 
     def test_another_kind(self) -> None:

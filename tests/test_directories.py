@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -88,6 +89,22 @@ class DirectoriesTests(SynchronousTestCase):
         self.assertEqual(list(first.evaluations.iterdir()), [])
         self.assertTrue((first.repositories / "left").exists())
         (first.repositories / "left").chmod(0o700)
+
+    def test_full(self) -> None:
+        """Where there is no room for the key that is said, with its path and what helps."""
+
+        def sync(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self.patch(os, "fsync", sync)
+        with self.assertRaises(ConfigurationError) as caught:
+            self.open()
+        path = self.root / "state" / "key.new"
+        self.assertEqual(
+            str(caught.exception),
+            f"{path}: No space left on device; make room there, or elsewhere: STATE_DIRECTORY and"
+            " CACHE_DIRECTORY say where to write",
+        )
 
     def test_linked_leftovers(self) -> None:
         """A link in their place is removed, not what it leads to."""

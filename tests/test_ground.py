@@ -133,6 +133,12 @@ class GroundTests(SynchronousTestCase):
         self.assertEqual(self.refused(), "tawebeval: /state/evaluations/x: Not permitted")
         self.assertEqual(self.done, [ENDED, "clear"])
 
+    def test_full(self) -> None:
+        """Where there is no room the start says so, too, and what helps."""
+        self.directories.error = OSError(28, "No space left on device", "/state/x")
+        said = "tawebeval: /state/x: No space left on device; make room there"
+        self.assertEqual(self.refused(), said)
+
     def test_accounts(self) -> None:
         """The sandbox's users are there before it is tried; where they cannot be is told."""
         names: list[str] = []

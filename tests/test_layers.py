@@ -46,7 +46,7 @@ LAYERS = {
         " leftovers arrears records listing following closing chronicle readiness variables"
         " surroundings"
         " sandbox sandboxes bubblewrap bwrap seccomp cgroups disk watch access workspace removal"
-        " opening directories belongings"
+        " opening directories diskfaults belongings"
         " git gitbox gitversion bare blank quota remotes addresses keyring repositories"
         " shared checkouts copying writable launcher launching reports starting"
         " callbacks deliveries posting rereading secretfiles pinned signing telling"

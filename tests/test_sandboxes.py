@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -228,6 +229,22 @@ class TryTests(SandboxesTestCase):
         """What is not known is told without a remedy, whatever bytes it is."""
         problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
         self.assertEqual(problem, ("bwrap: \ufffd is new", f"mend that, {OTHERWISE}"))
+
+    def test_full(self) -> None:
+        """Against a full disk it does not help to have no sandbox: its path, and to make room."""
+        write_text = Path.write_text
+
+        def write(path: Path, content: str) -> int:
+            if path.name == "file":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write_text(path, content)
+
+        said = "sh: 1: cannot create file: No space left on device"
+        self.assertEqual(self.complaint(f"echo '{said}'"), (said, "make room there"))
+        self.patch(Path, "write_text", write)
+        what, remedy = self.problem()
+        self.assertIn(f"{self.temporary}/tawebeval-", what)
+        self.assertEqual(remedy, "make room there")
 
     def test_silent(self) -> None:
         """One that says nothing has at least a status, be it that of a success."""

@@ -220,3 +220,5 @@ class StartTests(TestCase):
     async def test_full(self) -> None:
         """So is one that is full, before anything is accepted."""
         self.assertRegex(await self.refused("nr_inodes=3"), f"tawebeval: .*/state/.*: {FULL}")
+        line = await self.refused(size=os.sysconf("SC_PAGE_SIZE"))  # the key fits, and no more
+        self.assertRegex(line, f"tawebeval: .*/state/accounts/.*: {FULL}; make room there")
