@@ -119,6 +119,11 @@ def locate(environment: Mapping[str, str]) -> tuple[Path, Path]:
     )
 
 
+def existing(path: Path) -> Path:
+    """Return a path, or what of the way to it is there already."""
+    return next(one for one in (path, *path.absolute().parents) if one.exists())
+
+
 def label_of(state: Path) -> str:
     """Return the label of a daemon by its state directory."""
     return hashlib.sha256(bytes(state.resolve())).hexdigest()[:12]

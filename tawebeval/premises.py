@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,13 +16,14 @@ import attrs
 
 from tawebeval.access import find_metrics_tokens, find_tokens, read_tokens
 from tawebeval.config import Configuration
-from tawebeval.directories import OF_CACHE, OF_STATE, locate
+from tawebeval.directories import OF_CACHE, OF_STATE, existing, locate
 from tawebeval.errors import ConfigurationError
 from tawebeval.findings import Finding, Health, broken, judged
 from tawebeval.identity import KEY_BYTES
 from tawebeval.keyring import Keyring
 from tawebeval.ownership import check_owner, name_of
 from tawebeval.privileges import Privileges
+from tawebeval.room import judge_room
 from tawebeval.sandboxes import Places
 from tawebeval.secretfiles import STRANGERS
 from tawebeval.signing import find_secrets, read_signing
@@ -124,7 +124,7 @@ class Premises:
             yield finding
 
     def _directory(self, path: Path, parts: tuple[str, ...]) -> Finding:
-        if os.statvfs(_there(path)).f_flag & os.ST_RDONLY:
+        if os.statvfs(existing(path)).f_flag & os.ST_RDONLY:
             what = f"{path}: its file system is mounted read-only"
             return Finding("permissions", Health.BROKEN, what, _WRITABLE)
         if not path.exists():
@@ -159,7 +159,7 @@ class Premises:
 
     def _missing(self, path: Path) -> Finding:
         """Tell whether a directory that is not there can be made."""
-        above = _there(path)
+        above = existing(path)
         root_makes_it = (
             self.privileges.user is not None
             and above == path.absolute().parent
@@ -193,21 +193,10 @@ class Premises:
         return path if path.is_dir() and self._may(path, os.W_OK | os.X_OK) else None
 
     def room(self, running: int) -> Iterator[Finding]:
-        """Yield how much room there is for so many evaluations at once."""
-        state, cache = locate(self.environment)
-        limits, repositories = self.configuration.limits, self.configuration.repositories
-        each = limits.disk + limits.request_body + repositories.tree_bytes
-        for path, needed, why in (
-            (state, running * each, f"{running} evaluations at once may take"),
-            (cache, repositories.cache, "repositories.cache is"),
-        ):
-            free = shutil.disk_usage(_there(path)).free
-            what = f"{path}: {_gigabytes(free)} are free, {why} {_gigabytes(needed)}"
-            if free >= needed:
-                yield Finding("disk", Health.OK, what)
-            else:
-                remedy = "a larger file system, or lower limits"
-                yield Finding("disk", Health.WEAKER, what, remedy)
+        """Yield whether there is room for so many evaluations at once."""
+        with self.privileges.acting():
+            found = list(judge_room(self.configuration, running, *locate(self.environment)))
+        yield from found
 
     @property
     def _user(self) -> str:
@@ -240,17 +229,8 @@ class Premises:
         return Finding(part, Health.BROKEN, what, f"chmod go-w {shlex.quote(str(path))}")
 
 
-def _there(path: Path) -> Path:
-    """Return a path, or what of the way there is there already."""
-    return next(one for one in (path, *path.absolute().parents) if one.exists())
-
-
 def _is_anybodys(path: Path) -> bool:
     """Tell whether others than root may make what is not there, as `ownership` sees it."""
     status = path.stat()
     loose = status.st_mode & _OTHERS_MAY_WRITE and not status.st_mode & stat.S_ISVTX
     return status.st_uid != 0 or bool(loose)
-
-
-def _gigabytes(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"

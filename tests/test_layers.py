@@ -32,9 +32,9 @@ LAYERS = {
     "client": Layer("client", below="core", never="klein werkzeug multipart"),
     # The daemon as twistd starts it, and the one place where all parts are put together.
     "face": Layer(
-        "twisted.plugins tap doctor findings premises service reloading interrupts ground preload"
-        " allocator collector descriptors ceilings allowances monotonic repeats logs metrics"
-        " vitals observing doors lag"
+        "twisted.plugins tap doctor findings premises room service reloading interrupts ground"
+        " preload allocator collector descriptors ceilings allowances monotonic repeats logs"
+        " metrics vitals observing doors lag"
         " reconfiguring adapting supervisor reporting listening orders retrial housekeeping",
         below="web work core",
     ),
