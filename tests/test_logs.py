@@ -27,7 +27,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval.config import Log
+from tawebeval.config import Configuration, Log
 from tawebeval.logs import (
     LogWriter,
     escaped,
@@ -38,7 +38,7 @@ from tawebeval.logs import (
     text_line,
     to_stream,
 )
-from tawebeval.service import Daemon
+from tawebeval.service import Daemon, EvaluationService
 
 TOLD = {"time", "level", "logger", "message"}
 
@@ -303,7 +303,8 @@ class OptionTests(SynchronousTestCase):
     def test_application(self) -> None:
         """The application has it, where twistd looks; without one twistd has its own."""
         for writer in (to_stream(Log(), io.StringIO(), {}), None):
-            daemon = Daemon(*[Service()] * 2, None, None, None)  # type: ignore[arg-type]
+            evaluations = EvaluationService(*[None] * 3, Configuration())  # type: ignore[arg-type]
+            daemon = Daemon(Service(), evaluations, *[None] * 3)  # type: ignore[arg-type]
             daemon.log_writer = writer
             application = Application("tawebeval")
             daemon.setServiceParent(application)
