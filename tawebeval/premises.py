@@ -132,19 +132,16 @@ class Premises:
         status = path.stat()
         if status.st_uid == 0 and self.privileges.user and not os.listdir(path):
             return Finding("permissions", Health.OK, f"{path}: empty; root gives it away")
-        closed = self._closed(path) if status.st_uid == self._uid else None
-        if closed is not None:
+        if status.st_uid == self._uid and (closed := self._closed(path)):
             return closed
         try:
             with self.privileges.acting():
                 check_owner(path, parts)
         except ConfigurationError as error:
             return broken("permissions", error)
-        return (
-            next(filter(None, map(self._closed, (path / name for name in parts))), None)
-            or self._writable("permissions", path)
-            or Finding("permissions", Health.OK, str(path))
-        )
+        within = (self._closed(path / part) for part in parts)
+        found = (*within, self._writable("permissions", path))
+        return next(filter(None, found), Finding("permissions", Health.OK, str(path)))
 
     def _closed(self, path: Path) -> Finding | None:
         """Tell whether the daemon's user cannot use what is its own as the daemon has to."""
