@@ -4,17 +4,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 SETUP := @$(PYTHON) scripts/bootstrap
 # Python without the ending .py, which tools would overlook.
-SCRIPTS := scripts/bootstrap scripts/install scripts/manpages examples/run-by-hand
+SCRIPTS := scripts/bootstrap scripts/install scripts/lock scripts/manpages examples/run-by-hand
 # What the sandbox is made of, and the Python that evaluators find in it.
 SANDBOX := bwrap,libseccomp.so.2,/usr/bin/python3
 # Under what the service is tested: a systemd that boots, and what looks into it.
 MACHINE := systemd-analyze,nsenter,ip,pgrep
-# What looks at the Debian package, and shells for which the command is completed.
-PACKAGED := lintian,bash,zsh,fish
-# What looks at the page; axe-core looks at its accessibility.
-BROWSER := chromium,chromedriver
-# What stands before the daemon, with the configurations of etc/proxies.
-PROXIES := /usr/sbin/nginx,/usr/sbin/haproxy,caddy
+
+# What makes and boots machines of other Debians.
+MACHINES := qemu-system-x86_64,mmdebstrap,mke2fs,bwrap,fakeroot,newuidmap
 
 # Where to install, and a Python that every user can read.
 PREFIX ?= /usr/local
@@ -24,26 +21,34 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help demo test check bench soak man install uninstall deb clean
+.PHONY: help demo test fuzz test-machine check bench soak man install uninstall deb lock audit clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## start the daemon, send it submissions, and show the events as they arrive
 	$(SETUP) --extras test --needs git --wants g++,$(SANDBOX)
 	$(BIN)/python examples/demo.py
 
 test: ## run the tests; a part of them with TESTS=tests.test_ring
-	$(SETUP) --extras test --needs git,curl,$(SANDBOX) \
-		--wants g++,$(MACHINE),$(PACKAGED),$(BROWSER),$(PROXIES) --npm axe-core
+	$(SETUP) --extras test $$($(PYTHON) tests/programs.py $(TESTS))
+	@$(PYTHON) tests/programs.py --skipped $(TESTS)
 	$(BIN)/python tests/run.py $(TESTS)
 
-check: ## check style, types, and that the layers import downwards only
+fuzz: ## try what strangers may send, for FUZZ_SECONDS=600; some of it with TARGETS
+	$(SETUP) --extras test $$($(PYTHON) tests/programs.py tests.fuzz)
+	$(BIN)/python -m tests.fuzz $(TARGETS)
+
+test-machine: ## test the Debian package on Debian 12 and 13, with their kernels, in QEMU
+	$(SETUP) --extras test --needs git --wants $(MACHINES)
+	$(BIN)/python -m tests.machine $(SUITES)
+
+check: ## check style, types, and that imports point down
 	$(SETUP) --extras check,test
 	$(BIN)/ruff check . $(SCRIPTS)
 	$(BIN)/ruff format --check . $(SCRIPTS)
 	$(BIN)/mypy
-	$(BIN)/python tests/run.py tests.test_layers
+	$(BIN)/lint-imports --no-cache
 
 bench: ## measure it, against baselines taken in the same run; some minutes
 	$(SETUP) --extras bench,test --needs git,xargs,/usr/bin/python3 \
@@ -66,9 +71,23 @@ uninstall: ## remove what was installed, but for configuration and state
 	$(INSTALL) --remove
 
 deb: ## build a Debian package into build/deb
-	$(SETUP) --needs dh,git,$(SANDBOX)
+	$(SETUP) --needs dh,dh_apparmor,git,$(SANDBOX)
 	debian/rules clean binary
 	debian/rules clean
+
+lock: ## renew versions and hashes of Python packages; those of new ones alone: KEEP=--keep
+	$(SETUP) --extras lock
+	$(BIN)/python scripts/lock $(KEEP)
+
+audit: ## look for known vulnerabilities in the packages of requirements/*.txt
+	$(SETUP) --extras audit
+	@mkdir -p build && rm -f build/audit
+	@$(BIN)/pip-audit --strict --disable-pip --output build/audit \
+		$(addprefix --requirement ,$(wildcard requirements/*.txt)) || \
+	if [ -s build/audit ]; then cat build/audit; exit 1; else \
+		echo "[audit] nothing was audited: PyPI's advisories cannot be read (error above)" >&2; \
+		exit 2; \
+	fi
 
 clean: ## remove all that was made here, the virtualenv too
 	rm -rf .venv build dist *.egg-info _trial_temp* .coverage* .hypothesis .mypy_cache .ruff_cache
