@@ -19,10 +19,10 @@ from typing import NoReturn, TypeAlias
 import attrs
 from hypothesis import strategies as st
 
-from tawebeval.events import Batch
-from tawebeval.fileblock import File
-from tawebeval.markers import Markers
-from tawebeval.segi import Parser
+from tawebeval.core.events import Batch
+from tawebeval.core.fileblock import File
+from tawebeval.core.markers import Markers
+from tawebeval.core.segi import Parser
 
 MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses are frequent
 MAX_VALUE = 40
@@ -123,12 +123,23 @@ def chunks_of(stdout: bytes, chunking: Sequence[Chunk]) -> Iterable[tuple[bytes,
     yield stdout, False
 
 
+def file_at(path: bytes) -> bytes | None:
+    """Return the content of the file at a path: the path itself, or None for a refused one."""
+    return None if path.startswith(b"refused") else path
+
+
 def answer(parser: Parser) -> Batch:
-    """Supply the file that the parser wants, or refuse it when its path says so."""
+    """Supply the file that the parser wants, or refuse it."""
     assert parser.wanted is not None
-    if parser.wanted.path.startswith("refused"):
-        return parser.refuse("there is no such file")
-    return parser.supply(parser.wanted.path.encode())
+    content = file_at(parser.wanted.path.encode("utf-8", "surrogateescape"))
+    return parser.refuse("there is no such file") if content is None else parser.supply(content)
+
+
+def turns(parser: Parser, first: Batch) -> Iterable[Batch]:
+    """Yield `first` and what follows it, until the parser has parsed all that it can."""
+    yield first
+    while parser.pending:
+        yield parser.proceed()
 
 
 def parse(
@@ -146,24 +157,45 @@ def parse(
     """
     parser = Parser(markers, max_value=max_value, max_file=max_file)
     events: list[str | bytes] = []
+
+    def take(first: Batch) -> None:
+        for batch in turns(parser, first):
+            events.extend(read(batch))
+
     waited = 0
     for chunk, flush in chunks_of(stdout, chunking):
-        events += read(parser.feed(chunk))
+        take(parser.feed(chunk))
         if flush:
-            events += read(parser.flush())
+            take(parser.flush())
         waited += 1
         while parser.wanted is not None and waited > late:
-            events += read(answer(parser))
+            take(answer(parser))
             waited = 0
     while parser.wanted is not None:
-        events += read(answer(parser))
-    events += read(parser.finish())
-    while parser.wanted is not None:
-        events += read(answer(parser))
+        take(answer(parser))
+    take(parser.finish())
     return events
 
 
 chunkings = st.lists(st.builds(Chunk, st.integers(1, 12), st.booleans()), max_size=8)
+long_chunkings = st.lists(st.builds(Chunk, st.integers(1, 9) | st.integers(1, 400)), max_size=8)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, whole: st.SearchStrategy[bytes], pieces: Sequence[bytes]) -> bytes:
+    """Draw bytes, and up to three changes: cut out, doubled, moved, replaced by one of `pieces`."""
+    data = draw(whole)
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 1, 2, 3]))):
+        start = draw(st.integers(0, len(data)))
+        end = min(len(data), start + draw(st.sampled_from([0, 1, 2, 5, 20, 100, 10**9])))
+        part, rest = data[start:end], data[:start] + data[end:]
+        place = draw(st.integers(0, len(rest)))
+        put = draw(st.sampled_from([b"", part, part + part]) | st.sampled_from(pieces))
+        if draw(st.booleans()):
+            place = start
+        data = rest[:place] + put + rest[place:]
+    return data
+
 
 # The parts of stdout
 
@@ -223,6 +255,87 @@ any_bytes = st.one_of(
     ).map(b"".join),
 )
 """Anything an evaluator may print, marker pieces in any order among it."""
+
+_header_pieces = st.sampled_from(
+    [
+        *("Content-Type", "Content-Disposition", "X-SEGI-As", "content-type", "X-Other", "a b", ""),
+        *(
+            ":",
+            ": ",
+            " : ",
+            "\n",
+            "\r\n",
+            "\n ",
+            "\n\t",
+            "\r",
+            " ",
+            "\t",
+            "path",
+            "PATH",
+            "content",
+        ),
+        *(
+            "attachment",
+            "a",
+            ";",
+            "; ",
+            "; filename=",
+            "; filename*=",
+            "; filename*0=",
+            "; x=",
+            "=",
+        ),
+        *(
+            '"',
+            '"a b.txt"',
+            '"dir/\\"a\\\\"',
+            "\\",
+            "a.txt",
+            "..",
+            "é",
+            "\0",
+            "\x7f",
+            "\x85",
+            "\u2028",
+        ),
+        *("UTF-8''", "utf-8'en'%C3%A9", "iso-8859-1''%e9", "q1''x", "UTF-8''%ff", "%", "'", "%41"),
+    ]
+)
+
+
+def _header(name: str, *values: str) -> st.SearchStrategy[str]:
+    return st.sampled_from(values).map(lambda value: f"{name}: {value}\n")
+
+
+_headers = st.one_of(
+    st.lists(_header_pieces, max_size=6).map("".join),
+    _header("X-SEGI-As", "path", "content", "Path ", "shell"),
+    _header("Content-Type", "text/plain", "", "a/b; name=c"),
+    _header(
+        "Content-Disposition",
+        *(
+            "attachment",
+            "attachment; filename=a.txt",
+            'a; filename="a b"',
+            "a; filename*=UTF-8''%41",
+        ),
+    ),
+)
+
+
+@st.composite
+def odd_file_blocks(draw: st.DrawFn) -> bytes:
+    """Draw a file block with headers that may be anything, long ones too."""
+    head = "".join(draw(st.lists(_headers, max_size=4)))
+    if draw(st.integers(0, 9)) == 0:
+        head += f"X-Long: {'x' * draw(st.integers(900, 1100))}\n"
+    body = draw(
+        st.sampled_from([b"", b"x", b"a/b.txt", b"refused", b"x/", b"\xff", b"a\nb", b"\n"])
+    )
+    empty_line = draw(st.sampled_from([b"\n", b"\r\n", b""]))
+    parts = (MARKERS.file_begin + b"\n", head.encode(), empty_line, body, b"\n", MARKERS.file_end)
+    return b"".join(parts) + b"\n"
+
 
 _json = st.recursive(
     st.one_of(
@@ -361,7 +474,38 @@ def streams(draw: st.DrawFn) -> Stream:
     text = b"" if broken_off else draw(texts)
     if text:
         events.append(text.decode("utf-8", "replace"))
-    elif stdout.endswith(b"\n") and not (broken_off and stdout.endswith(b"\n\n")):
-        # The end of stdout ends its last line too, unless that has nothing on it.
-        stdout = stdout[: -draw(st.integers(0, 1)) or None]
+    elif stdout and not broken_off and draw(st.booleans()):
+        # An end marker without a terminator ends no block: its values stand, a file does not.
+        stdout = stdout[:-1]
+        if kind == "file":
+            events.pop()
+        events.append(Broken())
     return Stream(stdout + text, joined(events))
+
+
+def _repeated(pieces: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    return st.builds(lambda piece, times: piece * times, pieces, st.integers(1, 30))
+
+
+_lines = st.sampled_from(
+    [line + b"\n" for line in (*_MARKERS, b"", b"a", b"1", b"[", b'"\\ud800"')]
+)
+
+stdouts = st.lists(
+    st.one_of(
+        st.lists(_line, max_size=4).map(b"\n".join),
+        _repeated(_line.map(lambda line: line + b"\n")),
+        _repeated(st.one_of(_characters, _bad_bytes)),
+        _repeated(_lines),
+        _lines,
+        any_bytes,
+        data_blocks().map(lambda block: block.printed),
+        file_blocks().map(lambda block: block.printed),
+        odd_file_blocks(),
+    ),
+    max_size=8,
+).map(b"".join)
+"""Anything that evaluators and attackers print: text, blocks, what is nearly these, and much of it.
+
+The end may be missing: what comes last is cut off anywhere.
+"""

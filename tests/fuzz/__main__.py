@@ -1,0 +1,196 @@
+"""Try properties for longer than the suite does: `python -m tests.fuzz [TARGET...]`.
+
+The targets share FUZZ_SECONDS equally; each processor runs a process for the target whose turn it
+is. A finding is printed with its smallest example and the decorator that repeats the example. The
+next run begins with what build/fuzz has of earlier findings.
+
+The exit status is 0 only if nothing was found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import wraps
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
+from unittest import SkipTest, TestResult
+
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import UnsatisfiedAssumption
+from twisted.python.reflect import namedAny
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLES = ROOT / "build" / "fuzz"
+
+TARGETS: dict[str, Sequence[str]] = {
+    "stdout": (
+        "tests.test_segi.PropertyTests.test_reference",
+        "tests.test_segi.SmallStepTests.test_reference",
+        "tests.test_intake.PropertyTests.test_reference",
+    ),
+    "file-headers": ("tests.fuzz.test_file_headers.FileHeaderTests.test_reference",),
+    "forms": (
+        "tests.fuzz.test_forms.FormTests.test_any",
+        "tests.fuzz.test_forms.FormTests.test_kept",
+    ),
+    "requests": (
+        "tests.fuzz.test_requests.RequestTests.test_any",
+        "tests.test_web_shortcut.EqualityTests.test_bytes",
+    ),
+    "cursors": ("tests.fuzz.test_cursors.CursorTests.test_any",),
+    "configuration": (
+        "tests.fuzz.test_configuration.ConfigurationTests.test_text",
+        "tests.fuzz.test_configuration.ConfigurationTests.test_paths",
+    ),
+    "client": ("tests.fuzz.test_client.ClientTests.test_any",),
+}
+"""The properties of each target, as trial names them."""
+
+_ROUND = 1000  # examples that hypothesis remembers at a time
+_LONGEST = 60  # seconds for one example
+
+
+class Outcome(NamedTuple):
+    """Executions, processor time in seconds, and findings as they are printed."""
+
+    executions: int
+    processor: float
+    findings: list[str]
+
+
+class Watch:
+    """Counts executions of a property, ends them after `seconds`, and one that hangs."""
+
+    def __init__(self, seconds: float) -> None:
+        self.executions = 0
+        self.over = False
+        self._failed = False
+        self._end = time.monotonic() + seconds
+
+    def wrap(self, inner: Callable[..., None]) -> Callable[..., None]:
+        """Return a property under watch; once it has failed, the smallest example takes its time.
+
+        Raises SkipTest when the time is over.
+        """
+
+        @wraps(inner)
+        def watched(*arguments: Any, **named: Any) -> None:
+            self.over = not self._failed and time.monotonic() >= self._end
+            if self.over:
+                raise SkipTest("the time is over")
+            self.executions += 1
+            signal.alarm(_LONGEST)
+            try:
+                inner(*arguments, **named)
+            except Exception as error:
+                self._failed = self._failed or not isinstance(error, UnsatisfiedAssumption)
+                raise
+            finally:
+                signal.alarm(0)
+
+        return watched
+
+
+def try_property(name: str, seconds: float) -> Outcome:
+    """Try a property, as trial names it, until it fails or the time is over."""
+    signal.signal(signal.SIGALRM, _interrupt)
+    holder, _, method = name.rpartition(".")
+    case = namedAny(holder)(method)
+    test, watch, result = getattr(type(case), method).hypothesis, Watch(seconds), TestResult()
+    inner = test.inner_test
+    test.inner_test = watch.wrap(inner)
+    try:
+        while not watch.over and result.wasSuccessful():
+            case.run(result)
+    finally:
+        test.inner_test = inner
+    findings = [f"{name}\n{text}" for _, text in (*result.failures, *result.errors)]
+    if not watch.executions:
+        findings.append(f"{name}\nnever tried in {seconds} seconds")
+    return Outcome(watch.executions, time.process_time(), findings)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise AssertionError(f"one example takes over {_LONGEST} seconds")
+
+
+def work(name: str, seconds: float) -> None:
+    """Try a property; print the outcome as JSON."""
+    settings.register_profile(
+        "fuzz",
+        max_examples=_ROUND,
+        deadline=None,
+        derandomize=False,
+        database=DirectoryBasedExampleDatabase(EXAMPLES),
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("fuzz")  # for the properties that are imported from here on
+    with tempfile.TemporaryDirectory(prefix="tawebeval-fuzz-") as directory:
+        os.chdir(directory)
+        outcome = try_property(name, seconds)
+        os.chdir(ROOT)
+    print(json.dumps(outcome))
+
+
+def start_worker(name: str, seconds: float) -> Outcome:
+    """Run a process that tries a property; return what it has printed."""
+    command = [sys.executable, "-m", "tests.fuzz", "--work", name, str(seconds)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True)
+    try:
+        return Outcome(*json.loads(done.stdout.splitlines()[-1]))
+    except (ValueError, IndexError):
+        printed = (done.stdout + done.stderr).decode(errors="replace")
+        return Outcome(0, 0, [f"{name}\nstatus {done.returncode}\n{printed}"])
+
+
+def main(targets: Sequence[str]) -> int:
+    """Try the targets that are named, or all; the result is the exit status."""
+    unknown = sorted(set(targets) - set(TARGETS))
+    if unknown:
+        print(f"unknown targets {unknown}; there are {', '.join(TARGETS)}")
+        return 2
+    targets = targets or list(TARGETS)
+    seconds = float(os.environ.get("FUZZ_SECONDS", "600")) / len(targets)
+    processors = len(os.sched_getaffinity(0))
+    found = 0
+    with ThreadPoolExecutor(processors) as threads:
+        workers = {
+            target: [
+                threads.submit(start_worker, name, seconds / len(TARGETS[target]))
+                for name in TARGETS[target]
+                for _ in range(processors)
+            ]
+            for target in targets
+        }
+        for target, futures in workers.items():
+            outcomes = [future.result() for future in futures]
+            findings = [finding for outcome in outcomes for finding in outcome.findings]
+            found += len(findings)
+            print(
+                f"[fuzz] {target}: {sum(one.executions for one in outcomes)} executions,"
+                f" {sum(one.processor for one in outcomes):.0f} s of processor time,"
+                f" {len(findings)} findings",
+                *(f"[fuzz] finding in {finding}" for finding in findings),
+                sep="\n",
+                flush=True,
+            )
+    print(f"[fuzz] {found} findings")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--work"]:
+        work(sys.argv[2], float(sys.argv[3]))
+    else:
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,244 @@
+"""`client`: against servers that answer with any bytes, and break off anywhere."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.error import ConnectError, ConnectionDone, ConnectionLost
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.iweb import IAgentEndpointFactory
+from zope.interface import implementer
+
+from tawebeval.client import Client, ClientError, Event, Page
+from tawebeval.client.events import split_cursor
+from tests.client_line import REQUEST
+from tests.strategies import Chunk, chunks_of, long_chunkings, mutated
+
+AFTER = "asked for as after"  # which the server replaces
+CURSORS = st.none() | st.sampled_from([AFTER, AFTER, AFTER, "0", "2", "end", "", "+", "1+1", "é"])
+EVENTS = st.sampled_from(
+    [
+        {"type": "text", "payload": "a"},
+        {"type": "text", "payload": "\n"},
+        {"type": "data", "payload": 1.5},
+        {"type": "data", "payload": {"type": "evaluation_error", "reason": "x", "message": "y"}},
+        {
+            "type": "data",
+            "payload": {
+                "type": "file",
+                "filename": "../a",
+                "content_type": "",
+                "content_base64": "AA==",
+            },
+        },
+        {"type": "else", "payload": None},
+    ]
+)
+EVALUATIONS = st.sampled_from([{"evaluation_id": "a", "state": "running", "created": "x"}, {}])
+PAGES = st.fixed_dictionaries(
+    {
+        "begin": st.one_of(*[st.just(AFTER)] * 8, CURSORS),
+        "end": CURSORS,
+        "data": st.one_of(*[st.lists(EVENTS, max_size=3)] * 3, st.lists(EVALUATIONS, max_size=2)),
+    }
+)
+PROBLEM = {"title": "x", "status": 410, "detail": "d", "message": "m", "oldest": "1", "field": "f"}
+DOCUMENTS = st.one_of(*[PAGES] * 8, EVALUATIONS, EVALUATIONS, st.just(PROBLEM))
+PIECES = (
+    *(b'"', b"{", b"}", b"[", b"]", b",", b":", b"null", b"0", b"-1", b"1e999", b"9" * 5000, b"\\"),
+    *(b"\\ud800", b"\\u0000", b"\xff", b"\xed\xa0\x80", b"\0", b"\r\n", b"\n", b" "),
+    b"\xef\xbb\xbf",
+    *(b'"end":"1+1"', b'"end":""', b'"+"', b'"+x"', b"+"),
+    *(b"[" * 3000, b'{"a":' * 3000, b'"end":null', b'"begin":null', b'"data":[]', b"true", b'""'),
+    *(b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204 x\r\n\r\n"),
+    *(b"HTTP/1.1 999999999999 x\r\n", b"HTTP/1.1 -1 x\r\n", b"HTTP/1.1 503\r\n", b"HTTP/9.9 200 x"),
+    *(b"Content-Length: 5\r\n", b"Content-Length: 9999999999999999999999\r\n"),
+    b"Content-Length: -1\r\n",
+    *(b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: gzip\r\n", b"ffffffff\r\n"),
+    b"-1\r\n",
+    *(b"Content-Encoding: gzip\r\n", b"Content-Encoding: x, gzip\r\n", b"Location: //x\r\n"),
+    b": \r\n",
+    *(b"Retry-After: 1\r\n", b"Retry-After: -1\r\n", b"Retry-After: 9999999999\r\n", b" x\r\n"),
+    *(b"Retry-After: Fri, 31 Dec 9999 23:59:59 GMT\r\n", b"Retry-After: \xb2\r\n", b"X" * 20000),
+    *(b"Retry-After: Mon, 99 Zzz 99999999999 99:99:99 +9999999999\r\n", b"\r\n\r\n"),
+    b"\x1f\x8b\x08",
+    *(b"Set-Cookie: a=b; expires=\xff; domain=.x; max-age=z\r\n", b"Set-Cookie: =;;\r\n"),
+    *(b"Preference-Applied: wait=25\r\n", b"Connection: close\r\n", b"Upgrade: h2c\r\n"),
+    b"x" * 300,
+)
+STATUSES = st.sampled_from(
+    [200] * 40 + [100, 101, 201, 204, 206, 301, 304, 400, 401, 404, 410, 413, 416, 429, 500, 503]
+)
+
+
+BODIES = DOCUMENTS.map(lambda document: json.dumps(document).encode())
+
+
+@st.composite
+def answers(draw: st.DrawFn, bodies: st.SearchStrategy[bytes]) -> bytes:
+    """Draw an answer with a body, framed in any way that HTTP has."""
+    body = draw(bodies)
+    head = f"HTTP/1.1 {draw(STATUSES)} x\r\nContent-Type: application/json\r\n".encode()
+    if draw(st.integers(0, 4)) == 4:
+        head, body = head + b"Content-Encoding: gzip\r\n", gzip.compress(body, mtime=0)
+    framing = draw(st.sampled_from([*["length"] * 6, "chunked", "chunked", "none"]))
+    if framing == "length":
+        return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    if framing == "chunked":
+        chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+        return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunked
+    return head + b"\r\n" + body
+
+
+@attrs.frozen
+class Lie:
+    """What the server answers to one request, in pieces, and what becomes of the connection."""
+
+    answer: bytes
+    chunking: Sequence[Chunk]
+    end: type[Exception] | None
+
+
+LIES = st.builds(
+    Lie,
+    st.one_of(
+        *[answers(BODIES)] * 5, answers(mutated(BODIES, PIECES)), mutated(answers(BODIES), PIECES)
+    ),
+    long_chunkings,
+    st.sampled_from([*[None] * 6, ConnectionDone, ConnectionLost]),
+)
+
+ASKING: dict[str, Callable[[Client], Any]] = {
+    "evaluate": lambda client: client.evaluate({"source": b"x", "b": "y"}, **REQUEST),
+    "events": lambda client: client.events("a"),
+    "pages": lambda client: client.pages("a", "2", limit=9),
+    "status": lambda client: client.status("a"),
+    "cancel": lambda client: client.cancel("a"),
+    "evaluations": lambda client: client.evaluations(),
+}
+
+
+@implementer(IAgentEndpointFactory)
+class LyingServer:
+    """Connections in memory: each request gets the next lie, and none when these are used up."""
+
+    def __init__(self, lies: Sequence[Lie]) -> None:
+        self.lies = list(lies)
+        self.connections: list[tuple[Any, StringTransport]] = []
+
+    def endpointForURI(self, uri: object) -> LyingServer:
+        """Return what connects."""
+        return self
+
+    def connect(self, factory: Any) -> Deferred[Any]:
+        """Connect, or refuse."""
+        if not self.lies:
+            return fail(ConnectError())
+        protocol, transport = factory.buildProtocol(None), StringTransport()
+        protocol.makeConnection(transport)
+        self.connections.append((protocol, transport))
+        return succeed(protocol)
+
+    def answer(self) -> None:
+        """Answer what was asked on each connection; close those that the client has left."""
+        for connection in list(self.connections):
+            protocol, transport = connection
+            end: type[Exception] | None = None
+            if transport.value():
+                asked = _AFTER.search(transport.value())
+                after = json.dumps(unquote(asked[1].decode())) if asked else "null"
+                transport.clear()
+                lie = self.lies.pop(0) if self.lies else Lie(b"", (), ConnectionLost)
+                end = lie.end
+                told = json.dumps(AFTER).encode()
+                answer = lie.answer.replace(told, after.encode().ljust(len(told)))
+                for piece, _ in chunks_of(answer, lie.chunking):
+                    if piece and not self.left(transport):
+                        end = self.tell(protocol.dataReceived, piece) or end
+            if self.left(transport):
+                end = end or ConnectionDone
+            if end is not None:
+                self.connections.remove(connection)
+                self.tell(protocol.connectionLost, Failure(end()))
+
+    @staticmethod
+    def tell(call: Callable[[Any], object], what: Any) -> type[Exception] | None:
+        """Call a protocol as a reactor does, which logs errors and then closes the connection."""
+        try:
+            call(what)
+        except Exception:  # noqa: BLE001  (whatever it is)
+            return ConnectionLost
+        return None
+
+    @staticmethod
+    def left(transport: StringTransport) -> bool:
+        """Tell whether the client has closed a connection."""
+        return bool(transport.disconnecting or transport.disconnected)
+
+
+_AFTER = re.compile(rb"[?&]after=([^& ]*)")
+
+
+class ClientTests(SynchronousTestCase):
+    """Whatever a server answers."""
+
+    @given(
+        st.sampled_from(["events", "events", "pages", *ASKING]),
+        st.lists(LIES, min_size=1, max_size=6),
+    )
+    def test_any(self, asking: str, lies: Sequence[Lie]) -> None:
+        """There is a result or an error of the client, and an end."""
+        reactor, server = MemoryReactorClock(), LyingServer(lies)
+        reactor.callFromThread = lambda call: reactor.callLater(0, call)
+        client = Client(
+            "http://127.0.0.1:1/",
+            reactor=reactor,
+            agent=Agent.usingEndpointFactory(reactor, server, HTTPConnectionPool(reactor)),
+            chance=random.Random(1).random,
+        )
+
+        async def ask() -> Any:
+            asked = ASKING[asking](client)
+            if not isinstance(asked, AsyncIterator):
+                return await asked
+            async for item in asked:
+                self.check(item)
+            return None
+
+        results: list[Any] = []
+        Deferred.fromCoroutine(ask()).addBoth(results.append)
+        for _ in range(2000):
+            for _ in range(4):
+                server.answer()
+                reactor.advance(0)
+            if results:
+                break
+            reactor.advance(5)
+        assert results, "it waits for ever"
+        self.flushLoggedErrors()  # of Twisted's own client, which logs what it cannot parse
+        if isinstance(results[0], Failure):
+            results[0].trap(ClientError)
+            str(results[0].value).encode()
+
+    def check(self, item: dict[str, Any] | Event | Page) -> None:
+        """Hold that an item can be shown, and that events can be read on after it."""
+        repr(item).encode()
+        if isinstance(item, Page):
+            assert split_cursor(item.end) == (item.end, 0)
+            for event in item.events:
+                self.check(event)
+        elif isinstance(item, Event):
+            split_cursor(item.cursor)
