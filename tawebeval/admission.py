@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from twisted.internet.defer import Deferred, succeed
 
+UNBOUNDED = 2**62
+"""Places to wait, where something else bounds those who do."""
+
 
 def count_places(running: int) -> int:
     """Return how many may run at once: `running`, or, for 0, as many as there are processors."""
@@ -21,6 +24,8 @@ class Queue:
     ago, and among what that caller has waiting to what came first. Of one caller at
     most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own. Nobody
     is let in of a caller whom `admits` does not; `go_on` is to be called when it may again.
+
+    One that is not ready to be let in can reserve its turn: others pass it until it enters.
     """
 
     def __init__(
@@ -30,10 +35,11 @@ class Queue:
         self.bound(running, queued, own_running, own_queued)
         self._letting_in = False
         self._inside: dict[str, str] = {}  # of whom each is
-        self._taken: Counter[str] = Counter()  # places, by caller
+        self._resting: dict[str, str] = {}  # likewise
+        self._taken: Counter[str] = Counter()  # those inside and resting, by caller
         self._callers: dict[str, str] = {}  # of those that wait
-        # By caller, in the order of their turns; none is empty.
-        self._waiting: dict[str, dict[str, Deferred[None]]] = {}
+        # By caller, in the order of their turns; none is empty. None is for who is not ready.
+        self._waiting: dict[str, dict[str, Deferred[None] | None]] = {}
 
     def bound(self, running: int, queued: int, own_running: int = 0, own_queued: int = 0) -> None:
         """Have these bounds from now on. Who has a place, or waits, stays all the same.
@@ -57,14 +63,17 @@ class Queue:
 
     def full(self, caller: str = "") -> bool:
         """Whether the next of `caller` would have no place even to wait."""
-        return not self._may_run(caller) and len(self._callers) >= self._queued
+        # Who is not ready waits also where there are places, which others may have meanwhile.
+        free = self.places - len(self._inside) if self._may_run(caller) else 0
+        return len(self._callers) >= self._queued + free
 
     def share_used(self, caller: str) -> bool:
         """Whether the next of `caller` would wait, and as many of its own wait as may."""
         # Where nobody may have more than there is, it is not this caller's own fault.
-        if self._may_run(caller) or self._own_queued >= self._queued:
+        if self._own_queued >= self._queued:
             return False
-        return len(self._waiting.get(caller, ())) >= self._own_queued
+        free = self._own_running - self._taken[caller] if self._may_run(caller) else 0
+        return len(self._waiting.get(caller, ())) >= self._own_queued + free
 
     def _may_run(self, caller: str) -> bool:
         return (
@@ -73,15 +82,23 @@ class Queue:
             and self.admits(caller)
         )
 
+    def reserve(self, name: str, caller: str = "") -> None:
+        """Wait, and be passed over until `enter`; the turn counts from now."""
+        self._callers[name] = caller
+        self._waiting.setdefault(caller, {})[name] = None
+
     def enter(self, name: str, caller: str = "") -> Deferred[None]:
         """Return a Deferred of a place to run. Cancelling it gives up waiting."""
+        reserved = name in self._callers
         # Nobody waits then who could have the place, save while others are being let in.
-        if self._may_run(caller) and not self._letting_in:
+        if not reserved and self._may_run(caller) and not self._letting_in:
             self._let_in(name, caller)
             return succeed(None)
         place: Deferred[None] = Deferred(lambda _: self._give_up(name))
         self._callers[name] = caller
         self._waiting.setdefault(caller, {})[name] = place
+        if reserved:
+            self.go_on()
         return place
 
     def _let_in(self, name: str, caller: str) -> None:
@@ -91,7 +108,7 @@ class Queue:
     def _give_up(self, name: str) -> None:
         self._take_out(name)
 
-    def _take_out(self, name: str) -> Deferred[None]:
+    def _take_out(self, name: str) -> Deferred[None] | None:
         """Let `name` wait no more."""
         caller = self._callers.pop(name)
         own = self._waiting[caller]
@@ -100,9 +117,20 @@ class Queue:
             del self._waiting[caller]
         return place
 
+    def rest(self, name: str) -> None:
+        """Give back the place of `name`, which still counts for its caller until it leaves."""
+        self._resting[name] = self._inside.pop(name)
+        self.go_on()
+
     def leave(self, name: str) -> None:
-        """Give back the place of `name`, to whose turn it is."""
-        caller = self._inside.pop(name)
+        """Give back the place of `name`, to whose turn it is; or its turn. It may have neither."""
+        if name in self._callers:
+            self._take_out(name)
+            return
+        held = self._inside if name in self._inside else self._resting
+        if name not in held:
+            return
+        caller = held.pop(name)
         self._taken[caller] -= 1
         if not self._taken[caller]:
             del self._taken[caller]
@@ -123,16 +151,33 @@ class Queue:
             self._letting_in = False
 
     def _let_all_in(self) -> None:
-        while True:
-            following = next((caller for caller in self._waiting if self._may_run(caller)), None)
-            if following is None:
-                return
-            name = next(iter(self._waiting[following]))
-            place = self._take_out(name)
-            if following in self._waiting:  # the others' turns come first
-                self._waiting[following] = self._waiting.pop(following)
-            self._let_in(name, following)
+        while following := self._following():
+            caller, name, place = following
+            self._take_out(name)
+            if caller in self._waiting:  # the others' turns come first
+                self._waiting[caller] = self._waiting.pop(caller)
+            self._let_in(name, caller)
             place.callback(None)
+
+    def _following(self) -> tuple[str, str, Deferred[None]] | None:
+        """Return whose turn it is, of those who are ready."""
+        for caller, own in self._waiting.items():
+            if self._may_run(caller):
+                for name, place in own.items():
+                    if place is not None:
+                        return caller, name, place
+        return None
+
+    def holders(self) -> list[tuple[str, bool]]:
+        """Return all who have a place, and of each whether it keeps somebody out who waits.
+
+        It does where there is no other place, or none for its caller, who has as many as it may.
+        """
+        full = len(self._inside) >= self.places
+        ready = [one for one, own in self._waiting.items() if any(own.values())]
+        anybody = full and any(self._taken[caller] < self._own_running for caller in ready)
+        kept_out = {one for one in ready if self._taken[one] >= self._own_running}
+        return [(name, anybody or caller in kept_out) for name, caller in self._inside.items()]
 
     def place(self, name: str) -> int | None:
         """Return how many are let in before `name`; None if it does not wait.

@@ -1,7 +1,8 @@
 """What has to be done at last, such as removing directories, and cannot be done just now.
 
 The machine may lack something for a while: descriptors, or a disk that answers. What is left then
-would stay until the next start. So it is tried again, one at a time, until it succeeds.
+would stay until the next start. So it is tried again until it succeeds: all that is left together
+when the machine has recovered, and a part of it now and then before.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
 from twisted.logger import Logger
+from twisted.python.failure import Failure
 
-from tawebeval.signals import Threads
+from tawebeval.deferreds import Threads, in_background
+
+_BATCH = 100  # calls that a thread makes one after the other
+_LONGEST = 60  # seconds between two trials
 
 log = Logger()
 
@@ -36,6 +40,8 @@ class Arrears:
     _threads: Threads
     _kept: deque[_Call] = attrs.field(factory=deque)
     _busy: bool = False
+    _delay: int = 1  # seconds between the last trial and the next
+    _rest: int = 0  # of these are still to come
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -58,19 +64,53 @@ class Arrears:
             made()
 
     def settle(self) -> None:
-        """Begin to make the call that has waited longest, unless one is being made again."""
-        if self._kept and not self._busy:
-            self._busy = True
-            again = Deferred.fromCoroutine(self._again(self._kept.popleft()))
-            again.addErrback(lambda failure: log.failure("what was left to be done", failure))
+        """Begin to make what is left, unless that is being done or is to rest; once a second.
 
-    async def _again(self, call: _Call) -> None:
+        The rest after a trial in which nothing succeeds is twice as long as the one before.
+        """
+        if not self._kept or self._busy:
+            return
+        if self._rest:
+            self._rest -= 1
+            return
+        self._busy = True
+        in_background(self._again(), log, "what was left to be done")
+
+    async def _again(self) -> None:
         try:
-            await self._threads.run(call.make, *call.arguments)
-        except OSError:
-            self._kept.append(call)
-        else:
-            log.info("{what} is done now", what=call.what)
-            call.made()
+            left, progress = len(self._kept), False
+            while left:
+                batch = [self._kept.popleft() for _ in range(min(left, _BATCH))]
+                left -= len(batch)
+                if not self._judge(batch, await self._threads.run(_make_all, batch)):
+                    break  # what lacks for all of these lacks for the others, too
+                progress = True
+            self._delay = 1 if progress else min(2 * self._delay, _LONGEST)
+            self._rest = self._delay - 1
         finally:
             self._busy = False
+
+    def _judge(self, batch: Sequence[_Call], errors: Sequence[Exception | None]) -> bool:
+        """Keep what has failed; tell whether anything has succeeded."""
+        outcomes = list(zip(batch, errors, strict=True))
+        self._kept += (call for call, error in outcomes if isinstance(error, OSError))
+        for call, error in outcomes:
+            if error is None:
+                log.info("{what} is done now", what=call.what)
+                call.made()
+            elif not isinstance(error, OSError):
+                log.failure("{what} cannot be done", Failure(error), what=call.what)
+        return None in errors
+
+
+def _make_all(calls: Sequence[_Call]) -> Sequence[Exception | None]:
+    """Make calls; return the error of each. Blocks."""
+    return [_error_of(call) for call in calls]
+
+
+def _error_of(call: _Call) -> Exception | None:
+    try:
+        call.make(*call.arguments)
+    except Exception as error:  # noqa: BLE001  (the others are made all the same)
+        return error
+    return None

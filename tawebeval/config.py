@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Annotated, Literal
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from tawebeval.core.forwarded import UNIX, Proxies
+from tawebeval.core.identifiers import NAME as DAEMON_NAME
+from tawebeval.core.variables import is_reserved
 from tawebeval.errors import ConfigurationError
-from tawebeval.forwarded import UNIX, Proxies
-from tawebeval.identity import NAME as DAEMON_NAME
 from tawebeval.outbound import CallbackSettings, CredentialSettings, Repositories
 from tawebeval.settings import (
     GIB,
@@ -29,7 +32,6 @@ from tawebeval.settings import (
     Seconds,
     Section,
     Share,
-    VariableName,
     shaped,
     worded,
 )
@@ -65,11 +67,8 @@ OWN_PATHS = frozenset(
 """With what the paths of the API begin: behind a proxy that takes the base path away they would be
 taken for it."""
 
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
-
-# What an evaluator is always told by tawebeval, whatever is configured.
-_OWN_NAMES = frozenset({"HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED"})
-_OWN_PREFIXES = ("SUBMISSION_FILE_", "EVALUATION_DATA_", "EVALUATION_FILE_")
 
 
 class Service(Section, frozen=True):
@@ -103,14 +102,20 @@ class Evaluations(Section, frozen=True):
     running: Annotated[int, Meta(ge=0, le=10**6)] = 0
     queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
     grace: Seconds = 2
+    paused: Seconds = 600
     abandon_after: Seconds = 900
     retain: Seconds = 900
     kept: Count = 10_000
-    environment: dict[VariableName, str] = msgspec.field(default_factory=dict)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, value in self.environment.items():
-            if name in _OWN_NAMES or name.startswith(_OWN_PREFIXES):
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(
+                    f".environment: {name!r} should be the name of a variable: letters, digits and"
+                    " _, and no digit at first"
+                )
+            if is_reserved(name):
                 raise ValueError(f".environment.{name}: tawebeval sets this variable by itself")
             if "\0" in value:
                 raise ValueError(f".environment.{name}: no variable can contain NUL")
@@ -121,6 +126,7 @@ class Sandbox(Section, frozen=True):
 
     kind: Literal["auto", "bubblewrap", "none"] = "auto"
     network: bool = False
+    loopback: bool = False
     readable: tuple[AbsolutePath, ...] = ()
 
 
@@ -139,6 +145,7 @@ class Limits(Section, frozen=True):
     file_size: Bytes = 256 * MIB
     disk: Bytes = GIB
     disk_files: Count = 100_000
+    free_disk: Annotated[int, Meta(ge=0, le=2**50)] = 512 * MIB
     output: Bytes = 256 * MIB
     stderr: Bytes = 64 * MIB
     data_value: Bytes = MIB
@@ -149,7 +156,7 @@ class Buffers(Section, frozen=True):
     """`[buffers]`: what is kept in memory for readers."""
 
     total: Bytes = 256 * MIB
-    evaluation: Bytes = 4 * MIB
+    evaluation: Bytes = 8 * MIB
     page: Bytes = 256 * KIB
 
 
@@ -222,7 +229,7 @@ class Metrics(Section, frozen=True):
 class Health(Section, frozen=True):
     """`[health]`: when `GET /health/ready` says yes."""
 
-    free_disk: Annotated[int, Meta(ge=0, le=2**50)] = 256 * MIB
+    free_disk: Annotated[int, Meta(ge=0, le=2**50)] = GIB
 
 
 class Configuration(Section, frozen=True):
@@ -254,24 +261,37 @@ def parse_configuration(text: str) -> Configuration:
         settings = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise ConfigurationError(f"the configuration is not TOML: {error}") from None
+    unknown = [name for name in settings if name not in Configuration.__struct_fields__]
+    if unknown:
+        raise ConfigurationError(_escape(f"{unknown[0]}: there is no such setting"))
     try:
         return msgspec.convert(settings, Configuration)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(_with_path(str(error))) from None
+        message = _with_path(str(error), settings)
+        raise ConfigurationError(_escape(message)) from None
 
 
-def _with_path(message: str) -> str:
+def _escape(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _with_path(message: str, settings: dict[str, Any]) -> str:
     """Put the key's path, which msgspec gives last and as `$.section`, in front.
 
     A section that refuses one of its keys begins its message with that key, after a dot.
     """
-    placed = re.fullmatch(r"(.*) - at (?:`key` in )?`\$\.?([^`]*)`", message)
-    message, path = placed.groups() if placed else (message, "")
+    placed = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, re.DOTALL)
+    assert placed is not None, message
+    message, path = placed.groups()
     if message.startswith("."):
         key, _, message = message.partition(": ")
         path += key
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message)
+    path, any_key, _ = path.partition("[...]")
+    if any_key:  # msgspec names no key of a table that has keys of any name
+        table = reduce(getitem, path.split("."), settings)
+        path += "." + next(name for name, value in table.items() if not isinstance(value, str))
+    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
-        path = f"{path}.{unknown[1]}" if path else unknown[1]
+        path = f"{path}.{unknown[1]}"
         message = "there is no such setting"
-    return f"{path or 'the configuration'}: {worded(message)}"
+    return f"{path}: {worded(message)}"

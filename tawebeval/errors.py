@@ -3,7 +3,7 @@
 Two families, because they reach people in two ways:
 
 - `RequestError`: a request is refused before, or instead of, an evaluation. The
-  web layer turns each class into one HTTP status (`tawebeval.web.problems`).
+  web layer turns each class into one HTTP status (`tawebeval.web.server.problems`).
 - `EvaluationError`: an accepted evaluation could not be brought to a good end. It
   becomes the final event of its stream.
 
@@ -30,6 +30,7 @@ Reason = Literal[
     "file_size",
     "output",
     "stderr",
+    "unread",
     "cancelled",
     "shutdown",
     "lost",
@@ -126,6 +127,10 @@ class UnsupportedVersion(RequestError):
     """The handshake of a WebSocket is one of a version that is not known here."""
 
 
+class HTTPVersionNotSupported(RequestError):
+    """The answer cannot be sent by the version of HTTP that the request has."""
+
+
 class KeyReused(RequestError):
     """An `Idempotency-Key` came back with another form."""
 
@@ -180,12 +185,14 @@ class OverShare(Busy):
 class EvaluationError(TawebevalError):
     """Why an evaluation did not come to a good end: its final event.
 
-    `message` is for people; `members` are the further members of the event.
+    `message` is for people; `members` are the further members of the event. If one that is `lost`
+    `is_alarming`, the daemon is not ready: not where a caller can cause it.
     """
 
     reason: Reason
     message: str
     members: Mapping[str, str | int | float] = attrs.field(factory=dict)
+    is_alarming: bool = attrs.field(default=True, kw_only=True)
 
     def __str__(self) -> str:
         return self.message
@@ -202,4 +209,16 @@ def over_limit(reason: Reason, limit: str, unit: str, value: float) -> Evaluatio
         reason,
         f"the evaluator was stopped: it went over its limit of {shown} {unit}",
         {"limit": f"limits.{limit}", "value": value},
+    )
+
+
+def unread(limit: float, waited: str) -> EvaluationError:
+    """Return the error of a run that was stopped since its readers let it wait.
+
+    `limit` is `evaluations.paused`, in seconds; `waited` says how long it was.
+    """
+    return EvaluationError(
+        "unread",
+        f"the evaluator was stopped: it waited for its reader {waited}",
+        {"limit": "evaluations.paused", "value": limit},
     )

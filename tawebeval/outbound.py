@@ -29,7 +29,7 @@ def _check_networks(networks: Iterable[str]) -> None:
         try:
             ip_network(network)
         except ValueError as error:
-            raise ValueError(f"private_networks: {error}") from None
+            raise ValueError(f".private_networks: {error}") from None
 
 
 class CredentialSettings(Section, frozen=True):
@@ -51,11 +51,10 @@ class CredentialSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if bool(self.password_file) == bool(self.key_file):
-            raise ValueError("credentials: one of password_file and key_file is needed")
+            raise ValueError("one of password_file and key_file is needed")
         if bool(self.key_file) != bool(self.known_hosts_file):
             raise ValueError(
-                "credentials: known_hosts_file belongs to key_file, for host keys are never"
-                " believed unseen"
+                "known_hosts_file belongs to key_file, for host keys are never believed unseen"
             )
 
 
@@ -68,6 +67,7 @@ class Repositories(Section, frozen=True):
     private_networks: tuple[str, ...] = ()
     credentials: tuple[CredentialSettings, ...] = ()
     cache: Bytes = 10 * GIB
+    fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
     fetch_timeout: Seconds = 300
     fetch_bytes: Bytes = GIB
     memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB

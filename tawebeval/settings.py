@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from tawebeval.callers import NAME
+from tawebeval.core.tokens import NAME
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -55,13 +55,6 @@ SecretFile = Annotated[
     ),
 ]
 Share = Annotated[int, Meta(ge=0, le=10**6)]
-VariableName = Annotated[
-    str,
-    shaped(
-        r"[A-Za-z_][A-Za-z0-9_]*",
-        "the name of a variable: letters, digits and _, and no digit at first",
-    ),
-]
 ByteShare = Annotated[int, Meta(ge=0, le=2**50)]
 CallerName = Annotated[
     str,

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
 
+from tawebeval.deferreds import Latch, completed, outcome
 from tawebeval.errors import EvaluationError
-from tawebeval.signals import Latch, completed, outcome
 
 K = TypeVar("K")
 T = TypeVar("T")

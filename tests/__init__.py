@@ -1,6 +1,7 @@
 """The tests of tawebeval; `python -m twisted.trial tests` runs them."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -13,3 +14,9 @@ settings.register_profile(
     database=None,
 )
 settings.load_profile("tawebeval")
+
+# A shell ignores SIGINT and SIGQUIT for what it starts by `&`, and `nohup` ignores SIGHUP; programs
+# that tests start would inherit that. A handler goes on ignoring them here, and is not inherited.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda number, frame: None)

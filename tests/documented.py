@@ -32,6 +32,11 @@ def examples(document: Path, program: str) -> list[Example]:
     return [each for each in _examples(document) if each.command[:1] == [program]]
 
 
+def doctors() -> list[Example]:
+    """Return the commands of docs/operations.md that run the doctor as the service would."""
+    return [each for each in examples(OPERATIONS, "systemd-run") if "doctor" in each.command]
+
+
 def _examples(document: Path) -> Iterator[Example]:
     for kind, block in _BLOCK.findall(document.read_text("utf-8")):
         whole = _CONTINUED.sub("", block)

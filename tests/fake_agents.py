@@ -29,8 +29,13 @@ class Fate(Enum):
     SILENT = "neither an answer comes nor the end of the connection"
     GATEWAY = "a proxy answers that the server is away"
     BUSY = "the server is busy, and says for how long"
-    NONSENSE = "a proxy answers something else"
+    NONSENSE = "something else answers"
     WELL = "it is answered"
+
+    @property
+    def passes(self) -> bool:
+        """Whether it is no answer, and the next time there may be one."""
+        return self not in (Fate.WELL, Fate.NONSENSE)
 
 
 @implementer(IResponse)
@@ -73,6 +78,7 @@ class BreakingAgent:
     fate: Callable[[], Fate] = lambda: Fate.WELL
     retry_after: bytes = b"3"
     nonsense: bytes = HTML
+    kind: bytes = b"text/html"
     asked: list[tuple[str, str, dict[str, str]]] = attrs.field(factory=list)
     cancelled: int = 0
 
@@ -95,7 +101,8 @@ class BreakingAgent:
         if fate is Fate.GATEWAY:
             return succeed(MadeResponse(502, HTML))
         if fate is Fate.NONSENSE:
-            return succeed(MadeResponse(200, self.nonsense))
+            headers = Headers({b"Content-Type": [self.kind]} if self.kind else {})
+            return succeed(MadeResponse(200, self.nonsense, headers))
         if fate is Fate.BUSY:
             return succeed(MadeResponse(503, b"", Headers({b"Retry-After": [self.retry_after]})))
         answer: Deferred[Any] = self._agent.request(method, uri, headers, body)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tawebeval.callback import Callback, Stage
 from tawebeval.errors import InvalidField
-from tawebeval.telling import Telling
+from tawebeval.evaluations.telling import Telling
+from tawebeval.webhooks.callback import Callback, Stage
 
 
 class FakeCallbacks:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
+from resource import struct_rusage
 from typing import Any
 
 import attrs
 
-from tawebeval.cgroups import Cgroups
-from tawebeval.checkouts import Checkout
 from tawebeval.config import Limits
+from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationError
-from tawebeval.groups import Usage
-from tawebeval.launching import Launch, Launching
-from tawebeval.privileges import User
-from tawebeval.sandbox import Exit
-from tawebeval.starting import Started
-from tawebeval.workspace import View, Workspace
+from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.linux.launcher_client import Launch, Launching
+from tawebeval.linux.privileges import User
+from tawebeval.linux.reports import Overlay
+from tawebeval.linux.starting import Started
+from tawebeval.sandbox.base import Exit
+from tawebeval.sandbox.disk import TooMuchWork
+from tawebeval.sandbox.workspace import View, Workspace
 from tests.fake_children import NO_PROCESS
 from tests.gates import Gate
 
@@ -31,7 +35,8 @@ class FakeCell:
     """A cell. `orphans` shut, what the first process leaves resists its end.
 
     `unable`, if set, is raised instead of a start; `over` is what `exceeded` answers, `unstarted`
-    what `exit` raises, `used` the usage.
+    what `exit` raises, `used` the usage, `needed` how many looks at the disk it takes to answer.
+    So many bytes are `written`, and so many `free`.
     """
 
     limits: Limits
@@ -44,6 +49,9 @@ class FakeCell:
     started_as: list[Launch] = attrs.field(factory=list)
     closed: int = 0
     looks: list[bool] = attrs.field(factory=list)
+    needed: float = 0
+    written: int = 0
+    free: float = inf
     child: Any = None
 
     def start(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
@@ -61,10 +69,21 @@ class FakeCell:
         """Pass on a signal."""
         child.signalProcess(number)
 
-    def exceeded(self, final: bool = False) -> EvaluationError | None:
+    def exceeded(self, final: bool = False, work: float = inf) -> EvaluationError | None:
         """Answer, and note the question."""
         self.looks.append(final)
+        if self.needed > work:
+            raise TooMuchWork
         return self.over
+
+    @property
+    def short(self) -> bool:
+        """Whether too little is free."""
+        return self.free < self.limits.free_disk
+
+    def nearly_full(self) -> EvaluationError:
+        """Return the error of one that is stopped for it."""
+        return EvaluationError("disk", "nearly full")
 
     async def end(self) -> None:
         """Return when the gate is open."""
@@ -77,7 +96,7 @@ class FakeCell:
             raise self.unstarted
         return Exit(status, number)
 
-    def usage(self) -> Usage:
+    def usage(self, waited: struct_rusage | None) -> Usage:
         """Return what the test says."""
         return self.used
 
@@ -90,14 +109,14 @@ class FakeCell:
 class FakeTrees:
     """Makes no trees; `made` are the checkouts that trees were wanted of.
 
-    What is started is a child that is none, if `launching` does not start it. `tree` is the
-    descriptor of everybody's, `launched` what was to be started, `error` raised instead.
+    What is started is a child that is none, if `launching` does not start it. `overlay` is
+    everybody's, `launched` what was to be started, `error` raised instead.
     `problem` is why there are no overlays, from the start or since somebody wanted copies; `asked`
     are the users who were to make trees.
     """
 
     launching: Launching | None = None
-    tree: int | None = None
+    overlay: Overlay | None = None
     problem: str | None = None
     error: OSError | None = None
     made: list[Path] = attrs.field(factory=list)
@@ -118,15 +137,15 @@ class FakeTrees:
 
     def start(
         self, checkout: Path, workspace: Workspace, launch: Launch
-    ) -> tuple[Started, int | None]:
+    ) -> tuple[Started, Overlay | None]:
         """Return a child."""
         self.made.append(checkout)
         self.launched.append(launch)
         if self.error is not None:
             raise self.error
         if self.launching is not None:
-            return self.launching.start(launch)[0], self.tree
-        return Started(NO_PROCESS, -1, -1, -1), self.tree
+            return self.launching.start(launch)[0], self.overlay
+        return Started(NO_PROCESS, -1, -1, -1), self.overlay
 
     def close(self) -> None:
         """Count."""

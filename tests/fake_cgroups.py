@@ -14,8 +14,8 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.cgroupfs import Kernel
-from tawebeval.cgroups import Cgroups, open_cgroups
+from tawebeval.linux.cgroups.filesystem import Kernel
+from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
 
 MEMORY_MOST = str(2**63 - 4096)
 
@@ -25,6 +25,8 @@ LEGACY_FILES = {
         "memory.limit_in_bytes": MEMORY_MOST,
         "memory.memsw.limit_in_bytes": MEMORY_MOST,
         "memory.max_usage_in_bytes": "0",
+        "memory.usage_in_bytes": "0",
+        "memory.stat": "cache 0\nrss 0\nrss_huge 0\nshmem 0\ntotal_rss 0\ntotal_shmem 0\n",
         "memory.memsw.max_usage_in_bytes": "0",
         "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n",
         "memory.swappiness": "60",
@@ -32,7 +34,7 @@ LEGACY_FILES = {
     },
     "pids": {"pids.max": "max", "pids.events": "max 0\n", "pids.peak": ""},
     "cpuacct": {"cpuacct.usage": "0"},
-    "cpu": {},
+    "cpu": {"cpu.shares": "1024"},
 }
 
 UNIFIED_FILES = {
@@ -48,10 +50,12 @@ UNIFIED_FILES = {
         "memory.swap.max": "max",
         "memory.oom.group": "0",
         "memory.peak": "0",
+        "memory.current": "0",
+        "memory.stat": "anon 0\nfile 0\nkernel 0\nshmem 0\n",
         "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\n",
     },
     "pids": {"pids.max": "max", "pids.events": "max 0\n", "pids.peak": ""},
-    "cpu": {},
+    "cpu": {"cpu.weight": "100"},
 }
 
 
@@ -62,13 +66,16 @@ class FakeMachine(Kernel):
     `refusals` has the errno for writing to paths that end in a certain way, or for making or
     removing them; `deaf` are the ends of paths where writing has no effect. `rounding` is
     added to what `memory.max` is set to. `lingering` is how many sleeps it takes until who was
-    killed has gone. Without `gives` nothing can be given to another user.
+    killed has gone. Without `gives` nothing can be given to another user. `run` is what systemd
+    offers, and `policies` has its `OOMPolicy=` by the paths of groups.
     """
 
     root: Path
     refusals: dict[str, int] = attrs.field(factory=dict)
     deaf: set[str] = attrs.field(factory=set)
     delegated: bool = True
+    run: str | None = None
+    policies: dict[str, str] = attrs.field(factory=dict)
     gives: bool = True
     rounding: int = 0
     lingering: int = 0
@@ -96,7 +103,8 @@ class FakeMachine(Kernel):
 
     def _mount(self, top: Path, own: str, kind: str, controllers: str) -> Path:
         number = len(self._mounts) + 1
-        self._mounts.append(f"{number} 0 0:{number} / {top} rw shared:1 - {kind}\n")
+        point = str(top).replace(" ", "\\040")  # as proc(5) says
+        self._mounts.append(f"{number} 0 0:{number} / {point} rw shared:1 - {kind}\n")
         self._membership.append(f"{number}:{controllers}:{own}\n")
         group = top
         for part in ("", *filter(None, own.split("/"))):
@@ -202,6 +210,12 @@ class FakeMachine(Kernel):
     def is_delegated(self, path: str) -> bool:
         return self.delegated
 
+    def oom_policy(self, path: str) -> str:
+        return self.policies.get(path, "")
+
+    def systemd_run(self) -> str | None:
+        return self.run
+
     # How that comes about.
 
     def _refuse(self, path: str) -> None:
@@ -246,3 +260,5 @@ class FakeMachine(Kernel):
         for below in group.iterdir():
             if below.is_dir():
                 (below / "cgroup.controllers").write_text(" ".join(sorted(enabled)))
+                for name, text in UNIFIED_FILES[controller].items() if sign == "+" else ():
+                    (below / name).write_text(text)

@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.launching import Launch
+from tawebeval.linux.launcher_client import Launch
 
 NO_PROCESS = 2**22 + 1
 """A process identifier that Linux never gives out (proc(5), pid_max)."""
@@ -22,7 +22,7 @@ STDOUT, STDERR = 1, 2
 
 
 class FakeChild:
-    """A child as `tawebeval.process.ChildProcess` shows it, and the test drives it.
+    """A child as `tawebeval.linux.child.ChildProcess` shows it, and the test drives it.
 
     `signals` are those sent to it while it ran, `group_signals` those sent to its group at
     any time. Of the signals in `obeys` it dies, in the next turn of the clock.
@@ -38,6 +38,7 @@ class FakeChild:
         self.argv, self.environment = launch.argv, dict(launch.environment)
         self.directory, self.descriptors = launch.directory, launch.descriptors
         self.running = True
+        self.delay = 0.0
         self.usage: struct_rusage | None = None
         self.signals: list[int] = []
         self.group_signals: list[int] = []
@@ -76,8 +77,15 @@ class FakeChild:
     def close(self) -> None:
         """Close stdout and stderr."""
         self._closed = True
-        self._lose(STDERR)
+        self.lose(STDERR)
         self._read()
+
+    def lose(self, name: int) -> None:
+        """Close one of the two."""
+        if name in self._open:
+            self._open.remove(name)
+            self._protocol.childConnectionLost(name)
+            self._check_end()
 
     def end(self, status: int = 0, signal: int | None = None) -> None:
         """Exit as programs usually do: nobody else holds stdout or stderr."""
@@ -119,15 +127,9 @@ class FakeChild:
             chunk, self._pipe = self._pipe[: 2**16], self._pipe[2**16 :]
             self._protocol.childDataReceived(STDOUT, chunk)
         if self.rest_wanted:
-            self._lose(STDERR)
-        if (self._closed or self.rest_wanted) and not self.paused:
-            self._lose(STDOUT)
-
-    def _lose(self, name: int) -> None:
-        if name in self._open:
-            self._open.remove(name)
-            self._protocol.childConnectionLost(name)
-            self._check_end()
+            self.lose(STDERR)
+        if (self._closed and not self.paused) or (self.rest_wanted and not self._pipe):
+            self.lose(STDOUT)
 
     def _check_end(self) -> None:
         if not self.running and not self._open:

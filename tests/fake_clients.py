@@ -20,18 +20,20 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from tawebeval.access import Access, Rate
 from tawebeval.admission import Queue
 from tawebeval.config import Configuration
-from tawebeval.identity import Identities
-from tawebeval.registry import Registry
-from tawebeval.web.api import Api
+from tawebeval.core.identifiers import Identities
+from tawebeval.evaluations.registry import Registry
+from tawebeval.web.auth import Access, Rate
+from tawebeval.web.context import Api
 from tawebeval.web.routes import make_app
-from tawebeval.web.site import ApiSite
+from tawebeval.web.server.request import ApiSite
 from tests.fake_callbacks import tell_nobody
-from tests.fakes import EPOCH, OID, World, straw
+from tests.fakes import EPOCH, OID, InlineThreads, World, straw
 
 BOUNDARY = "----straw"
+FRAMING = ("content-length", "transfer-encoding", "content-type")
+"""The headers that come first, in this order."""
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -122,6 +124,10 @@ class Connection:
         """Send some bytes."""
         self.channel.dataReceived(data)
 
+    def settle(self) -> None:
+        """Let the reactor have its next turns; no time passes."""
+        self.channel.clock.advance(0)
+
     def take_no_more(self) -> None:
         """Let whatever is written fill the connection, until its channel is resumed."""
         write = self.transport.write
@@ -155,6 +161,9 @@ class Connection:
         """Take the answer, of which all must have come and after which nothing may."""
         answer, rest = self._parse(method)
         assert not rest, rest
+        names = [name.lower() for name in answer.headers]
+        framing = [name for name in FRAMING if name in names]
+        assert names[: len(framing)] == framing, "a head that is cut off looks whole"
         self.transport.clear()
         return answer
 
@@ -193,6 +202,7 @@ class Service:
     reactor: MemoryReactorClock = attrs.field(factory=MemoryReactorClock)
     tokens: Path | None = None
     random: Callable[[int], bytes] = attrs.field(factory=straw)
+    uploading: Any = attrs.field(factory=InlineThreads)
     access: Access = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
@@ -231,6 +241,7 @@ class Service:
             straw(2),
             self.access,
             self.reactor,
+            self.uploading,
             time=lambda: EPOCH + self.reactor.seconds(),
         )
         self.site = ApiSite(make_app(self.api), self.api, self.reactor)

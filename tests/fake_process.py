@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tawebeval.kernel import CAP_NET_BIND_SERVICE, Process
+from tawebeval.linux.kernel import CAP_NET_BIND_SERVICE, Process
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 EVERYTHING = 0x1FF_FFFF_FFFF

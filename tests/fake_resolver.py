@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from ipaddress import ip_address
 
-from twisted.internet.address import IPv4Address, IPv6Address
-from twisted.internet.interfaces import IHostnameResolver
-from zope.interface import implementer
+from twisted.internet.defer import Deferred
+
+from tawebeval.core.hosts import Address
 
 
-@implementer(IHostnameResolver)
 class FakeResolver:
     """Answers each look-up with the next of `answers`, of which the last stays.
 
     With `silent` it does not answer at all. `asked` are the names that were looked up.
     """
 
-    def __init__(self, *answers: list[str]) -> None:
+    def __init__(self, *answers: list[str] | Exception) -> None:
         self.answers = list(answers) or [["8.8.8.8"]]
         self.asked: list[str] = []
         self.silent = False
 
-    def resolveHostName(
-        self, resolutionReceiver: Any, hostName: str, portNumber: int = 0, *_: Any, **__: Any
-    ) -> Any:
+    async def look_up(self, host: str) -> Sequence[Address]:
         """Answer at once."""
-        self.asked.append(hostName)
+        self.asked.append(host)
         if self.silent:
-            return
-        resolutionReceiver.resolutionBegan(None)
-        for address in self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]:
-            kind = IPv6Address if ":" in address else IPv4Address
-            resolutionReceiver.addressResolved(kind("TCP", address, portNumber))
-        resolutionReceiver.resolutionComplete()
+            await Deferred()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return [ip_address(address) for address in answer]

@@ -12,26 +12,26 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import Clock
 
-from tawebeval.budget import Budget
-from tawebeval.checkouts import Checkout
-from tawebeval.commits import Commit
+from tawebeval.admission import UNBOUNDED, Queue
 from tawebeval.config import Configuration
-from tawebeval.credentials import Login
+from tawebeval.core.budget import Budget
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
+from tawebeval.core.pages import Page
+from tawebeval.core.tally import CacheTally
+from tawebeval.deferreds import completed, outcome
 from tawebeval.errors import EvaluationError
-from tawebeval.evaluation import Evaluation
-from tawebeval.form import EvaluationRequest, Repository, SubmissionFile
-from tawebeval.git import Outcome
-from tawebeval.gitbox import JUST_READ, Reach
-from tawebeval.pages import Page
-from tawebeval.registry import Registry
-from tawebeval.rereading import Source
-from tawebeval.signals import completed, outcome
-from tawebeval.surroundings import Surroundings
-from tawebeval.tally import CacheTally
-from tawebeval.watch import Watch, exceeded
+from tawebeval.evaluations.context import Surroundings
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.registry import Registry
+from tawebeval.git.command import Outcome
+from tawebeval.git.credentials import Login
+from tawebeval.reloadable import Source
+from tawebeval.sandbox.commands import JUST_READ, Reach
+from tawebeval.sandbox.monitor import Watch, exceeded
 from tawebeval.web.polls import Poll
 from tests.fake_cells import FakeCell, FakeSandbox
 from tests.fake_children import FakeChild, FakeSpawner
@@ -61,6 +61,18 @@ def make_request(**changes: Any) -> EvaluationRequest:
         submission=(SubmissionFile("source", "solution.py"),),
     )
     return attrs.evolve(request, **changes)
+
+
+class TurnClock(Clock):
+    """A Clock that has turns as a reactor: a call that is due at once waits for the next one."""
+
+    def callLater(self, delay: float, *call: Any, **arguments: Any) -> Any:
+        """Call in a later turn, never in this one."""
+        return super().callLater(max(delay, 0.001), *call, **arguments)
+
+    def turn(self, times: int = 1) -> None:
+        """Let some turns pass."""
+        self.pump([0.001] * times)
 
 
 async def answer(poll: Poll, registry: Registry) -> Page:
@@ -134,10 +146,17 @@ class FakeRepositories:
         self.gate = Gate()
         self.tree = Path("/")  # which is there
         self.users = 0
+        self.remote = False
         self.tally = CacheTally()
         self.sizes = {"repositories": 0, "checkouts": 0}
 
-    async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
+    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Tell what the test wants."""
+        return self.remote
+
+    async def check_out(
+        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+    ) -> Checkout:
         """Return the commit and `tree`, with what the test has put there; count its users."""
         self.callers.append(caller)
         self.asked.append((repository, oid))
@@ -236,6 +255,8 @@ class World:
     )
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     running: int = 4
+    quota_directories: DeferredQueue[Path] | None = None
+    fetches: Queue = attrs.field(factory=lambda: Queue(4, UNBOUNDED))
     budget: Budget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -258,9 +279,11 @@ class World:
             spawn=self.spawn,
             repositories=self.repositories,
             sandbox=self.sandbox,
-            watch=Watch(self.clock, self.threads),
+            watch=Watch(self.clock, self.threads, self.threads),
             budget=self.budget,
+            fetches=self.fetches,
             time=lambda: EPOCH + self.clock.seconds(),
+            quota_directories=self.quota_directories,
         )
 
     @property

@@ -17,12 +17,12 @@ from twisted.internet.defer import CancelledError, Deferred
 from tawebeval import errors
 from tawebeval.admission import Queue
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
-from tawebeval.evaluation import Evaluation
-from tawebeval.following import Following
-from tawebeval.framing import EVENT_STREAM, LINES, MESSAGES, Framing
-from tawebeval.identity import Identities
-from tawebeval.pages import DUMMY_END, Page
-from tawebeval.registry import Registry, directory_of
+from tawebeval.core.framing import EVENT_STREAM, LINES, MESSAGES, Framing
+from tawebeval.core.identifiers import Identities
+from tawebeval.core.pages import DUMMY_END, Page
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.following import RESUME, Following
+from tawebeval.evaluations.registry import Registry, directory_of
 from tawebeval.web.streams import Flow, stream
 from tests.event_source import EventSource
 from tests.fake_callbacks import tell_nobody
@@ -62,6 +62,7 @@ class Model:
     oldest: int = 0
     acknowledged: int = 0  # by pages
     paged: float = float("-inf")  # until when somebody is expected to ask for the next
+    cut: float = float("-inf")  # until when the client of a stream that was cut is expected
     printed: int = 0
     terminated: bool = False  # the last line's terminator is held back
     blocked: bool = False  # a data block has begun
@@ -181,7 +182,7 @@ class Comparison(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         configuration = Configuration(
-            evaluations=Evaluations(abandon_after=ABANDON, retain=RETAIN, kept=KEPT),
+            evaluations=Evaluations(abandon_after=ABANDON, paused=10**6, retain=RETAIN, kept=KEPT),
             limits=Limits(wall_clock=10**6),
             buffers=Buffers(total=TOTAL, evaluation=CAPACITY, page=PAGE),
         )
@@ -301,8 +302,11 @@ class Comparison(RuleBasedStateMachine):
                     self.sent.append(one.identifier)
 
     def leave(self, one: Stream) -> None:
-        """Note that a stream has ended."""
+        """Note that a stream has ended, or was cut."""
         self.streams.remove(one)
+        model = self.models[one.identifier]
+        if not (model.closed and one.following.position == model.newest):
+            model.cut = self.now + RESUME
         self.gone.append(one)
         if not self.models[one.identifier].forgotten:
             self.models[one.identifier].asked = self.now

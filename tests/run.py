@@ -26,42 +26,23 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The modules without I/O, whose every branch a test has to take.
+# What only computes, whose every branch a test has to take.
 CORE = (
-    "errors",
-    "events",
-    "utf8",
-    "markers",
-    "segi",
-    "values",
-    "fileblock",
-    "filenames",
-    "ring",
-    "retention",
-    "pages",
-    "framing",
-    "identity",
-    "callers",
-    "exposure",
-    "form",
+    "core/*",
     "config",
-    "live",
-    "settings",
+    "errors",
     "outbound",
-    "forwarded",
-    "hosts",
-    "trees",
-    "commits",
-    "hierarchies",
-    "credentials",
-    "gitwords",
-    "budget",
-    "life",
-    "spool",
-    "backoff",
-    "signatures",
-    "callback",
-    "tally",
+    "settings",
+    "daemon/live",
+    "git/commits",
+    "git/credentials",
+    "git/gitwords",
+    "git/trees",
+    "linux/cgroups/hierarchies",
+    "sandbox/bpf",
+    "web/exposure",
+    "webhooks/callback",
+    "webhooks/signatures",
 )
 
 _AT_ONCE = 2
@@ -102,6 +83,7 @@ def parts() -> Sequence[Sequence[str]]:
     The longest is the first, lest the others wait for it in the end.
     """
     units = sorted(f"tests.{path.stem}" for path in ROOT.glob("tests/test_*.py"))
+    units += sorted(f"tests.fuzz.{path.stem}" for path in ROOT.glob("tests/fuzz/test_*.py"))
     real = sorted(ROOT.glob("tests/integration/test_*.py"))
     return [units, *([f"tests.integration.{path.stem}"] for path in real)]
 

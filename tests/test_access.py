@@ -1,4 +1,4 @@
-"""`tawebeval.access`: the tokens as they are now, and each caller's rate."""
+"""`web.auth`: the tokens as they are now, and each caller's rate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.access import Access, Rate, find_metrics_tokens, find_tokens
-from tawebeval.callers import new_token
 from tawebeval.config import Callers, Metrics
+from tawebeval.core.tokens import new_token
 from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
+from tawebeval.web.auth import Access, Rate, find_metrics_tokens, find_tokens
 from tests.fakes import read_again
 
 

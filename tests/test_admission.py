@@ -1,4 +1,4 @@
-"""`tawebeval.admission`: places to run, and the queue for them."""
+"""`admission`: places to run, and the queue for them."""
 
 from __future__ import annotations
 
@@ -116,6 +116,26 @@ class QueueTests(SynchronousTestCase):
         self.queue.go_on()
         for place in alices:
             self.successResultOf(place)
+
+    def test_holders(self) -> None:
+        """Each who has a place is told with whether it keeps somebody out."""
+        self.assertEqual(self.queue.holders(), [])
+        self.queue.enter("a0", "alice")
+        admitted = {"alice", "bob"}
+        self.queue.admits = admitted.__contains__
+        waiting = self.queue.enter("c0", "carol")
+        self.assertEqual(self.queue.holders(), [("a0", False)])
+        self.queue.enter("b0", "bob")
+        self.assertEqual(self.queue.holders(), [("a0", True), ("b0", True)])
+        waiting.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
+        self.assertEqual(self.queue.holders(), [("a0", False), ("b0", False)])
+
+    def test_holders_of_its_own(self) -> None:
+        """Where a caller has as many as it may, only those keep out what it has waiting."""
+        queue = Queue(3, 9, 1)
+        for name, caller in (("a0", "alice"), ("b0", "bob"), ("a1", "alice")):
+            queue.enter(name, caller)
+        self.assertEqual(queue.holders(), [("a0", True), ("b0", False)])
 
     @given(
         st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
@@ -244,7 +264,7 @@ class ShareTests(SynchronousTestCase):
         st.integers(0, 3),
         st.lists(
             st.tuples(
-                st.sampled_from(["enter", "enter", "leave", "give up"]),
+                st.sampled_from(["enter", "enter", "leave", "give up", "reserve", "be ready"]),
                 st.sampled_from("abc"),
                 st.integers(0, 30),
             ),
@@ -254,12 +274,14 @@ class ShareTests(SynchronousTestCase):
     def test_model(self, running: int, own: int, steps: list[tuple[str, str, int]]) -> None:
         """Never too many; no place idle; each one's order kept; nobody overtaken twice.
 
-        Twice, that is: while a caller could have had a place, no other gets two.
+        Twice, that is: while a caller could have had a place, no other gets two. Those who have
+        reserved a turn are as if they were not there until they are ready, but for their order.
         """
         queue = Queue(running, 1000, own_running=own)
         share = own or running
         inside: dict[str, str] = {}
         waiting: dict[str, tuple[str, Deferred[None]]] = {}
+        reserved: dict[str, str] = {}
         since: dict[str, set[str]] = {}  # by caller that waits: who was let in since its turn
 
         def turn(caller: str) -> None:
@@ -272,26 +294,34 @@ class ShareTests(SynchronousTestCase):
             since[caller] = set()
 
         def let_in(name: str, caller: str) -> None:
-            own_waiting = [n for n, (c, _) in waiting.items() if c == caller]
+            own_waiting = [int(n[1:]) for n, (c, _) in waiting.items() if c == caller]
             if name in waiting:
-                self.assertEqual(own_waiting[0], name)
+                self.assertEqual(min(own_waiting), int(name[1:]))
                 del waiting[name]
             else:
                 self.assertEqual(own_waiting, [])
             turn(caller)
             inside[name] = caller
 
+        def enter(name: str, caller: str) -> None:
+            place = queue.enter(name, caller)
+            if not place.called:
+                waiting[name] = caller, place
+                since.setdefault(caller, set())
+            place.addCallbacks(
+                lambda _: let_in(name, caller), lambda failure: failure.trap(CancelledError)
+            )
+
         for number, (step, caller, choice) in enumerate(steps):
             name = f"{caller}{number}"
             if step == "enter":
-                place = queue.enter(name, caller)
-                if not place.called:
-                    waiting[name] = caller, place
-                    since.setdefault(caller, set())
-                place.addCallbacks(
-                    lambda _, name=name, caller=caller: let_in(name, caller),
-                    lambda failure: failure.trap(CancelledError),
-                )
+                enter(name, caller)
+            elif step == "reserve":
+                queue.reserve(name, caller)
+                reserved[name] = caller
+            elif step == "be ready" and reserved:
+                ready = list(reserved)[choice % len(reserved)]
+                enter(ready, reserved.pop(ready))
             elif step == "leave" and inside:
                 leaving = list(inside)[choice % len(inside)]
                 del inside[leaving]
@@ -305,6 +335,8 @@ class ShareTests(SynchronousTestCase):
             self.assertLessEqual(max(taken.values(), default=0), share)
             if len(inside) < running:
                 self.assertTrue(all(taken[c] >= share for c, _ in waiting.values()))
+        for name in reserved:
+            queue.leave(name)
         if own:
             return
         places = {name: queue.place(name) for name in waiting}
@@ -318,3 +350,96 @@ class ShareTests(SynchronousTestCase):
             order += set(inside) - there
         self.assertEqual(places, {name: place for place, name in enumerate(order)})
         self.assertEqual(len(inside), before)
+
+
+class ReservationTests(SynchronousTestCase):
+    """Those who are not ready when they come."""
+
+    def setUp(self) -> None:
+        self.queue = Queue(1, 100)
+        self.entered: list[str] = []
+
+    def enter(self, *names: str) -> None:
+        """Let these enter, of the callers that their first letters name."""
+        for name in names:
+            place = self.queue.enter(name, name[0])
+            place.addCallback(lambda _, name=name: self.entered.append(name))
+            place.addErrback(lambda failure: failure.trap(CancelledError))
+
+    def test_passed_over(self) -> None:
+        """Others have the place meanwhile; who is ready then has the turn of its coming."""
+        self.queue.reserve("a1", "a")
+        self.enter("a2", "a3", "a4")
+        self.assertEqual(self.entered, ["a2"])
+        self.queue.leave("a2")
+        self.enter("a1")
+        self.queue.leave("a3")
+        self.queue.leave("a1")
+        self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
+
+    def test_turns(self) -> None:
+        """A caller of whom nobody is ready keeps its turn, too."""
+        self.enter("a1")
+        self.queue.reserve("b1", "b")
+        self.enter("a2", "a3")
+        self.queue.leave("a1")
+        self.enter("b1")
+        self.queue.leave("a2")
+        self.assertEqual(self.entered, ["a1", "a2", "b1"])
+
+    def test_holders(self) -> None:
+        """Nobody who has a place keeps those out who are not ready for one."""
+        self.enter("a1")
+        self.queue.reserve("a2", "a")
+        self.assertEqual(self.queue.holders(), [("a1", False)])
+        self.enter("a2")
+        self.assertEqual(self.queue.holders(), [("a1", True)])
+
+    def test_free_place(self) -> None:
+        """Who becomes ready while there is a place has it at once."""
+        self.queue.reserve("a1", "a")
+        self.assertEqual((self.queue.waiting, self.queue.place("a1")), (1, 0))
+        self.enter("a1")
+        self.assertEqual(self.entered, ["a1"])
+        self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
+
+    def test_given_up(self) -> None:
+        """A turn can be given up before one is ready, and after."""
+        for name in ("a1", "a2"):
+            self.queue.reserve(name, "a")
+        self.queue.leave("a1")
+        place = self.queue.enter("a3", "a")
+        waiting = self.queue.enter("a2", "a")
+        waiting.cancel()
+        self.failureResultOf(waiting, CancelledError)
+        self.successResultOf(place)
+        self.queue.leave("a2")
+        self.queue.leave("nobody")
+        self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
+
+    def test_full(self) -> None:
+        """Who waits though there are places leaves these to others, but does not add to them."""
+        queue = Queue(2, 2)
+        for number in range(4):
+            self.assertFalse(queue.full("a"))
+            queue.reserve(f"a{number}", "a")
+        self.assertTrue(queue.full("a"))
+        queue = Queue(2, 3, own_running=1, own_queued=2)
+        for number in range(3):
+            self.assertFalse(queue.share_used("a"))
+            queue.reserve(f"a{number}", "a")
+        self.assertEqual([queue.share_used(caller) for caller in "ab"], [True, False])
+        self.assertFalse(queue.full("b"))
+
+    def test_rest(self) -> None:
+        """Who rests leaves its place to others, but counts for its caller until it leaves."""
+        self.queue = Queue(2, 100, own_running=1)
+        self.enter("a1", "a2", "b1", "c1")
+        self.assertEqual(self.entered, ["a1", "b1"])
+        self.queue.rest("a1")
+        self.assertEqual(self.entered, ["a1", "b1", "c1"])
+        self.queue.leave("b1")
+        self.assertEqual(len(self.entered), 3)
+        self.queue.leave("a1")
+        self.assertEqual(self.entered[3:], ["a2"])
+        self.assertEqual(self.queue.running, 2)

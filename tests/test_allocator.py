@@ -1,4 +1,4 @@
-"""`tawebeval.allocator`: what the C library keeps, seen by the kernel's count of pages.
+"""`daemon.runtime`: what the C library keeps, seen by the kernel's count of pages.
 
 The kernel counts a fault for each page that is touched for the first time since the process
 got it. Each test has a process of its own, for the setting holds until the process ends.
@@ -11,8 +11,8 @@ import platform
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import allocator
-from tawebeval.allocator import KEPT, keep_freed_memory
+from tawebeval.daemon import runtime
+from tawebeval.daemon.runtime import KEPT, keep_freed_memory
 from tests.own_python import printed_by
 
 BLOCK = 256 * 1024
@@ -21,7 +21,7 @@ BLOCK = 256 * 1024
 SCRIPT = f"""
 import json, resource, sys
 from pathlib import Path
-from tawebeval.allocator import keep_freed_memory
+from tawebeval.daemon.runtime import keep_freed_memory
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -30,9 +30,14 @@ kept, size = sys.argv[1] == "kept", int(sys.argv[2])
 if kept:
     assert keep_freed_memory()
 
+# As long from the beginning: a list that grows moves, and what moved last may lie above all blocks.
+blocks = [None] * (size // {BLOCK})
+
 def use():
-    blocks = [b"x" * {BLOCK} for _ in range(size // {BLOCK})]
-    blocks.clear()
+    for number in range(len(blocks)):
+        blocks[number] = b"x" * {BLOCK}
+    for number in range(len(blocks)):
+        blocks[number] = None
 
 small = resident()
 use()
@@ -76,5 +81,5 @@ class OtherLibraryTests(SynchronousTestCase):
 
     def test_nothing(self) -> None:
         """It stays as it is, and the daemon starts all the same."""
-        self.patch(allocator.ctypes, "CDLL", lambda name: object())
+        self.patch(runtime.ctypes, "CDLL", lambda name: object())
         self.assertFalse(keep_freed_memory())

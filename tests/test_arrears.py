@@ -1,4 +1,4 @@
-"""`tawebeval.arrears`: what cannot be done is done at last, and once."""
+"""`arrears`: what cannot be done is done at last, and once."""
 
 from __future__ import annotations
 
@@ -67,22 +67,52 @@ class ArrearsTests(SynchronousTestCase):
         self.failures["a"] = 3
         (said,) = self.attempt("a")
         self.assertIn("the removal of a is not done yet, and tried again: [Errno 24]", said)
-        for _ in range(2):
+        for _ in range(6):
             self.assertEqual((self.settle(), self.done, len(self.arrears)), ([], [], 1))
         self.assertEqual(self.settle(), ["the removal of a is done now"])
         self.assertEqual((self.done, len(self.arrears)), (["a", "made"], 0))
 
+    def test_back_off(self) -> None:
+        """As long as nothing succeeds the time between two trials doubles, up to a minute."""
+        self.failures["a"] = 10
+        self.attempt("a")
+        tried: list[int] = []
+        for second in range(400):
+            left = self.failures["a"]
+            self.settle()
+            if self.failures["a"] < left or self.done:
+                tried.append(second)
+                if self.done:
+                    break
+        self.assertEqual(tried, [0, 2, 6, 14, 30, 62, 122, 182, 242, 302])
+
+    def test_all_together(self) -> None:
+        """When the machine has recovered all is done at once, by few calls of threads."""
+        self.failures["a"] = 250 + 100
+        for _ in range(250):
+            self.attempt("a")
+        self.settle()  # of which no more are tried than a thread tries at once
+        self.assertEqual((self.failures["a"], len(self.arrears)), (0, 250))
+        self.arrears._threads = threads = SlowThreads()  # type: ignore[assignment]
+        for _ in range(2):
+            self.settle()
+        for _ in range(3):
+            self.assertEqual(len(threads.waiting), 1)
+            threads.step()
+        done = [word for size in (100, 100, 50) for word in ("a", "made") for _ in range(size)]
+        self.assertEqual((len(self.arrears), self.done), (0, done))
+
     def test_turns(self) -> None:
-        """One that fails for ever is in nobody's way."""
+        """One that fails for ever is in nobody's way, and is tried when others succeed."""
         self.failures.update(a=1000, b=1)
         self.attempt("a")
         self.attempt("b")
         self.settle()
-        self.settle()
         self.assertEqual(self.done, ["b", "made"])
+        self.assertEqual(self.failures["a"], 998)
 
     def test_one_at_a_time(self) -> None:
-        """While one is being made again no other is: a disk that hangs holds one thread."""
+        """While what is left is tried nothing else is: a disk that hangs holds one thread."""
         self.failures.update(a=1, b=1)
         self.attempt("a")
         self.attempt("b")
@@ -91,9 +121,7 @@ class ArrearsTests(SynchronousTestCase):
             self.arrears.settle()
         self.assertEqual(len(threads.waiting), 1)
         threads.finish()
-        self.arrears.settle()
-        threads.finish()
-        self.assertEqual(self.done, ["a", "made", "b", "made"])
+        self.assertEqual(self.done, ["a", "b", "made", "made"])
 
     def test_defect(self) -> None:
         """What fails for another reason is a defect: raised, or logged, and not tried again."""

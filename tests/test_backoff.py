@@ -1,4 +1,4 @@
-"""`tawebeval.backoff`: what an answer means, and when to try again."""
+"""`core.backoff`: what an answer means, and when to try again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.backoff import Backoff, Verdict, retry_after, verdict
+from tawebeval.core.backoff import Backoff, Verdict, retry_after, verdict
 
 BACKOFFS = st.builds(
     Backoff,

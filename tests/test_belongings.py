@@ -1,4 +1,4 @@
-"""`tawebeval.belongings`: what is the daemon's own is shown to nobody."""
+"""`daemon.belongings`: what is the daemon's own is shown to nobody."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.belongings import check_readable
 from tawebeval.config import (
     CallbackSettings,
     Callers,
@@ -17,6 +16,7 @@ from tawebeval.config import (
     Repositories,
     Sandbox,
 )
+from tawebeval.daemon.belongings import check_readable
 from tawebeval.errors import ConfigurationError
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -31,3 +35,67 @@ class LinkTests(SynchronousTestCase):
             self.assertEqual(ran.returncode, 1, ran.stderr)
             self.assertIn(f".venv is a link to {other}", ran.stdout + ran.stderr)
             self.assertTrue((other / "file").exists())
+
+
+class ServiceTests(SynchronousTestCase):
+    """Packages that bring services, on a machine whose directories are the test's."""
+
+    def setUp(self) -> None:
+        loader = SourceFileLoader("bootstrap", str(SCRIPT))
+        spec = spec_from_loader("bootstrap", loader)
+        assert spec is not None
+        self.module: Any = module_from_spec(spec)
+        loader.exec_module(self.module)
+        self.units = Path(self.mktemp())
+        self.units.mkdir()
+        self.policy = Path(self.mktemp())
+        self.commands: list[tuple[str, ...]] = []
+        self.said: list[str] = []
+        self.module.UNITS, self.module.POLICY = self.units, self.policy
+        self.module.say = self.said.append
+        self.module.run = self.run_command
+
+    def run_command(self, *command: str) -> str:
+        """Note a command; an installation brings nginx."""
+        self.commands.append(command)
+        if "--simulate" in command:
+            return "Inst nginx (1.22 Debian)\nInst libx (1 Debian)\nConf nginx (1.22 Debian)\n"
+        if "install" in command:
+            signal.raise_signal(signal.SIGTERM)
+            (self.units / "nginx.service").touch()
+        return ""
+
+    def install(self) -> None:
+        """Install nginx; SIGTERM arrives meanwhile, and counts afterwards."""
+        heard: list[int] = []
+        before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+        self.addCleanup(signal.signal, signal.SIGTERM, before)
+        self.module.install(["nginx"])
+        self.assertEqual(heard, [signal.SIGTERM])
+
+    def test_new(self) -> None:
+        """What is to be installed is listed before; a new service is disabled, and no other."""
+        (self.units / "haproxy.service").touch()
+        self.install()
+        self.assertEqual(self.said[0], "2 packages: libx nginx")
+        disabled = [command for command in self.commands if command[0] == "systemctl"]
+        self.assertEqual(disabled, [("systemctl", "disable", "nginx.service")])
+        self.assertFalse(self.policy.exists())
+
+    def test_policy(self) -> None:
+        """While the process lives that wrote it nothing is started; then it has no effect."""
+        process = subprocess.Popen(["sh", "-c", "read line # bootstrap"], stdin=subprocess.PIPE)
+        text = self.module.POLICY_TEXT.format(pid=process.pid)
+        with process:
+            self.assertEqual(subprocess.run(["sh", "-c", text]).returncode, 101)
+            process.communicate()
+        self.assertEqual(subprocess.run(["sh", "-c", text]).returncode, 0)
+
+    def test_policy_of_others(self) -> None:
+        """A policy of the machine stays as it is; one that was left behind goes."""
+        self.policy.write_text("exit 101\n")
+        self.install()
+        self.assertEqual(self.policy.read_text(), "exit 101\n")
+        self.policy.write_text(self.module.POLICY_TEXT.format(pid=1))
+        self.install()
+        self.assertFalse(self.policy.exists())

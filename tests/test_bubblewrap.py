@@ -1,4 +1,4 @@
-"""`tawebeval.bubblewrap`: how bwrap is asked for a sandbox, and what it tells of its end."""
+"""`sandbox.bubblewrap`: how bwrap is asked for a sandbox, and what it tells of its end."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import bubblewrap as module
-from tawebeval import bwrap
-from tawebeval.bubblewrap import (
+from tawebeval.config import MIB
+from tawebeval.errors import EvaluationError
+from tawebeval.linux.reports import Overlay
+from tawebeval.sandbox import bubblewrap as module
+from tawebeval.sandbox import bwrap
+from tawebeval.sandbox.base import Cell, Exit
+from tawebeval.sandbox.bubblewrap import (
     Bubblewrap,
     BubblewrapCell,
     Descriptors,
     system_view,
     write_accounts,
 )
-from tawebeval.config import MIB
-from tawebeval.errors import EvaluationError
-from tawebeval.sandbox import Cell, Exit
 from tests.fake_children import NO_PROCESS, FakeChild
 from tests.test_sandbox import ENVIRONMENT, LIMITS, CellTestCase
 
@@ -108,7 +109,8 @@ class ArgumentTests(BubblewrapTestCase):
             *("--bind", f"{own}/tmp", "/evaluation/tmp"),
             *("--bind", f"{own}/home", "/evaluation/home"),
             *("--ro-bind", "/state/accounts/init", "/init"),
-            *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/evaluation/tree/sub"),
+            *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
+            *("--chdir", "/evaluation/tree/sub"),
             *("--", "/init", "-c", WAIT, "/init", "cat", "-- x"),
         ]
 
@@ -142,10 +144,13 @@ class ArgumentTests(BubblewrapTestCase):
             (("cpu",), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
         ):
             self.cgroups.enforced = frozenset(enforced)
+            cpu = "30:unlimited" if "cpu" in enforced else "30:31"
             launch = self.cell.launch("./it --now", ENVIRONMENT, directory)
             inside = [
-                *("/usr/bin/prlimit", "--cpu=30:31", f"--fsize={5 * MIB}:{5 * MIB}"),
-                *("--nofile=99:99", "--core=0:0", "--msgqueue=0:0", "--sigpending=1024:1024"),
+                *("/usr/bin/prlimit", f"--cpu={cpu}", f"--fsize={5 * MIB}:{5 * MIB}"),
+                *("--nofile=99:99", "--core=1:unlimited"),
+                *("--msgqueue=0:0", "--sigpending=1024:1024"),
+                *("--nice=0:0", "--rtprio=0:0"),
                 *(*more, "--", "/bin/sh", "-c", "./it --now"),
             ]
             self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
@@ -166,6 +171,7 @@ class ArgumentTests(BubblewrapTestCase):
         self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
         self.start(self.cell)
         launch = self.trees.launched[-1]
+        self.assertEqual(launch.niceness, self.cgroups.niceness)
         self.assertEqual(
             (launch.groups, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
         )
@@ -217,12 +223,13 @@ class DescriptorTests(BubblewrapTestCase):
     def test_tree(self) -> None:
         """What is started has a tree over the checkout; what leads to its files is held."""
         self.assertEqual(self.cell.view.opened, {})
-        directory = self.trees.tree = os.open("/proc", os.O_RDONLY)
+        directory = os.open("/proc", os.O_RDONLY)
+        self.trees.overlay = Overlay(directory, frozenset({39, 40}))
         cell = self.make()
         self.start(cell)
         self.assertEqual(self.trees.made, [self.checkout.path] * 2)
         self.assertEqual(cell.view.opened, {self.workspace.tree: directory})
-        self.assertEqual(self.disks[-1].devices, {os.fstat(directory).st_dev})
+        self.assertEqual(self.disks[-1].devices, {39, 40})
         cell.close()
         cell.close()
         self.assertRaises(OSError, os.fstat, directory)
@@ -230,7 +237,7 @@ class DescriptorTests(BubblewrapTestCase):
     def test_stays(self) -> None:
         """Where the group cannot be removed as yet, all else is closed."""
         before = os.listdir("/proc/self/fd")
-        self.trees.tree = os.open("/proc", os.O_RDONLY)
+        self.trees.overlay = Overlay(os.open("/proc", os.O_RDONLY), frozenset())
         cell = self.make()
         self.start(cell)
         self.cgroups.group.stays = OSError(16, "Device or resource busy")

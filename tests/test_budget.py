@@ -1,4 +1,4 @@
-"""`tawebeval.budget`: one bound for all rings, and a fair part of it for each."""
+"""`core.budget`: one bound for all rings, and a fair part of it for each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hypothesis.stateful import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import budget as module
-from tawebeval.budget import Budget, Share
+from tawebeval.core import budget as module
+from tawebeval.core.budget import Budget, Share
 
 # Of the total a quarter is the reserve, and the rest is free for all: so much.
 # Of the total a quarter, rounded down, is the reserve; the rest is common.
@@ -56,7 +56,7 @@ class BudgetTestCase(SynchronousTestCase):
     running = 1000
 
     def setUp(self) -> None:
-        self.patch(module, "_READ", READ)
+        self.patch(module, "_TURN", READ)
         self.turns = Turns()
         self.budget = Budget(TOTAL, EACH, self.running, self.turns.later)
         self.told: list[Share] = []
@@ -116,6 +116,20 @@ class LimitTests(BudgetTestCase):
         self.assertFalse(self.budget.spent)
         share.resize(COMMON)
         self.assertTrue(self.budget.spent)
+
+    def test_kept(self) -> None:
+        """What is kept beside a ring counts for all and does not fill it; giving it back helps."""
+        first, second = self.enter(1), self.enter(200)
+        first.keep(COMMON - 250)
+        self.assertEqual((first.full, self.budget.used), (False, COMMON - 49))
+        self.assertEqual(self.budget.limit, 49)
+        second.resize(200)
+        self.assertTrue(second.full)
+        first.keep(10)
+        self.turns.settle()
+        self.assertEqual(self.told, [second])
+        first.leave()
+        self.assertEqual(self.budget.used, 200)
 
     def test_unbound(self) -> None:
         """One that is not bound any more is never full, but counts."""

@@ -1,10 +1,10 @@
-"""`tawebeval.callback`: what of a callback's URL is shown, and to whom."""
+"""`webhooks.callback`: what of a callback's URL is shown, and to whom."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.callback import Callback, Stage
+from tawebeval.webhooks.callback import Callback, Stage
 
 
 class CallbackTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""`tawebeval.callbacks`: deliveries, one after another and many at once, under a Clock."""
+"""`webhooks.callbacks`: deliveries, one after another and many at once, under a Clock."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.backoff import Verdict
-from tawebeval.callback import Callback, Stage
-from tawebeval.callbacks import Callbacks, open_callbacks
 from tawebeval.config import CallbackSettings
+from tawebeval.core.backoff import Verdict
 from tawebeval.errors import ConfigurationError, ForbiddenHost, InvalidField
-from tawebeval.posting import Receipt
-from tawebeval.signatures import parse_secrets
-from tawebeval.signing import Signing
+from tawebeval.webhooks.callback import Callback, Stage
+from tawebeval.webhooks.callbacks import Callbacks, open_callbacks
+from tawebeval.webhooks.sender import Receipt
+from tawebeval.webhooks.signatures import parse_secrets
+from tawebeval.webhooks.signing import Signing
+from tests.fake_resolver import FakeResolver
 from tests.fakes import EPOCH
 from tests.test_signatures import NEW, OLD, written
 
@@ -682,7 +683,7 @@ class OpenTests(SynchronousTestCase):
     def open(self, settings: CallbackSettings) -> Callbacks:
         """Return what a daemon with these settings has."""
         reactor: Any = MemoryReactorClock()
-        return open_callbacks(settings, {}, reactor, bytes, lambda: 0, alone=True)
+        return open_callbacks(settings, {}, FakeResolver(), reactor, bytes, lambda: 0, alone=True)
 
     def test_disabled(self) -> None:
         """Without being enabled nobody can have one, whatever else is set, and nothing is read."""

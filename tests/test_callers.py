@@ -1,4 +1,4 @@
-"""`tawebeval.callers`: the file of tokens, and who is let in by it."""
+"""`core.tokens`: the file of tokens, and who is let in by it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import callers
-from tawebeval.callers import TOKEN_BYTES, Tokens, new_token, parse_tokens
+from tawebeval.core import tokens
+from tawebeval.core.tokens import TOKEN_BYTES, Tokens, new_token, parse_tokens
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 
@@ -118,7 +118,7 @@ class AuthenticateTests(SynchronousTestCase):
             compared.append(known)
             return known == digest
 
-        self.patch(callers.hmac, "compare_digest", compare)
+        self.patch(tokens.hmac, "compare_digest", compare)
         for token in (b"secret-a", b"secret-b"):
             compared.clear()
             self.tokens.authenticate([b"Bearer " + token])

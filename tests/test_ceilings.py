@@ -1,22 +1,24 @@
-"""`tawebeval.ceilings`: no setting asks for more than the daemon itself may have."""
+"""`linux.rlimits`: no setting asks for more than the daemon itself may have."""
 
 from __future__ import annotations
 
 import resource
 from pathlib import Path
 
+import msgspec
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ceilings
-from tawebeval.ceilings import (
+from tawebeval.config import Configuration, Evaluations, Limits, Repositories
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import rlimits
+from tawebeval.linux.rlimits import (
     check_limits,
+    find_lowered,
     processes_allowed,
     processes_needed,
     tell_of_processes,
 )
-from tawebeval.config import Configuration, Evaluations, Limits
-from tawebeval.errors import ConfigurationError
 from tests.fake_cgroups import FakeMachine
 
 USUAL = Configuration(evaluations=Evaluations(running=10), limits=Limits(processes=100))
@@ -53,6 +55,12 @@ class LimitTests(CeilingsTestCase):
             self.assertIn(f"no more than {value - 1} here", said)
             self.assertIn(f"; {directive}={value} in the unit", said)
 
+    def test_lowered(self) -> None:
+        """Those are named that evaluators could not have unlimited."""
+        self.assertEqual(list(find_lowered()), [])
+        self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
+        self.assertEqual(list(find_lowered()), [("CORE", 0), ("CPU", 3600)])
+
 
 class ProcessesTests(CeilingsTestCase):
     """The processes of all together."""
@@ -62,6 +70,8 @@ class ProcessesTests(CeilingsTestCase):
         more = Configuration(evaluations=Evaluations(running=11), limits=Limits(processes=100))
         self.assertEqual(processes_needed(more) - processes_needed(USUAL), 100)
         self.assertGreater(processes_needed(USUAL), 1000)
+        more = msgspec.structs.replace(USUAL, repositories=Repositories(fetches=5))
+        self.assertEqual(processes_needed(more) - processes_needed(USUAL), 16)
 
     def test_allowed(self) -> None:
         """The least that a limit of the user or of any group around allows, of either version."""
@@ -89,7 +99,7 @@ class ProcessesTests(CeilingsTestCase):
         """One too few is told in the log, with what helps; enough, or no limit, is not."""
         wanted = processes_needed(USUAL)
         for there, told in ((None, 0), (wanted, 0), (wanted - 1, 1)):
-            self.patch(ceilings, "processes_allowed", lambda there=there: there)
+            self.patch(rlimits, "processes_allowed", lambda there=there: there)
             with capturedLogs() as events:
                 tell_of_processes(USUAL)
             self.assertEqual(len(events), told, there)

@@ -1,4 +1,4 @@
-"""`tawebeval.cgroups` on machines of all kinds, whose cgroups are plain files here."""
+"""`linux.cgroups.group` on machines of all kinds, whose cgroups are plain files here."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from resource import struct_rusage
 
 import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cgroupfs import Directory
-from tawebeval.cgroups import Cgroups, open_cgroups
 from tawebeval.config import MIB, Limits
-from tawebeval.groups import Group, Usage
+from tawebeval.linux.cgroups import filesystem
+from tawebeval.linux.cgroups.filesystem import Directory, Kernel
+from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
+from tawebeval.linux.cgroups.groups import Group, Usage
 from tests.fake_cgroups import FakeMachine
 
 LIMITS = Limits(memory=64 * MIB, processes=32)
-ALL = {"memory", "processes", "cpu"}
+ALL = {"memory", "processes", "cpu", "weight"}
 LESS = ALL - {"memory"}
 STRANGER = 4194305  # no process: numbers end below
 
@@ -60,6 +62,80 @@ class CgroupsTestCase(SynchronousTestCase):
             members.write_text("".join(f"{pid}\n" for pid in pids))
 
 
+class KernelTests(SynchronousTestCase):
+    """What systemd leaves to the daemon, and how something is started under it."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).absolute()
+        self.folder.mkdir()
+        self.uid = 7
+        self.patch(os, "geteuid", lambda: self.uid)
+        self.patch(filesystem, "_SYSTEMD", str(self.folder))
+        self.patch(filesystem, "_runtime_directory", lambda: str(self.folder / "run"))
+        self.group = "/user.slice/user@7.service/app.slice/it.service"
+
+    def is_delegated(self, group: str) -> bool:
+        """Ask of a group, which has no attributes."""
+        return Kernel().is_delegated(f"{self.folder}{group}")
+
+    def test_no_systemd(self) -> None:
+        """Nobody else is there who might use the groups."""
+        self.folder.rmdir()
+        for self.uid in (0, 7):
+            self.assertTrue(self.is_delegated(self.group))
+            self.assertIsNone(Kernel().systemd_run())
+
+    def test_system(self) -> None:
+        """Of units of the system an attribute tells root, and their owner tells others."""
+        for self.uid, delegated in ((0, False), (7, True)):
+            self.assertEqual(self.is_delegated("/system.slice/it.service"), delegated)
+
+    def test_users_own(self) -> None:
+        """Of units of a user's own systemd only that knows; who does not answer leaves nothing."""
+        program = self.folder / "systemctl"
+        self.patch(os, "environ", {"PATH": str(self.folder)})
+        self.assertFalse(self.is_delegated(self.group))
+        for said, delegated in (("yes", True), ("no", False)):
+            program.write_text(
+                "#!/bin/sh\n"
+                'test "$*" = "--user show --value --property=Delegate it.service" || exit\n'
+                f'test "$XDG_RUNTIME_DIR" = {self.folder}/run && echo {said}\n'
+            )
+            program.chmod(0o755)
+            for below in ("", "/a/group"):
+                self.assertEqual(self.is_delegated(f"{self.group}{below}"), delegated)
+
+    def test_systemd_run(self) -> None:
+        """The command is the one that works for who asks."""
+        self.assertEqual(Kernel().systemd_run(), "", "there is no systemd of the user")
+        (self.folder / "run/systemd").mkdir(parents=True)
+        (self.folder / "run/systemd/private").touch()
+        own = f"XDG_RUNTIME_DIR={self.folder}/run"
+        for environment, command in (
+            ({}, f"{own} systemd-run --user"),
+            ({"XDG_RUNTIME_DIR": f"{self.folder}/run"}, "systemd-run --user"),
+        ):
+            self.patch(os, "environ", environment)
+            self.assertEqual(Kernel().systemd_run(), command)
+        self.uid = 0
+        self.assertEqual(Kernel().systemd_run(), "systemd-run")
+
+    def test_oom_policy(self) -> None:
+        """The unit is asked about, of whose manager it is."""
+        program = self.folder / "systemctl"
+        program.write_text('#!/bin/sh\necho "$*"\n')
+        program.chmod(0o755)
+        self.patch(os, "environ", {"PATH": f"{self.folder}:/bin"})
+        ask = Kernel().oom_policy
+        show = "show --value --property=OOMPolicy it.service"
+        self.assertEqual(ask("/sys/fs/cgroup/system.slice/it.service"), show)
+        self.assertEqual(ask(f"/sys/fs/cgroup{self.group}"), f"--user {show}")
+        self.assertEqual(ask("/sys/fs/cgroup/a/group"), "")
+        program.unlink()
+        self.folder.rmdir()
+        self.assertEqual(ask("/sys/fs/cgroup/system.slice/it.service"), "")
+
+
 class UnifiedTests(CgroupsTestCase):
     """Version 2 alone, as systemd mounts it."""
 
@@ -68,12 +144,38 @@ class UnifiedTests(CgroupsTestCase):
         own = self.machine.mount_unified()
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
-        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
         daemon = own / "tawebeval-x/daemon/cgroup.procs"
         self.assertEqual(daemon.read_text(), f"{os.getpid()}\n")
         for group in (own, own / "tawebeval-x"):
             enabled = (group / "cgroup.subtree_control").read_text()
-            self.assertEqual(enabled, "memory pids", "the cpu controller is not needed")
+            self.assertEqual(enabled, "cpu memory pids")
+
+    def test_weights(self) -> None:
+        """The daemon has ten times the share of an evaluation, git that of one."""
+        own = self.machine.mount_unified()
+        cgroups = self.machine.open()
+        group = cgroups.make("abc", LIMITS)
+        home = own / "tawebeval-x"
+        weights = [int((home / name / "cpu.weight").read_text()) for name in ("daemon", "git")]
+        self.assertEqual([*weights, int(self.get(group, "cpu.weight"))], [1000, 100, 100])
+        self.assertEqual(cgroups.git_entry, [f"{home}/git/cgroup.procs"])
+        self.assertEqual(cgroups.niceness, 0)
+
+    def test_no_weights(self) -> None:
+        """Where the controller has been left out evaluators and git are nicer than the daemon."""
+        self.machine.mount_unified("memory pids")
+        cgroups = self.machine.open()
+        self.check(cgroups, ALL - {"weight"}, "take processor time from others", "'cpu'")
+        self.assertEqual((cgroups.git_entry, cgroups.niceness), ((), 10))
+
+    def test_git_cannot_have_a_group(self) -> None:
+        """Without one for git there are no shares."""
+        self.machine.mount_unified()
+        self.machine.refusals["/git"] = errno.ENOSPC
+        cgroups = self.machine.open()
+        self.check(cgroups, ALL - {"weight"}, "/git: No space left on device")
+        self.assertEqual(cgroups.git_entry, ())
 
     def test_limits(self) -> None:
         """A group has its limits, without swap beyond them, and dies as a whole."""
@@ -88,16 +190,26 @@ class UnifiedTests(CgroupsTestCase):
 
     def test_read_only(self) -> None:
         """A container that shows its cgroups without the right to write."""
+        self.patch(os, "geteuid", lambda: 0)
         self.machine.mount_unified()
         self.machine.refusals["/tawebeval-x"] = errno.EROFS
-        self.check(self.machine.open(), set(), "Read-only file system", "Delegate=memory pids cpu")
+        self.check(
+            self.machine.open(), set(), "Read-only file system", "/sys/fs/cgroup be writable"
+        )
 
     def test_not_delegated_by_systemd(self) -> None:
         """Root could, but systemd would take it back later: nothing is touched."""
         own = self.machine.mount_unified()
         self.machine.delegated = False
-        self.check(self.machine.open(), set(), f"{own}: systemd has not delegated it")
-        self.assertEqual(self.machine.groups(), [])
+        for run, words in (
+            ("", ("Delegate=memory pids cpu",)),
+            ("systemd-run --user", ("; or by: systemd-run --user --pty -p Delegate=yes ",)),
+        ):
+            self.machine.run = run
+            cgroups = self.machine.open()
+            self.check(cgroups, set(), f"{own}: systemd has not delegated it", *words)
+            self.assertEqual("systemd-run" in str(cgroups.remedy), bool(run))
+            self.assertEqual(self.machine.groups(), [])
 
     def test_may_not_enter(self) -> None:
         """A daemon that may not move itself leaves nothing behind."""
@@ -118,14 +230,27 @@ class UnifiedTests(CgroupsTestCase):
     def test_missing_controllers(self) -> None:
         """What the group above does not pass on cannot be had."""
         self.machine.mount_unified("cpu pids")
-        self.check(self.machine.open(), {"processes", "cpu"}, "has no controller 'memory'")
+        self.check(self.machine.open(), LESS, "has no controller 'memory'")
 
     def test_limit_without_effect(self) -> None:
         """A limit that is taken but not kept is none; what tried it is removed."""
         self.machine.mount_unified()
         self.machine.deaf.add("/memory.max")
-        self.check(self.machine.open(), {"processes", "cpu"}, "has no effect for 'memory'")
-        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+        self.check(self.machine.open(), LESS, "has no effect for 'memory'")
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
+
+    def test_oom_policy(self) -> None:
+        """What systemd does counts where it sees the groups that are limited."""
+        own = self.machine.mount_unified()
+        self.machine.policies = {str(own): "stop"}
+        cgroups = self.machine.open()
+        self.assertEqual(cgroups.oom_policy(), "stop")
+        cgroups.close()
+        self.machine.mount_legacy("memory")
+        self.assertEqual(self.machine.open().oom_policy(), "")
+        machine = FakeMachine(self.machine.root / "other")
+        machine.mount_unified("pids")
+        self.assertEqual(machine.open().oom_policy(), "", "no memory is limited")
 
     def test_no_swap(self) -> None:
         """Kernels without swap accounting have no file for it."""
@@ -137,10 +262,10 @@ class UnifiedTests(CgroupsTestCase):
         """A user gets a group, the places in it, and may move processes within; nothing above."""
         self.machine.mount_unified()
         self.check(self.machine.open((7, 8)), ALL)
-        groups = ("uid-7", "uid-7/ended", "uid-7/tawebeval-x")
+        groups = ("uid-7", "uid-7/ended", "uid-7/tawebeval-x", "uid-7/tawebeval-x/git")
         given = [f"{group}{file}" for group in groups for file in ("", "/cgroup.procs")]
         self.assertEqual(self.machine.given, [(path, (7, 8)) for path in given])
-        self.assertEqual(self.machine.groups(), [*groups, "uid-7/tawebeval-x/daemon"])
+        self.assertEqual(self.machine.groups(), sorted([*groups, "uid-7/tawebeval-x/daemon"]))
 
     def test_owner_closes(self) -> None:
         """As that user the daemon leaves nothing of itself; the user's group stays."""
@@ -195,11 +320,12 @@ class UnifiedTests(CgroupsTestCase):
         daemon = own / "tawebeval-x/daemon"
         again = FakeMachine(self.machine.root)
         again.mount_unified(own="/own/tawebeval-x/daemon")
-        (own / "cgroup.controllers").write_text("memory pids")
+        (own / "cgroup.controllers").write_text("cpu memory pids")
         with open(daemon / "cgroup.procs", "a") as file:
             file.write(f"{STRANGER}\n")
+        again.refusals["/daemon/cpu.weight"] = errno.EACCES  # root has made that file
         self.check(again.open(), ALL)
-        self.assertEqual(again.groups(), ["x", "x/daemon"])
+        self.assertEqual(again.groups(), ["x", "x/daemon", "x/git"])
         self.assertEqual((daemon / "cgroup.procs").read_text(), f"{os.getpid()}\n{STRANGER}\n")
 
     def test_close(self) -> None:
@@ -221,7 +347,7 @@ class UnifiedTests(CgroupsTestCase):
         machine = FakeMachine(self.machine.root / "other")
         top = machine.mount_unified(own="/")
         machine.open().close()
-        self.assertEqual((top / "cgroup.subtree_control").read_text(), "memory pids")
+        self.assertEqual((top / "cgroup.subtree_control").read_text(), "cpu memory pids")
 
     def test_close_without_the_rights(self) -> None:
         """Who has given up root removes the evaluations' groups at least, and is silent."""
@@ -237,9 +363,8 @@ class LegacyTests(CgroupsTestCase):
     """Version 1, alone and beside version 2."""
 
     def test_separate(self) -> None:
-        """Each controller has a tree; a group is one directory in each of three."""
-        places = [self.machine.mount_legacy(each) for each in ("memory", "pids", "cpuacct")]
-        self.machine.mount_legacy("cpu")
+        """Each controller has a tree; a group is one directory in each of four."""
+        places = [self.machine.mount_legacy(each) for each in ("memory", "pids", "cpuacct", "cpu")]
         cgroups = self.machine.open()
         self.check(cgroups, ALL)
         group = cgroups.make("abc", LIMITS)
@@ -252,6 +377,21 @@ class LegacyTests(CgroupsTestCase):
         home = places[0] / "tawebeval-x/memory.use_hierarchy"
         self.assertEqual(home.read_text(), "1\n")
 
+    def test_shares(self) -> None:
+        """All together have of each processor what one process has, and share it alike."""
+        own = self.machine.mount_legacy("cpu,cpuacct")
+        for processors, shares in ((2, 2048), (1000, 262144), (None, 1024)):
+            self.patch(os, "cpu_count", lambda processors=processors: processors)
+            cgroups = self.machine.open()
+            home = own / "tawebeval-x"
+            self.assertEqual(int((home / "cpu.shares").read_text()), shares)
+        group = cgroups.make("abc", LIMITS)
+        self.assertEqual(self.get(group, "cpu.shares"), "1024")
+        self.assertEqual(cgroups.git_entry, [f"{home}/git/tasks"])
+        self.assertEqual((home / "git/cpu.shares").read_text(), "1024")
+        cgroups.close()
+        self.assertEqual(self.machine.groups(), [])
+
     def test_combined(self) -> None:
         """Controllers that share a tree share a directory."""
         place = self.machine.mount_legacy("cpu,cpuacct,memory,pids")
@@ -259,7 +399,12 @@ class LegacyTests(CgroupsTestCase):
         self.check(cgroups, ALL)
         entry = f"{place}/tawebeval-uid-7/tawebeval-x/evaluation-abc/tasks"
         self.assertEqual(cgroups.make("abc", LIMITS).entry(), [entry])
-        self.assertEqual(self.machine.given, [("uid-7", (7, 8)), ("uid-7/tawebeval-x", (7, 8))])
+        given = (
+            "uid-7",
+            "uid-7/tawebeval-x",
+            *(f"uid-7/tawebeval-x/git{x}" for x in ("", "/tasks")),
+        )
+        self.assertEqual(self.machine.given, [(path, (7, 8)) for path in given])
 
     def test_owner_closes(self) -> None:
         """The user's daemon removes its place, root also the group that nobody needs any more."""
@@ -289,17 +434,17 @@ class LegacyTests(CgroupsTestCase):
         memory, pids = self.machine.mount_legacy("memory"), self.machine.mount_legacy("pids")
         unified = self.machine.mount_unified("", own="/")
         cgroups = self.machine.open()
-        self.check(cgroups, ALL)
+        self.check(cgroups, ALL - {"weight"})
         group = cgroups.make("abc", LIMITS)
         within = "tawebeval-x/evaluation-abc"
         entries = [f"{place}/{within}/tasks" for place in (memory, pids)]
         self.assertEqual(group.entry(), [*entries, f"{unified}/{within}/cgroup.procs"])
         self.put(group, "cpu.stat", "usage_usec 2500000\n")
-        self.assertEqual(group.usage().cpu_seconds, 2.5)
+        self.assertEqual(group.usage(None).cpu_seconds, 2.5)
 
     def test_hybrid_without_delegation(self) -> None:
         """Where version 2 is refused version 1 serves for what it has."""
-        self.machine.mount_legacy("memory,pids,cpuacct")
+        self.machine.mount_legacy("memory,pids,cpuacct,cpu")
         self.machine.mount_unified("")
         self.machine.delegated = False
         self.check(self.machine.open(), ALL)
@@ -333,7 +478,7 @@ class LegacyTests(CgroupsTestCase):
         self.check(cgroups, set())
         group = cgroups.make("abc", LIMITS)
         self.assertEqual(group.entry(), [])
-        self.assertEqual(group.usage(), Usage(None, None))
+        self.assertEqual(group.usage(None), Usage(None, None))
         self.assertEqual(group.exceeded(), frozenset())
         group.remove()
         cgroups.close()
@@ -393,10 +538,10 @@ class GroupTests(CgroupsTestCase):
         """What version 2 says of use and of limits that were met."""
         self.machine.mount_unified()
         group = self.machine.open().make("abc", LIMITS)
-        self.assertEqual(group.usage(), Usage(0, 0))
+        self.assertEqual(group.usage(None), Usage(0, 0))
         self.put(group, "cpu.stat", "usage_usec 1250000\nuser_usec 1\n")
         self.put(group, "memory.peak", "4096\n")
-        self.assertEqual(group.usage(), Usage(1.25, 4096))
+        self.assertEqual(group.usage(None), Usage(1.25, 4096))
         self.put(group, "memory.events", "max 0\noom_kill 1\n")
         self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
         self.put(group, "memory.events", "max 3\noom_kill 0\n")
@@ -421,16 +566,55 @@ class GroupTests(CgroupsTestCase):
         for each in ("memory", "pids", "cpuacct"):
             self.machine.mount_legacy(each)
         group = self.machine.open().make("abc", LIMITS)
-        self.assertEqual(group.usage(), Usage(0, 0))
+        self.assertEqual(group.usage(None), Usage(0, 0))
         self.put(group, "cpuacct.usage", "1250000000\n")
         self.put(group, "memory.max_usage_in_bytes", f"{63 * MIB}\n")
-        self.assertEqual(group.usage(), Usage(1.25, 63 * MIB))
+        self.assertEqual(group.usage(None), Usage(1.25, 63 * MIB))
         self.put(group, "memory.oom_control", "oom_kill_disable 0\noom_kill 1\n")
         self.assertEqual(group.exceeded(), set(), "it was another group that had no more memory")
         self.put(group, "memory.memsw.max_usage_in_bytes", f"{64 * MIB - 4096}\n")
         self.assertEqual(group.exceeded(), {"memory"})
         self.put(group, "pids.events", "max 1\n")
         self.assertEqual(group.exceeded(), {"memory", "processes"})
+
+    def test_peak_of_memory(self) -> None:
+        """The page cache is left out, whichever figure of the kernel shows how much of it was."""
+        self.machine.mount_unified()
+        cgroups = self.machine.open()
+        for looked, left, moved, largest, expected in (
+            (0, 2, 1, 70, 88),  # several processes, hardly any files
+            (0, 70, 60, 30, 20),  # files that are still there
+            (0, 2, 80, 30, 30),  # files that were removed
+            (0, 10, 80, 85, 80),  # files that were mapped and are still there
+            (40, 70, 60, 30, 40),  # what a look has found
+        ):
+            group = cgroups.make(f"{expected}", LIMITS)
+            half = looked * MIB // 2
+            self.put(group, "memory.stat", f"anon {half}\nfile {half}\nshmem {half}\n")
+            group.exceeded()
+            self.put(group, "memory.stat", "anon 0\nshmem 0\n")
+            self.put(group, "memory.peak", f"{90 * MIB}\n")
+            self.put(group, "memory.current", f"{left * MIB}\n")
+            read, written = moved // 3 * 2048, (moved - moved // 3) * 2048
+            waited = struct_rusage((0, 0, largest * 1024, *[0] * 6, read, written, *[0] * 5))
+            self.assertEqual(group.usage(waited).peak_memory, expected * MIB)
+            self.put(group, "memory.events", "max 1\noom_kill 1\n")
+            self.assertEqual(group.usage(waited).peak_memory, 90 * MIB, "no cache was left")
+
+    def test_peak_that_the_kernel_does_not_say(self) -> None:
+        """Looks alone tell then, if one has found something: under version 2 before Linux 5.19."""
+        for version, peak, stat in (
+            (2, "memory.peak", "anon 4096\nfile 100\nshmem 8192\n"),
+            (1, "memory.max_usage_in_bytes", "rss 4096\nrss_huge 7\nshmem 8192\ntotal_rss 4096\n"),
+        ):
+            machine = FakeMachine(self.machine.root / str(version))
+            own = machine.mount_unified() if version == 2 else machine.mount_legacy("memory")
+            group = machine.open().make("abc", LIMITS)
+            (own / "tawebeval-x/evaluation-abc" / peak).unlink()
+            self.assertEqual(group.usage(None).peak_memory, None)
+            self.put(group, "memory.stat", stat)
+            group.exceeded()
+            self.assertEqual(group.usage(None).peak_memory, 12288)
 
     def test_patience(self) -> None:
         """Who has patience is told what was so a while ago, and who has none what is so."""
@@ -487,9 +671,9 @@ class GroupTests(CgroupsTestCase):
         """What a kernel does not say is unknown, and no error."""
         self.machine.mount_unified()
         group = self.machine.open().make("abc", LIMITS)
-        for name in ("memory.peak", "cpu.stat", "memory.events", "pids.events"):
+        for name in ("memory.peak", "memory.stat", "cpu.stat", "memory.events", "pids.events"):
             (Path(group.entry()[0]).parent / name).unlink()
-        self.assertEqual(group.usage(), Usage(None, None))
+        self.assertEqual(group.usage(None), Usage(None, None))
         self.assertEqual(group.exceeded(), frozenset())
 
     def test_rounded(self) -> None:
@@ -519,9 +703,9 @@ class GroupTests(CgroupsTestCase):
         self.put(group, "pids.events", "max 1\n")
         group.remove()
         self.assertEqual(group.exceeded(), {"processes"})
-        self.assertEqual(group.usage(), Usage(None, None))
+        self.assertEqual(group.usage(None), Usage(None, None))
         group.remove()
-        self.assertEqual(self.machine.groups(), ["x", "x/daemon"])
+        self.assertEqual(self.machine.groups(), ["x", "x/daemon", "x/git"])
 
     def test_remove_at_once(self) -> None:
         """A group in which nobody is any more is removed, and nothing else done to it."""

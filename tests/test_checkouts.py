@@ -1,4 +1,4 @@
-"""`tawebeval.checkouts`: trees that are checked out once, their bounds, and a restart."""
+"""`git.checkouts`: trees that are checked out once, their bounds, and a restart."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.checkouts import Checkout, Checkouts
-from tawebeval.commits import Commit
-from tawebeval.copying import walk
+from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import EvaluationError
+from tawebeval.git.checkouts import Checkouts
+from tawebeval.linux.copying import walk
 from tests.fakes import OID, InlineThreads, SlowThreads
 from tests.gates import Gate
 
@@ -238,12 +238,14 @@ class RestartTests(CheckoutsTestCase):
         self.get(ONE)
         self.assertEqual(len(self.filled), 2)
 
-    def test_use_is_seen(self) -> None:
-        """Its age is that of its last use."""
-        checkout = self.get()
-        os.utime(checkout.path, (1, 1))
-        self.get()
-        self.assertGreater(checkout.path.stat().st_mtime, 1)
+    def test_use_is_told(self) -> None:
+        """Each use is told, since its age is that of its last use."""
+        used: list[Path] = []
+        self.checkouts = Checkouts(self.root, InlineThreads(), used=used.append)
+        for tree in (ONE, OTHER, ONE):
+            path = self.get(tree).path
+            self.assertEqual(used.pop(), path)
+        self.assertEqual(used, [])
 
     def test_damaged(self) -> None:
         """What has lost a file, or bytes, or has too much, is removed, and made anew."""

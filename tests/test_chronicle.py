@@ -1,18 +1,19 @@
-"""`tawebeval.chronicle`: the story of an evaluation in the log."""
+"""`evaluations.chronicle`: the story of an evaluation in the log."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import attrs
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
-from tawebeval.chronicle import tell_step
+from tawebeval.core.states import State
+from tawebeval.daemon.logging import json_line
 from tawebeval.errors import EvaluationError
-from tawebeval.groups import Usage
-from tawebeval.life import State
-from tawebeval.logs import json_line
-from tawebeval.status import status
+from tawebeval.evaluations.chronicle import tell_step
+from tawebeval.evaluations.status import status
+from tawebeval.linux.cgroups.groups import Usage
 from tests.fakes import OID
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
 
@@ -86,13 +87,13 @@ class StoryTests(EvaluationTestCase):
         self.begin()
         self.world.child.end()
         self.world.turn()
-        assert self.evaluation.run is not None
+        assert self.evaluation.result is not None
         for usage, told in (
             (Usage(None, None), "; 0 events"),
             (Usage(1.5, None), "; 0 events, 1.500 s of processor"),
             (Usage(None, 7), "; 0 events, 7 bytes of memory"),
         ):
-            self.evaluation.run.usage = usage
+            self.evaluation.result = attrs.evolve(self.evaluation.result, usage=usage)
             tell_step(self.evaluation, 0, self.configuration.limits)
             self.assertEqual(self.story()[-1], "finished after 0.000 s" + told)
 

@@ -1,4 +1,4 @@
-"""`tawebeval.cli`: the command, as far as the operator needs it."""
+"""`cli`: the command, as far as the operator needs it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.callers import parse_tokens
 from tawebeval.cli import main
+from tawebeval.core.tokens import parse_tokens
 
 
 class CliTests(SynchronousTestCase):

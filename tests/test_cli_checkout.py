@@ -1,4 +1,4 @@
-"""`tawebeval.cli.checkout`: what a server would fetch of what is here."""
+"""`cli.checkout`: what a server would fetch of what is here."""
 
 from __future__ import annotations
 

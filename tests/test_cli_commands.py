@@ -14,16 +14,16 @@ from typing import Any
 from click.testing import CliRunner, Result
 from twisted.internet.defer import Deferred
 
-from tawebeval.callers import new_token
-from tawebeval.cli import evaluate, questions
+from tawebeval.cli import evaluate, evaluations
 from tawebeval.cli import main as command
-from tawebeval.cli.asking import Server, judged
 from tawebeval.cli.evaluate import attend
-from tawebeval.cli.following import Reading
+from tawebeval.cli.follow import Reading
+from tawebeval.cli.runtime import Server, judged
 from tawebeval.cli.saving import Folder
 from tawebeval.cli.streams import OutputLost
 from tawebeval.client import Page, Text
 from tawebeval.client.errors import refusal
+from tawebeval.core.tokens import new_token
 from tawebeval.errors import DiscardedCursor, EvaluationGone, RequestError, UnknownEvaluation
 from tests.client_line import STEP, ClientTestCase
 from tests.fake_agents import Fate
@@ -44,7 +44,7 @@ class CommandTestCase(ClientTestCase):
         self.meanwhile: Any = lambda: None
         self.file = Path(self.mktemp())
         self.file.write_bytes(b"print(1)\n")
-        for module in (evaluate, questions):
+        for module in (evaluate, evaluations):
             self.patch(module, "run", self.run_work)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self.addCleanup(signal.signal, number, signal.getsignal(number))
@@ -310,11 +310,11 @@ class QuestionTests(CommandTestCase):
         """What strangers have written into JSON does nothing to a terminal, and stays JSON."""
         shown = Shown(terminal=True)
         text = "\x9b2J\x7f\u202eü"
-        shown.screen.print(questions._dump({"a": text}))
+        shown.screen.print(evaluations._dump({"a": text}))
         self.assertEqual(json.loads(shown.out.getvalue()), {"a": text})
         self.assertIn('"\\u009b2J\\u007f\\u202eü"', shown.out.getvalue())
         plain = Shown()
-        plain.screen.print(questions._dump({"a": text}))
+        plain.screen.print(evaluations._dump({"a": text}))
         self.assertIn(text, plain.out.getvalue())
 
     def test_list(self) -> None:

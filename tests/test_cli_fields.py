@@ -1,4 +1,4 @@
-"""`tawebeval.cli.fields`: submissions as arguments."""
+"""`cli.fields`: submissions as arguments."""
 
 from __future__ import annotations
 

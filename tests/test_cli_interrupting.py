@@ -1,4 +1,4 @@
-"""`tawebeval.cli.interrupting`: what asks a command to end."""
+"""`cli.interrupting`: what asks a command to end."""
 
 from __future__ import annotations
 

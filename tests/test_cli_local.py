@@ -1,4 +1,4 @@
-"""`tawebeval.cli.local` and `workingtree`: evaluations without a daemon."""
+"""`cli.try_evaluation` and `workingtree`: evaluations without a daemon."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.admission import Queue
 from tawebeval.cli import workingtree
-from tawebeval.cli.local import pages, upload
+from tawebeval.cli.try_evaluation import pages, upload
 from tawebeval.cli.workingtree import NO_COMMIT, WorkingTree
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Buffers, Configuration
+from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.errors import EvaluationError, InvalidField
-from tawebeval.evaluation import Evaluation
-from tawebeval.form import Repository, SubmissionFile
-from tawebeval.trees import TreeLimits
-from tawebeval.workspace import Workspace
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.git.trees import TreeLimits
+from tawebeval.sandbox.workspace import Workspace
 from tests.fakes import InlineThreads, World, make_request
 
 

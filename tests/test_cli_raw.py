@@ -1,4 +1,4 @@
-"""`tawebeval.cli.raw`: stdout, with its blocks marked."""
+"""`cli.raw`: stdout, with its blocks marked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.raw import Marked, Overheard
 from tawebeval.cli.streams import OutputLost
-from tawebeval.markers import Markers
+from tawebeval.core.markers import Markers
 from tests.fakes import straw
 from tests.test_cli_screen import Shown
 
@@ -38,7 +38,8 @@ OUTPUT = st.lists(
 
 def expected(output: str) -> str:
     """Return what is shown of it."""
-    return "\n".join(WORDS.get(line, line) for line in output.split("\n"))
+    *lines, last = output.split("\n")  # which no terminator ends: it is no marker
+    return "\n".join([*(WORDS.get(line, line) for line in lines), last])
 
 
 def cut(output: bytes, places: Sequence[int]) -> list[bytes]:

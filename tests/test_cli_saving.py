@@ -1,4 +1,4 @@
-"""`tawebeval.cli.saving`: files of strangers stay in their directory."""
+"""`cli.saving`: files of strangers stay in their directory."""
 
 from __future__ import annotations
 

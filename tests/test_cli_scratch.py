@@ -1,4 +1,4 @@
-"""`tawebeval.cli.scratch`: nothing is left behind for ever."""
+"""`cli.scratch`: nothing is left behind for ever."""
 
 from __future__ import annotations
 

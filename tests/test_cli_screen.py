@@ -1,4 +1,4 @@
-"""`tawebeval.cli.screen`: what people and programs see."""
+"""`cli.output`: what people and programs see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.screen import Screen, escaped, readable, wants_colour
+from tawebeval.cli.output import Screen, escaped, readable, wants_colour
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
 
 CLEAR = "\r\x1b[K"

@@ -1,4 +1,4 @@
-"""`tawebeval.cli.streams`: stdout and stderr that break."""
+"""`cli.streams`: stdout and stderr that break."""
 
 from __future__ import annotations
 

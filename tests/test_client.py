@@ -1,9 +1,10 @@
-"""`tawebeval.client`: against our own site, in memory, over lines that break."""
+"""`client`: against our own site, in memory, over lines that break."""
 
 from __future__ import annotations
 
 import random
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,14 +13,19 @@ from typing import Any
 import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
+from OpenSSL.SSL import Error as TlsError
+from OpenSSL.SSL import SysCallError
+from service_identity import VerificationError
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, fail
+from twisted.internet.error import ConnectionLost, DNSLookupError
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.web._newclient import ParseError, RequestTransmissionFailed, ResponseNeverReceived
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 
 from tawebeval import errors
-from tawebeval.backoff import Backoff
-from tawebeval.callers import new_token
 from tawebeval.client import (
     Client,
     Data,
@@ -36,8 +42,11 @@ from tawebeval.client import (
     UnknownEvaluation,
 )
 from tawebeval.client.client import base_url
+from tawebeval.client.http import is_unknown
 from tawebeval.config import Polls
-from tests.client_line import STEP, ClientTestCase, Line, gathered, text
+from tawebeval.core.backoff import Backoff
+from tawebeval.core.tokens import new_token
+from tests.client_line import REQUEST, STEP, ClientTestCase, Line, gathered, text
 from tests.fake_agents import BreakingAgent, Fate, MadeResponse
 
 
@@ -89,7 +98,7 @@ class EvaluateTests(ClientTestCase):
 
     def test_once(self) -> None:
         """However many answers are lost, one evaluation begins."""
-        fates = iter([Fate.LOST, Fate.REFUSED, Fate.HALF, Fate.CUT, Fate.BUSY, Fate.NONSENSE])
+        fates = iter([Fate.LOST, Fate.REFUSED, Fate.HALF, Fate.CUT, Fate.BUSY, Fate.GATEWAY])
         self.line.agent.fate = lambda: next(fates, Fate.WELL)
         identifier = self.line.begin(submission={"source": Path(__file__)})
         self.assertEqual(len(self.line.service.world.spawn.children), 1)
@@ -263,6 +272,18 @@ class EventsTests(ClientTestCase):
         self.assertEqual([end for _, end in bounds[:-1]], [begin for begin, _ in bounds[1:]])
         self.assertEqual(bounds[-1][1], "end")
 
+    def test_small_pages(self) -> None:
+        """Pages are as small as they are wanted, and nothing is lost by that."""
+        identifier = self.printed(b"0123456789\n" * 60)
+
+        async def look() -> list[list[Event]]:
+            pages = self.line.client.pages(identifier, limit=1)
+            return [list(page.events) async for page in pages]
+
+        pages = self.line.wait(look())
+        self.assertEqual({len(events) for events in pages}, {1})
+        self.assertEqual(text([event for (event,) in pages]), "0123456789\n" * 60)
+
     def test_gone(self) -> None:
         """What is unknown, forgotten or discarded is told at once."""
         with self.assertRaises(UnknownEvaluation):
@@ -320,9 +341,7 @@ class RepeatTests(ClientTestCase):
     def test_each_fate(self) -> None:
         """Each way of getting no answer is told, waited for, and followed by the same question."""
         identifier = self.line.begin()
-        for fate in Fate:
-            if fate is Fate.WELL:
-                continue
+        for fate in (fate for fate in Fate if fate.passes):
             fates = iter([fate])
             self.line.agent.fate = lambda fates=fates: next(fates, Fate.WELL)
             self.line.told.clear()
@@ -383,7 +402,7 @@ class RepeatTests(ClientTestCase):
         )
         identifier = self.line.begin()
         self.assertEqual(answered, [])
-        fates = iter([Fate.REFUSED, Fate.NONSENSE])
+        fates = iter([Fate.REFUSED, Fate.CUT])
         self.line.agent.fate = lambda: next(fates, Fate.WELL)
         self.line.wait(self.line.client.status(identifier))
         self.assertEqual(answered, [True])
@@ -400,18 +419,87 @@ class RepeatTests(ClientTestCase):
         self.assertEqual(self.line.agent.asked, [])
 
     def test_shape(self) -> None:
-        """An answer without what every one has is none."""
-        self.line.client._asking = Backoff(1, 1, 10)
+        """An answer without what every one has is none, and there will be no other."""
+        self.line.agent.kind = b"Application/JSON; charset=utf-8"
+        self.line.agent.fate = lambda: Fate.NONSENSE
         listing = b'{"end":null,"data":[{"evaluation_id":"x","state":"running"}]}'
         for question, body, words in (
             (self.line.client.status("x"), b"{}", "it has no state"),
             (gathered(self.line.client.evaluations()), listing, "it has no created"),
         ):
             self.line.agent.nonsense = body
-            self.line.agent.fate = lambda: Fate.NONSENSE
             with self.assertRaises(Unavailable) as caught:
                 self.line.wait(question)
             self.assertIn(words, str(caught.exception))
+        self.assertEqual(len(self.line.agent.asked), 2)
+
+    def test_something_else(self) -> None:
+        """Where something else answers no question is repeated, whatever it is."""
+        identifier = self.line.begin()
+        self.line.agent.fate = lambda: Fate.NONSENSE
+        for kind, named in (
+            (b"text/html; charset=utf-8", "text/html"),
+            (b"", "of no declared type"),
+        ):
+            self.line.agent.kind = kind
+            for question in (
+                self.line.client.evaluate({"source": "x"}, **REQUEST),
+                self.line.client.status(identifier),
+                self.line.client.cancel(identifier),
+                gathered(self.line.client.evaluations()),
+                gathered(self.line.client.events(identifier)),
+            ):
+                self.line.agent.asked.clear()
+                with self.assertRaises(Unavailable) as caught:
+                    self.line.wait(question)
+                said = f"no tawebeval answers there: the answer is {named}, not JSON; check the URL"
+                self.assertEqual(str(caught.exception), f"http://localhost:8080: {said}")
+                self.assertEqual(len(self.line.agent.asked), 1)
+
+    def fail(self, error: Exception) -> str:
+        """Have each attempt end by an error; return what is told in the end."""
+        asked: list[object] = []
+
+        def request(*arguments: object) -> Deferred[Any]:
+            asked.append(arguments)
+            return fail(error)
+
+        self.patch(BreakingAgent, "request", request)
+        self.line.client._asking = Backoff(2, 1, 10)
+        with self.assertRaises(Unavailable) as caught:
+            self.line.wait(self.line.client.status("x"))
+        self.attempts = len(asked)
+        return str(caught.exception)
+
+    def test_no_server_for_this(self) -> None:
+        """What TLS and HTTP cannot mend is told at once; what may have broken is tried again."""
+        unknown = TlsError([("SSL routines", "", "certificate verify failed")])
+        for reason, words, attempts in (
+            (unknown, "TLS has failed: certificate verify failed (", 1),
+            (VerificationError([]), "TLS has failed: ", 1),
+            (ParseError("wrong number of parts", b"SSH-2.0"), "does not speak HTTP", 1),
+            (SysCallError(-1, "Unexpected EOF"), "the connection broke: ", 2),
+            (ConnectionLost(), "the connection broke: ", 2),
+        ):
+            for kind in (ResponseNeverReceived, RequestTransmissionFailed):
+                self.assertIn(words, self.fail(kind([Failure(reason)])))
+                self.assertEqual(self.attempts, attempts, reason)
+
+    def test_no_host(self) -> None:
+        """A host that there is not is told at once; where nobody knows it is asked again."""
+        asked: list[str] = []
+        for unknown, attempts in ((True, 1), (False, 2)):
+
+            async def is_unknown(host: str, unknown: bool = unknown) -> bool:
+                asked.append(host)
+                return unknown
+
+            self.line.client._exchange = attrs.evolve(
+                self.line.client._exchange, is_unknown=is_unknown
+            )
+            self.assertIn("no connection: DNS lookup failed", self.fail(DNSLookupError("x")))
+            self.assertEqual(self.attempts, attempts)
+        self.assertEqual(set(asked), {"localhost"})
 
     def test_host(self) -> None:
         """A name that no host can have is not asked for again and again."""
@@ -443,6 +531,7 @@ class RepeatTests(ClientTestCase):
             (404, b"[" * 100_000, UnknownEvaluation, "404"),
             (410, b"[]", EvaluationGone, "410"),
             (499, b'{"message": 5}', InvalidRequest, "499"),
+            (501, b"<html>", Refused, "501 Not Implemented"),
         ):
             made = MadeResponse(status, body, Headers())
             self.patch(BreakingAgent, "request", lambda *_, made=made: made_later(made))
@@ -557,7 +646,7 @@ class BreakingLineTests(SynchronousTestCase):
         leaves: bool,
     ) -> list[Event]:
         """Follow one evaluation, of which all requests break as often as `breaks` says."""
-        bad = [fate for fate in Fate if fate is not Fate.WELL]
+        bad = [fate for fate in Fate if fate.passes]
         line.agent.fate = lambda: chance.choice(bad) if chance.random() < breaks else Fate.WELL
         line.client._asking = line.client._following = Backoff(10**6, 0.5, 5)
         identifier = line.begin()
@@ -586,3 +675,24 @@ class BreakingLineTests(SynchronousTestCase):
 
         line.wait(follow(), meanwhile)
         return found
+
+
+class UnknownHostTests(TestCase):
+    """Hosts that there are not, and those of which nobody knows just now."""
+
+    async def test_answers(self) -> None:
+        """What name servers say counts, not that they say nothing."""
+        for number, unknown in (
+            (socket.EAI_NONAME, True),
+            (socket.EAI_NODATA, True),
+            (socket.EAI_AGAIN, False),
+            (socket.EAI_FAIL, False),
+            (None, False),
+        ):
+
+            def look(*_: object, number: int | None = number) -> None:
+                if number is not None:
+                    raise socket.gaierror(number, "why")
+
+            self.patch(socket, "getaddrinfo", look)
+            self.assertIs(await is_unknown(reactor, "host.example"), unknown)

@@ -1,4 +1,4 @@
-"""`tawebeval.client.blocking`: the same client, for those who may wait."""
+"""`client.blocking`: the same client, for those who may wait."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCRIPT = """
 import sys, threading
 from tawebeval.client import Unavailable
 from tawebeval.client.blocking import BlockingClient
-from tawebeval.backoff import Backoff
+from tawebeval.core.backoff import Backoff
 
 once = Backoff(1, 0.01, 0.01)
 for attempt in range(2):  # the second finds a reactor that runs

@@ -1,4 +1,4 @@
-"""`tawebeval.client.events`: pages as bytes, events as values."""
+"""`client.events`: pages as bytes, events as values."""
 
 from __future__ import annotations
 
@@ -56,6 +56,31 @@ class EventTests(SynchronousTestCase):
             _ = Data("9" * 5000).payload
         with self.assertRaises(ValueError):
             _ = Data("[" * 100_000).payload
+
+    def test_nesting(self) -> None:
+        """However deep a value is, and however far down the stack its reader, all is read."""
+
+        def at(frames: int) -> None:
+            if frames:
+                at(frames - 1)
+                return
+            read = parse_page(page(*sent), None).events
+            self.assertEqual([event.written for event in read if isinstance(event, Data)], values)
+            self.assertEqual(read[0], Text("[{"))
+            self.assertIsInstance(read[1], File)
+
+        file = {"type": "file", "filename": "[", "content_type": "}", "content_base64": ""}
+        deep = '{"a\\"[": [' * 800 + "]}" * 800
+        values = [deep, "[]", "[3]", "{}", '"["', "7", '[["\\\\", "]"]]', deep]
+        sent = [("text", '"[{"'), ("data", json.dumps(file)), *(("data", one) for one in values)]
+        for frames in (0, 200, 400):
+            at(frames)
+
+    def test_nesting_that_is_none(self) -> None:
+        """What does not hold together is no page, whatever it looks like."""
+        for body in (b"[" * 5000, b"]" * 5000 + b"[" * 5000, page(("data", "[" * 5000 + "}"))):
+            with self.assertRaises(ValueError):
+                parse_page(body, None)
 
     def test_file(self) -> None:
         """A file has its content; what only looks like one is data."""
@@ -138,6 +163,7 @@ class PageTests(SynchronousTestCase):
         for body in (
             *(b"", b"{}", b"[]", b"\xff", page()[:-1], b"[" * 100_000),
             *(page(("text", "1")), page(begin="3"), b'{"begin":null,"end":"1","data":[1]}'),
+            *(page(end=""), page(end="1+2"), page(end="1 "), page(end="é")),  # no cursors
         ):
             with self.assertRaises(ValueError) as caught:
                 parse_page(body, None)

@@ -1,4 +1,4 @@
-"""`tawebeval.closing`: the end of the daemon, and who is told of it."""
+"""`evaluations.shutdown`: the end of the daemon, and who is told of it."""
 
 from __future__ import annotations
 

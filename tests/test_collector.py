@@ -1,4 +1,4 @@
-"""`tawebeval.collector`: what the collector still looks at, and what it does not."""
+"""`daemon.collector`: what the collector still looks at, and what it does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.collector import pass_over_what_is_there
+from tawebeval.daemon.collector import pass_over_what_is_there
 
 
 class _Node:

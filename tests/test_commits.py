@@ -1,4 +1,4 @@
-"""`tawebeval.commits`: what git prints of a commit, read while it comes."""
+"""`git.commits`: what git prints of a commit, read while it comes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.commits import Commit, Look, look_at
+from tawebeval.core.checkout import Commit
 from tawebeval.errors import EvaluationError
-from tawebeval.trees import TreeLimits
+from tawebeval.git.commits import Look, look_at
+from tawebeval.git.trees import TreeLimits
 from tests.fakes import OID, TREE
 
 LINE = f"{OID} {TREE}\n".encode()

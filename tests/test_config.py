@@ -1,4 +1,4 @@
-"""`tawebeval.config`, and `etc/tawebeval.toml` that shows it to operators."""
+"""`config`, and `etc/tawebeval.toml` that shows it to operators."""
 
 from __future__ import annotations
 
@@ -160,6 +160,10 @@ class ErrorTests(SynchronousTestCase):
         """So is one that nobody would write."""
         self.check("[limits]\n'a`b' = 1", "limits.a`b: there is no such setting")
         self.check("'a - at b' = 1", "a - at b: there is no such setting")
+        self.check("'a` - at `$.b[...]' = 1", "a` - at `$.b[...]: there is no such setting")
+        self.check("[limits]\n'a` - at `$.b' = 1", "limits.a` - at `$.b: there is no such setting")
+        self.check('"a\\nb" = 1', "a\\nb: there is no such setting")
+        self.check('[limits]\n"a\\nb" = 1', "limits.a\\nb: there is no such setting")
 
     def test_wrong_type(self) -> None:
         """A value of a wrong type names the key's path and both types."""
@@ -172,7 +176,7 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nwall_clock = '5'", "limits.wall_clock: Expected `float`, got `str`"),
             ("listen = 'tcp:1'", "listen: Expected `array`, got `str`"),
             ("listen = [8080]", "listen[0]: Expected `str`, got `int`"),
-            ("[evaluations.environment]\nA = 1", "evaluations.environment"),
+            ("[evaluations.environment]\nA = ''\nB = 1", "evaluations.environment.B: Expected"),
         ):
             self.check(text, start)
 
@@ -186,8 +190,8 @@ class ErrorTests(SynchronousTestCase):
             ("[metrics]\nreaders = 'all'", "metrics.readers: "),
             ("[metrics]\ntokens = '/x'", 'metrics.tokens: counts only where readers = "tokens"'),
             ("[log]\nlevel = 'loud'", "log.level: "),
-            ("[repositories]\nprivate_networks = ['10.1/8']", "repositories: private_networks: "),
-            ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories: private_net"),
+            ("[repositories]\nprivate_networks = ['10.1/8']", "repositories.private_networks: "),
+            ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories.private_net"),
             ("[repositories]\nfetch_bytes = 1", "repositories.fetch_bytes: "),
             ("[repositories]\ntree_files = 0", "repositories.tree_files: "),
             ("[repositories]\nmemory = 1048576", "repositories.memory: Expected `int` >= "),
@@ -199,7 +203,7 @@ class ErrorTests(SynchronousTestCase):
             (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: "),
             (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: there is no"),
             (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: "),
-            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: credentials: one of"),
+            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: one of"),
             ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
             ("[repositories]\ncache = 1023", "repositories.cache: Expected `int` >= 1024"),
             ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
@@ -257,7 +261,7 @@ class ErrorTests(SynchronousTestCase):
             ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: should be an absolute path"),
             ("[callers]\norigins = ['x']", "callers.origins[0]: should be an origin"),
             ("[callbacks]\ndeny_hosts = ['*']", "callbacks.deny_hosts[0]: should be a host"),
-            ("[evaluations.environment]\n1A = ''", "evaluations.environment: should be the name"),
+            ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
             (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: should be"),
             (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: should be"),
             (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: sho"),
@@ -320,6 +324,8 @@ class ErrorTests(SynchronousTestCase):
             "TURINGARENA_SEED",
             "SUBMISSION_FILE_SOURCE",
             "EVALUATION_DATA_BEGIN",
+            "EVALUATION_DATA_END",
+            "EVALUATION_FILE_BEGIN",
             "EVALUATION_FILE_END",
         ):
             self.check(

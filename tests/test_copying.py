@@ -1,4 +1,4 @@
-"""`tawebeval.copying`: copies that differ in nothing, of whatever tree."""
+"""`linux.copying`: copies that differ in nothing, of whatever tree."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import copying as module
-from tawebeval.copying import copy, walk
-from tawebeval.removal import remove
+from tawebeval.linux import copying as module
+from tawebeval.linux.copying import copy, walk
+from tawebeval.linux.filetree import remove
 
 NAMES = st.binary(min_size=1, max_size=20).filter(
     lambda name: name not in (b".", b"..") and not set(name) & {0, 0x2F}

@@ -1,4 +1,4 @@
-"""`tawebeval.credentials`: whom a credential is for, and where its secret shows."""
+"""`git.credentials`: whom a credential is for, and where its secret shows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.credentials import LARGEST_SECRET, Credential, Login, parse_password
+from tawebeval.core.hosts import Target, target_of
 from tawebeval.errors import EvaluationError
-from tawebeval.hosts import Target, target_of
+from tawebeval.git.credentials import LARGEST_SECRET, Credential, Login, parse_password
 
 PUBLIC, PRIVATE = ip_address("8.8.8.8"), ip_address("10.1.2.3")
 

@@ -1,4 +1,4 @@
-"""`tawebeval.deliveries`: what is too much, by properties."""
+"""`webhooks.deliveries`: what is too much, by properties."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.callback import Callback
-from tawebeval.deliveries import Deliveries, Delivery
+from tawebeval.webhooks.callback import Callback
+from tawebeval.webhooks.deliveries import Deliveries, Delivery
 
 some_deliveries = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9000)), max_size=12)
 

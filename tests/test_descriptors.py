@@ -1,4 +1,4 @@
-"""`tawebeval.descriptors`: connections leave enough for evaluations."""
+"""`linux.descriptors`: connections leave enough for evaluations."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ import msgspec
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import descriptors
-from tawebeval.config import CallbackSettings, Configuration, Evaluations, Http
-from tawebeval.descriptors import allowed, check_more, fit, needed, raise_limit
+from tawebeval.config import (
+    CallbackSettings,
+    Configuration,
+    Evaluations,
+    Http,
+    Repositories,
+)
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux import descriptors
+from tawebeval.linux.descriptors import allowed, check_more, fit, needed, raise_limit
 
 USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
 
@@ -46,6 +52,7 @@ class DescriptorsTests(SynchronousTestCase):
         for settings, more in (
             ({"http": Http(connections=507)}, 7),
             ({"evaluations": Evaluations(running=12)}, 18),
+            ({"repositories": Repositories(fetches=5)}, 6),
             ({"callbacks": CallbackSettings(enabled=True, at_once=15)}, 5),
             ({"callbacks": CallbackSettings(enabled=False, at_once=15)}, 5),
         ):

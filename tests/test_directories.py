@@ -1,4 +1,4 @@
-"""`tawebeval.directories`: where the daemon keeps things, and who else may not."""
+"""`daemon.state`: where the daemon keeps things, and who else may not."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.directories import Directories, open_directories
+from tawebeval.daemon.state import Directories, open_directories
 from tawebeval.errors import ConfigurationError
-from tawebeval.privileges import Privileges
+from tawebeval.linux.privileges import Privileges
 from tests.fake_process import FakeProcess
 from tests.fakes import straw
 
@@ -105,6 +105,18 @@ class DirectoriesTests(SynchronousTestCase):
             f"{path}: No space left on device; make room there, or elsewhere: STATE_DIRECTORY and"
             " CACHE_DIRECTORY say where to write",
         )
+
+    def test_quota_directories(self) -> None:
+        """They are found, and emptied; they themselves stay, for only root can make others."""
+        self.assertEqual(self.open().quotas, [])
+        self.setUp()
+        for number in range(2):
+            (self.root / "state/quotas" / str(number) / "tree/a").mkdir(parents=True)
+        (self.root / "state/quotas/0/tree").chmod(0)
+        directories = self.open()
+        self.assertEqual([path.name for path in directories.quotas], ["0", "1"])
+        directories.clear()
+        self.assertEqual([list(path.iterdir()) for path in directories.quotas], [[], []])
 
     def test_linked_leftovers(self) -> None:
         """A link in their place is removed, not what it leads to."""

@@ -1,4 +1,4 @@
-"""`tawebeval.disk`: what is counted of a run's files, and when."""
+"""`sandbox.disk`: what is counted of a run's files, and when."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +18,13 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import disk as module
-from tawebeval.disk import DiskUse, DiskWatch, measure
+from tawebeval.sandbox import disk as module
+from tawebeval.sandbox.disk import DiskUse, DiskWatch, TooMuchWork, measure
 from tests.fake_children import NO_PROCESS
+from tests.integration.attacks.calls import number_of
 
 BLOCK = 4096
+CLONE_FILES = 0x400
 FAR = 100
 """How many levels of directories are counted."""
 
@@ -44,6 +47,17 @@ class DiskTestCase(SynchronousTestCase):
             file.flush()
             os.fsync(file.fileno())
         return os.stat(path).st_blocks * 512
+
+    def start(self, script: str) -> int:
+        """Start a process there that stays until the test's end; return its identifier."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"{script}; echo; read x"], cwd=self.top, stdin=pipe, stdout=pipe
+        )
+        self.addCleanup(process.communicate)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process.pid
 
     def count(self, *pids: int) -> DiskUse:
         """Return what is counted."""
@@ -128,6 +142,39 @@ class CountTests(DiskTestCase):
         self.assertRaises(OSError, self.count)
 
 
+class WorkTests(DiskTestCase):
+    """How many looks a count takes."""
+
+    def looks(self, needed: int, *pids: int) -> None:
+        """Hold that a count takes so many, and that it is none with one less."""
+        self.assertEqual(measure(self.top, pids, work=needed).looks, needed)
+        self.assertRaises(TooMuchWork, measure, self.top, pids, work=needed - 1)
+
+    def test_files(self) -> None:
+        """One for each file, and one more to look into each directory."""
+        for name in ("one", "two", "three"):
+            (self.top / name).touch()
+        self.looks(3)
+        (self.top / "sub").mkdir()
+        (self.top / "sub/four").touch()
+        self.looks(6)
+
+    def test_processes(self) -> None:
+        """One for each thread, and one for each of its descriptors, whatever they are of."""
+        pid = self.start("exec 5</dev/null 7>&1")
+        self.looks(1 + 3 + 2, pid)
+
+    def test_enough(self) -> None:
+        """A count that has come to too much ends there."""
+        for number in range(50):
+            self.write(self.top / str(number), 1)
+        use = measure(self.top, [NO_PROCESS], most=(10 * BLOCK, 100))
+        self.assertEqual((use.looks, use.size), (11, 11 * BLOCK))
+        use = measure(self.top, [NO_PROCESS], most=(100 * BLOCK, 20))
+        self.assertEqual((use.looks, use.files), (21, 21))
+        self.assertEqual(measure(self.top, (), most=(50 * BLOCK, 50)).files, 50)
+
+
 class DepthTests(DiskTestCase):
     """Directories in directories."""
 
@@ -159,6 +206,7 @@ class DepthTests(DiskTestCase):
                 ("open_directory", module),
                 ("stat", module.os),
                 ("listdir", module.os),
+                ("scandir", module.os),
             ):
                 with self.subTest(name=name):
                     patched = self.patch(place, name, self.failing(error, getattr(place, name)))
@@ -284,6 +332,7 @@ class PermissionTests(DiskTestCase):
         (self.top / "own").mkdir()
         (self.top / "own/file").touch()
         (self.top / "others").mkdir(mode=0)
+        self.addCleanup((self.top / "others").chmod, 0o700)
         self.patch(module.os, "chmod", chmod)
         before = os.listdir("/proc/self/fd")
         self.assertEqual(self.count().files, 3)
@@ -293,17 +342,6 @@ class PermissionTests(DiskTestCase):
 class NamelessTests(DiskTestCase):
     """Files that a process has open, and that have no name any more."""
 
-    def start(self, script: str) -> int:
-        """Start a process there that stays until the test's end; return its identifier."""
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"{script}; echo; read x"], cwd=self.top, stdin=pipe, stdout=pipe
-        )
-        self.addCleanup(process.communicate)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process.pid
-
     def test_removed(self) -> None:
         """They take room until they are closed, and count for a process that is asked for."""
         pid = self.start("exec 3>file; rm file; head -c 102400 /dev/zero >&3")
@@ -311,6 +349,40 @@ class NamelessTests(DiskTestCase):
         self.assertGreaterEqual(use.size, 102400)
         self.assertEqual((use.files, use.largest), (1, 102400))
         self.assertEqual(self.count(), DiskUse())
+
+    def start_thread(self, first: str, meanwhile: str) -> int:
+        """Start a process of which a thread does `first` and then holds such a file.
+
+        Its first thread does `meanwhile`. Returns the identifier of the process.
+        """
+        program = f"""
+import ctypes, os, sys, threading
+libc = ctypes.CDLL(None)
+def hold():
+    {first}
+    file = open("file", "wb", buffering=0)
+    file.write(bytes(102400))
+    os.unlink("file")
+    print(flush=True)
+    sys.stdin.readline()
+    os._exit(0)
+thread = threading.Thread(target=hold)
+thread.start()
+{meanwhile}
+"""
+        return self.start(f"exec {sys.executable} -c '{program}'")
+
+    def test_table_of_a_thread(self) -> None:
+        """A thread may have a table of descriptors of its own."""
+        pid = self.start_thread(f"libc.unshare({CLONE_FILES})", "thread.join()")
+        self.assertGreaterEqual(self.count(pid).size, 102400)
+
+    def test_first_thread_gone(self) -> None:
+        """The first thread may end before the others, and has no descriptors then."""
+        pid = self.start_thread("pass", f"libc.syscall({number_of('exit')}, 0)")
+        while " Z " not in Path(f"/proc/{pid}/stat").read_text():
+            pass
+        self.assertGreaterEqual(self.count(pid).size, 102400)
 
     def test_opened_twice(self) -> None:
         """One that is open several times takes its room once."""
@@ -354,12 +426,21 @@ class WatchTests(SynchronousTestCase):
         """Return what the file system says, whose blocks have two bytes."""
         self.asked.append(path)
         return SimpleNamespace(
-            f_bfree=self.blocks, f_frsize=2, f_bsize=9999, f_ffree=self.files, f_favail=0
+            f_blocks=100_000,
+            f_bfree=self.blocks,
+            f_bavail=self.blocks - 1000,  # the rest is for root
+            f_frsize=2,
+            f_bsize=9999,
+            f_ffree=self.files,
+            f_favail=0,
         )
 
     def measure(self, directory: Path, pids: Any, *more: Any) -> DiskUse:
         """Count the counts."""
         self.counts.append((directory, list(pids)))
+        *_, self.most, work = more
+        if self.use.looks > work:
+            raise TooMuchWork
         return self.use
 
     def look(self, *, counts: int, again: bool = False) -> None:
@@ -411,6 +492,50 @@ class WatchTests(SynchronousTestCase):
         self.look(counts=1)
         self.look(counts=0)
 
+    def test_nearly_full(self) -> None:
+        """Each look counts while less is free for this user than has to be."""
+        self.watch = DiskWatch(
+            Path("/some"), 1200, 120, lambda: [31], time=self.clock.seconds, floor=18_000
+        )
+        self.look(counts=1)
+        self.assertEqual(self.watch.free, 18_000)
+        self.look(counts=0)
+        self.blocks -= 1
+        self.look(counts=1)
+        self.look(counts=1)
+        self.assertEqual((self.watch.free, self.watch.use), (17_998, self.use))
+
+    def test_held(self) -> None:
+        """Under a quota the file system tells what is there; only a failed run's files are counted.
+
+        What is free is what the file system around has.
+        """
+        told = SimpleNamespace(f_blocks=500, f_bfree=400, f_frsize=2, f_files=50, f_ffree=43)
+        self.watch = DiskWatch(
+            Path("/some/where"), 1200, 120, lambda: [31], time=self.clock.seconds, held=True
+        )
+        self.patch(
+            module.os,
+            "statvfs",
+            lambda path: told if path == Path("/some/where") else self.statvfs(path),
+        )
+        self.assertEqual(self.watch.look(), DiskUse(200, 7))
+        told.f_bfree -= 1
+        self.assertEqual(self.watch.look(work=0), DiskUse(202, 7))
+        self.assertEqual((self.counts, self.asked), ([], [Path("/some")] * 2))
+        self.assertEqual(self.watch.free, 18_000)
+        self.use = DiskUse(9000, 90, largest=12)
+        self.assertEqual(self.watch.look(again=True), DiskUse(202, 7, largest=12))
+        self.assertEqual(self.counts, [(Path("/some/where"), [31])])
+
+    def test_held_no_more(self) -> None:
+        """Where the quota is gone files are counted as if there had been none."""
+        self.watch = DiskWatch(
+            Path("/some/where"), 1200, 120, lambda: [31], time=self.clock.seconds, held=True
+        )
+        self.look(counts=1)
+        self.look(counts=0)
+
     def test_files(self) -> None:
         """Counted when it has lost that many files."""
         self.look(counts=1)
@@ -430,6 +555,30 @@ class WatchTests(SynchronousTestCase):
             self.look(counts=0)
             self.blocks -= 1
             self.look(counts=1)
+
+    def test_much_work(self) -> None:
+        """Where a count was much work none is begun that may not be."""
+        self.use = DiskUse(size=200, looks=70)
+        for counts in (1, 1):  # nobody knows yet
+            with self.assertRaises(TooMuchWork):
+                self.watch.look(work=50)
+            self.assertEqual(len(self.counts), counts)
+            self.counts.clear()
+        self.look(counts=1)
+        self.clock.advance(11)
+        with self.assertRaises(TooMuchWork):
+            self.watch.look(work=50)
+        self.assertEqual(len(self.counts), 1)
+        self.use = DiskUse(size=200, looks=30)
+        self.look(counts=1)
+        self.clock.advance(11)
+        self.watch.look(work=50)
+        self.assertEqual(len(self.counts), 3)
+
+    def test_most(self) -> None:
+        """A count need not go on when there is more than may be."""
+        self.look(counts=1)
+        self.assertEqual(self.most, (1200, 120))
 
     def test_over(self) -> None:
         """While there is too much each look counts, for it may have been removed."""

@@ -1,4 +1,4 @@
-"""`tawebeval.diskfaults`: which path an error is about, and what helps."""
+"""`linux.diskfaults`: which path an error is about, and what helps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.diskfaults import is_full, naming, says_full, told
+from tawebeval.linux.diskfaults import is_full, naming, says_full, told
 
 PATH = Path("/state/file")
 

@@ -1,4 +1,4 @@
-"""`tawebeval.doctor`: every part of it, ok, weaker and broken, with a remedy that helps."""
+"""`daemon.doctor`: every part of it, ok, weaker and broken, with a remedy that helps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from click.testing import CliRunner
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ceilings, descriptors, doctor, launching, premises, room
-from tawebeval.cgroups import REMEDY, Cgroups
 from tawebeval.cli import main
-from tawebeval.controls import Memory
+from tawebeval.daemon import allowances, doctor, doctor_storage, room
+from tawebeval.daemon.findings import Finding, Health
 from tawebeval.errors import ConfigurationError
-from tawebeval.findings import Finding, Health
-from tawebeval.sandboxes import Places
+from tawebeval.linux import descriptors, launcher_client, rlimits
+from tawebeval.linux.cgroups.controllers import Memory
+from tawebeval.linux.cgroups.group import Cgroups, Remedy
+from tawebeval.sandbox.probe import Places
 from tests.fake_cells import FakeTrees
 from tests.fake_process import FakeProcess
 from tests.test_signatures import OLD, written
@@ -29,7 +30,7 @@ from tests.test_signatures import OLD, written
 OK, WEAKER, BROKEN = Health
 NOFILE = resource.RLIMIT_NOFILE
 
-MISSING = {"memory": "not here", "processes": "not here", "cpu": "not here"}
+MISSING = dict.fromkeys(("memory", "processes", "cpu", "weight"), "not here")
 
 
 class DoctorTestCase(SynchronousTestCase):
@@ -48,6 +49,7 @@ class DoctorTestCase(SynchronousTestCase):
             path.mkdir(mode=0o700)
         self.problem: tuple[str, str] | None = None
         self.missing: dict[str, str] = {}
+        self.systemd_run = ""
         self.closed: list[str] = []
         self.patch(doctor, "open_cgroups", self.open_cgroups)
         self.patch(doctor, "open_bubblewrap", self.open_bubblewrap)
@@ -56,13 +58,19 @@ class DoctorTestCase(SynchronousTestCase):
         self.patch(doctor, "try_with_overlays", self.try_with_overlays)
         self.patch(doctor, "unreadable", lambda: iter(()))
         self.patch(doctor, "check_git", lambda: "git version 2.39.5")
+        self.lowered: dict[str, int] = {}
+        self.patch(rlimits, "find_lowered", lambda: self.lowered.items())
+        self.watches = self.folder / "max_user_watches"
+        self.watches.write_text(f"{2**50}\n")
+        self.patch(allowances, "WATCHES", self.watches)
         self.free = 2**50
         self.patch(room.shutil, "disk_usage", lambda path: SimpleNamespace(free=self.free))
 
     def open_cgroups(self, name: str, owner: object) -> Cgroups:
         enforced = {what: (Memory(), None) for what in MISSING if what not in self.missing}
         home = SimpleNamespace(close=lambda: self.closed.append(name))
-        return Cgroups([home], enforced, self.missing)  # type: ignore[arg-type, list-item]
+        remedy = Remedy("a unit", self.systemd_run)
+        return Cgroups([home], enforced, self.missing, remedy)  # type: ignore[arg-type, list-item]
 
     def try_with_overlays(
         self, sandbox: object, privileges: object, places: Places
@@ -104,7 +112,7 @@ class ExaminationTests(DoctorTestCase):
         self.assertEqual({each.health for each in found}, {OK}, found)
         parts = (
             "configuration user sandbox trees limits git listen callers permissions disk"
-            " descriptors processes"
+            " quotas descriptors processes watches"
         )
         self.assertEqual(set(parts.split()), {each.part for each in found})
         self.assertFalse(self.accounts.exists())
@@ -152,7 +160,7 @@ class ExaminationTests(DoctorTestCase):
 
     def test_nothing_can_be_started(self) -> None:
         """Without one, evaluators are started by a process that has to be there all the same."""
-        self.patch(launching, "_PYTHONS", ("/nonexistent/python",))
+        self.patch(launcher_client, "_PYTHONS", ("/nonexistent/python",))
         found = self.examine('[sandbox]\nkind = "none"')
         (broken,) = (each for each in found if each.part == "sandbox" and each.health is BROKEN)
         self.assertIn("no evaluator can be started: No such file", broken.what)
@@ -199,18 +207,61 @@ class ExaminationTests(DoctorTestCase):
         """A sandbox with the network protects less."""
         self.check("sandbox", WEAKER, "network", settings="[sandbox]\nnetwork = true")
 
+    def test_loopback(self) -> None:
+        """A sandbox with a loopback interface does not bound what TCP takes."""
+        self.check("sandbox", WEAKER, "127.0.0.1", settings="[sandbox]\nloopback = true")
+
     def test_limits(self) -> None:
         """What cgroups do not hold is weaker; the reason and the remedy are told."""
         self.missing = {"memory": "it is read-only"}
         found = self.check("limits", WEAKER, "RLIMIT_DATA", "(it is read-only)")
-        self.assertEqual(found.remedy, REMEDY)
+        self.assertEqual(found.remedy, "a unit")
+
+    def test_systemd_run(self) -> None:
+        """A command that would help is told after it was tried."""
+        self.missing = {"memory": "it is not delegated"}
+        program = self.folder / "systemd-run"
+        self.systemd_run = f"{program} --user"
+        told = "-p Delegate=yes -p OOMPolicy=continue"
+        for script, tells in (
+            (f'test "$*" = "--user --quiet --pipe --wait {told} true"', True),
+            ("exit 1", False),
+        ):
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+            found = self.check("limits", WEAKER, "(it is not delegated)", "a unit")
+            command = f"{self.systemd_run} --pty {told} tawebeval serve"
+            self.assertEqual(command in found.remedy, tells, found.remedy)
+        program.unlink()
+        self.assertNotIn("systemd-run", self.check("limits", WEAKER).remedy)
+
+    def test_oom_policy(self) -> None:
+        """A unit that systemd would end with the first evaluation that meets its limit."""
+        for policy, told in (("continue", False), ("", False), ("stop", True), ("kill", True)):
+            self.patch(Cgroups, "oom_policy", lambda _, policy=policy: policy)
+            if told:
+                self.check("limits", WEAKER, f"OOMPolicy={policy} ends", "-> OOMPolicy=continue")
+            else:
+                self.assertEqual({each.health for each in self.examine()}, {OK})
+
+    def test_watches(self) -> None:
+        """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
+        settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
+        for there, health in ((300_800, OK), (300_799, WEAKER)):
+            self.watches.write_text(f"{there}\n")
+            found = [each for each in self.examine(settings) if each.part == "watches"]
+            self.assertEqual([each.health for each in found], [health])
+            self.assertEqual(found[0].what, f"{there} are allowed here, and 300800 may be needed")
+        self.assertEqual(found[0].remedy, "sysctl fs.epoll.max_user_watches=300800")
+        self.missing = {"memory": "it is read-only"}
+        self.assertNotIn("watches", [each.part for each in self.examine(settings)])
 
     def test_limits_without_a_sandbox(self) -> None:
         """Without both nothing limits processes: the user's are not counted apart."""
         self.missing = MISSING
         for settings, what in (("", "RLIMIT_NPROC"), ('[sandbox]\nkind = "none"', "not limited")):
             found = [each for each in self.examine(settings) if each.part == "limits"]
-            self.assertEqual([each.health for each in found], [WEAKER] * 3)
+            self.assertEqual([each.health for each in found], [WEAKER] * 4)
             self.assertIn(what, found[1].what)
 
     def test_git(self) -> None:
@@ -275,10 +326,10 @@ class ExaminationTests(DoctorTestCase):
     def test_processes(self) -> None:
         """More processes for all evaluators than there may be."""
         settings = "[evaluations]\nrunning = 4\n[limits]\nprocesses = 100\n"
-        self.patch(ceilings, "processes_allowed", lambda: 400)
-        said = ("400 are allowed here", "464 may be needed", "TasksMax=", "evaluations.running")
+        self.patch(rlimits, "processes_allowed", lambda: 400)
+        said = ("400 are allowed here", "528 may be needed", "TasksMax=", "evaluations.running")
         self.check("processes", WEAKER, *said, settings=settings)
-        self.patch(ceilings, "processes_allowed", lambda: None)
+        self.patch(rlimits, "processes_allowed", lambda: None)
         (found,) = (each for each in self.examine(settings) if each.part == "processes")
         self.assertEqual((found.health, found.what[:10]), (OK, "any number"))
 
@@ -288,6 +339,11 @@ class ExaminationTests(DoctorTestCase):
         self.patch(descriptors, "allowed", lambda: 2**31 - 1)
         self.patch(resource, "getrlimit", lambda which: (0, 4999 if which == NOFILE else -1))
         self.check("limits", BROKEN, "limits.open_files", "LimitNOFILE=", settings=settings)
+
+    def test_lowered_hard_limits(self) -> None:
+        """A limit that evaluators could not make unlimited for what they start."""
+        self.lowered = {"CORE": 0}
+        self.check("limits", WEAKER, "RLIMIT_CORE", "is 0", "LimitCORE=infinity")
 
     def test_what_cannot_be_looked_at(self) -> None:
         """An error of the system is a finding, and the other parts are looked at."""
@@ -347,7 +403,7 @@ class PremisesTests(DoctorTestCase):
         def may(asked: Path, mode: int, **more: bool) -> bool:
             return asked != path and access(asked, mode, **more)
 
-        self.patch(premises.os, "access", may)
+        self.patch(doctor_storage.os, "access", may)
 
     def test_credentials(self) -> None:
         """Secrets are there, and nobody else's."""
@@ -426,7 +482,7 @@ class PremisesTests(DoctorTestCase):
             flags = flags | os.ST_RDONLY if path in read_only else flags & ~os.ST_RDONLY
             return os.statvfs_result((*numbers, flags, longest))
 
-        self.patch(premises.os, "statvfs", looked)
+        self.patch(doctor_storage.os, "statvfs", looked)
         for path in (self.state, self.cache):
             read_only.clear()
             read_only.add(path)
@@ -441,6 +497,22 @@ class PremisesTests(DoctorTestCase):
         for what, path in zip(broken, (self.state, self.cache), strict=True):
             self.assertTrue(what.startswith(f"{path}: its file system"), what)
 
+    def test_not_written(self) -> None:
+        """A file system that takes nothing is found out although nothing else shows it."""
+        failing: dict[Path, int] = {}
+
+        def write(path: Path) -> None:
+            if path in failing:
+                raise OSError(failing[path], os.strerror(failing[path]))
+
+        self.patch(doctor_storage, "write_and_read", write)
+        for path in (self.state, self.cache):
+            for number, remedy in ((errno.EROFS, "mount it"), (errno.ENOSPC, "make room")):
+                failing.clear()
+                failing[path] = number
+                said = f"{path}: cannot be written to: {os.strerror(number)}"
+                self.check("permissions", BROKEN, said, remedy)
+
     def test_closed(self) -> None:
         """What is the daemon's user's, and closed to it all the same, is said with its path."""
         names = ("accounts", "uploads", "evaluations", "lock")
@@ -453,14 +525,14 @@ class PremisesTests(DoctorTestCase):
             self.forbid(path)
             right = "u+w" if path.name == "lock" else "u+rwx"
             self.check("permissions", BROKEN, f"{path}: ", f"chmod {right} {path}")
-            self.patch(premises.os, "access", access)
+            self.patch(doctor_storage.os, "access", access)
         asked: list[int] = []
 
         def may(path: Path, mode: int, **more: bool) -> bool:
             asked.extend([mode] if path.name == "key" else [])
             return access(path, mode, **more)
 
-        self.patch(premises.os, "access", may)
+        self.patch(doctor_storage.os, "access", may)
         self.assertEqual({each.health for each in self.examine()}, {OK})
         self.assertEqual(asked, [os.R_OK], "the key is only read")
 
@@ -485,6 +557,17 @@ class PremisesTests(DoctorTestCase):
         """Two directories of one file system, which is smaller than what may be written to it."""
         self.free = 0
         self.check("disk", WEAKER, f"{self.state} and {self.cache}", "repositories.cache")
+
+    def test_quotas(self) -> None:
+        """Quota directories without a quota stop the start, and the doctor says so."""
+        for number in range(os.cpu_count() or 1):
+            (self.state / "quotas" / str(number)).mkdir(parents=True)
+        self.check("quotas", BROKEN, f"{self.state}/quotas/0: ", "enforces no quota", "prjquota")
+        self.patch(doctor_storage, "check_quotas", lambda directories, configuration: None)
+        found = [each.what for each in self.examine() if each.part == "quotas"]
+        self.assertRegex(
+            found[0], rf"^{self.state}/quotas: \d+ evaluations, each held to \d+ bytes$"
+        )
 
 
 class CommandTests(DoctorTestCase):

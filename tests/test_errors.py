@@ -1,4 +1,4 @@
-"""`tawebeval.errors`: what errors carry to those who show them."""
+"""`errors`: what errors carry to those who show them."""
 
 from __future__ import annotations
 

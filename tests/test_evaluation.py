@@ -1,4 +1,4 @@
-"""`tawebeval.evaluation`: one life from the queue to its end, in a world of fakes."""
+"""`evaluations.evaluation`: one life from the queue to its end, in a world of fakes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.commits import Commit
+from tawebeval.admission import UNBOUNDED, Queue
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.core.checkout import Commit
+from tawebeval.core.form import SubmissionFile
+from tawebeval.core.states import IllegalStep, State
 from tawebeval.errors import EvaluationError, over_limit
-from tawebeval.evaluation import Evaluation
-from tawebeval.form import SubmissionFile
-from tawebeval.life import IllegalStep, State
-from tawebeval.workspace import Workspace
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.sandbox.workspace import Workspace
 from tests.fake_cells import FakeCell
 from tests.fakes import EPOCH, OID, TREE, World, make_request
 from tests.gates import Gate
@@ -39,7 +42,7 @@ class EvaluationTestCase(SynchronousTestCase):
         self.tree = self.world.repositories.tree = self.root.with_name("checkout")
         self.tree.mkdir(exist_ok=True)
         self.slot = Gate()
-        self.released = 0
+        self.reserved = self.released = 0
         self.evaluation = self.make()
         self.addCleanup(self.end_all)
 
@@ -64,9 +67,13 @@ class EvaluationTestCase(SynchronousTestCase):
             surroundings=self.world.surroundings(),
         )
 
-    async def enter(self, name: str, caller: str) -> None:
+    def reserve(self, name: str, caller: str) -> None:
+        """Keep its turn."""
+        self.reserved += 1
+
+    def enter(self, name: str, caller: str) -> Deferred[None]:
         """Give a place to run."""
-        await self.slot.wait()
+        return Deferred.fromCoroutine(self.slot.wait())
 
     def leave(self, name: str) -> None:
         """Take the place to run back."""
@@ -75,6 +82,17 @@ class EvaluationTestCase(SynchronousTestCase):
     def begin(self) -> None:
         """Bring it to life."""
         self.evaluation.begin(self)
+
+    def write_file(self) -> bytes:
+        """Write a file as the evaluator may; return the block that names it."""
+        (self.root / "some/tmp/plot.svg").write_text("<svg/>")
+        environment = self.world.child.environment
+        block = "{}\nX-SEGI-As: path\n\n{}\n{}\n".format(
+            environment["EVALUATION_FILE_BEGIN"],
+            environment["TEMPORARY_DIRECTORY"] + "/plot.svg",
+            environment["EVALUATION_FILE_END"],
+        )
+        return block.encode()
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the events, as clients will see them."""
@@ -226,17 +244,13 @@ class LifeTests(EvaluationTestCase):
     def test_file(self) -> None:
         """A file that the run names is read in its directories, below its limit."""
         self.begin()
-        (self.root / "some/tmp/plot.svg").write_text("<svg/>")
-        environment = self.world.child.environment
-        block = "{}\nX-SEGI-As: path\n\n{}\n{}\n".format(
-            environment["EVALUATION_FILE_BEGIN"],
-            environment["TEMPORARY_DIRECTORY"] + "/plot.svg",
-            environment["EVALUATION_FILE_END"],
-        )
-        self.world.child.print(block.encode())
+        block = self.write_file()
+        self.world.child.print(block)
+        self.world.turn()
         (event,) = self.lines()
         self.assertEqual(event["payload"]["filename"], "plot.svg")
-        self.world.child.print(block.replace("/plot.svg", "/../../../etc/passwd").encode())
+        self.world.child.print(block.replace(b"/plot.svg", b"/../../../etc/passwd"))
+        self.world.turn()
         self.assertEqual(self.lines()[-1]["payload"]["reason"], "protocol")
         self.world.child.end()
 
@@ -271,13 +285,65 @@ class LifeTests(EvaluationTestCase):
         child.end()
         self.assert_over(State.FINISHED, None)
 
+    def with_quota(self, *names: str) -> list[Path]:
+        """Let there be these quota directories; return them."""
+        free = self.world.quota_directories = DeferredQueue()
+        directories = [Path(self.mktemp()).resolve() / name for name in names]
+        for directory in directories:
+            directory.mkdir(parents=True)
+            free.put(directory)
+        self.evaluation._surroundings = self.world.surroundings()
+        return directories
+
+    def test_quota_directory(self) -> None:
+        """It takes a free one before it starts, and gives it back when it is empty again."""
+        (directory,) = self.with_quota("0")
+        self.begin()
+        child = self.world.child
+        self.assertEqual(child.environment["HOME"], str(directory / "home"))
+        self.assertEqual([path.name for path in (self.root / "some").iterdir()], ["submission"])
+        (directory / "home" / "file").touch()
+        self.assertEqual(self.world.quota_directories.pending, [])
+        child.end()
+        self.assert_over(State.FINISHED, None)
+        self.assertEqual(self.world.quota_directories.pending, [directory])
+        self.assertEqual(list(directory.iterdir()), [])
+
+    def test_quota_directory_of_another(self) -> None:
+        """Where none is free it waits for one, and can be cancelled meanwhile."""
+        self.with_quota()
+        self.begin()
+        self.assertEqual(self.world.spawn.children, [])
+        self.evaluation.stop(CANCELLED)
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual(self.world.quota_directories.waiting, [])
+
+    def test_quota_directory_not_emptied(self) -> None:
+        """One that cannot be emptied is given back when that has succeeded, and not before."""
+        (directory,) = self.with_quota("0")
+        self.begin()
+        emptied = Gate()
+
+        def fail(workspace: Workspace) -> None:
+            if emptied.shut:
+                raise OSError(5, "Input/output error")
+
+        emptied.shut = True
+        self.patch(Workspace, "remove", fail)
+        self.world.child.end()
+        self.world.turn()
+        self.assertEqual(self.world.quota_directories.pending, [])
+        emptied.open()
+        self.evaluation._surroundings.arrears.settle()
+        self.assertEqual(self.world.quota_directories.pending, [directory])
+
     def test_limit(self) -> None:
         """A run that goes over a limit, as its cell finds, is stopped and says which."""
         self.begin()
         self.world.sandbox.last.over = over_limit("memory", "memory", "bytes", 2**20)
         self.world.clock.advance(0.25)
-        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
-        self.world.child.end(signal=signal.SIGTERM)
+        self.assertEqual(self.world.child.signals, [signal.SIGKILL])
+        self.world.child.end(signal=signal.SIGKILL)
         self.assert_over(State.FAILED, "memory")
 
     def test_cannot_be_started(self) -> None:
@@ -311,6 +377,43 @@ class LifeTests(EvaluationTestCase):
         self.world.clock.advance(10)
         self.assertEqual(self.world.child.signals, [signal.SIGTERM])
 
+    def test_file_of_the_rest_waits(self) -> None:
+        """What has exited into a full buffer keeps its files until one that it named is read."""
+        self.begin()
+        printed = b"a line\n" * 20_000
+        self.world.child.print(printed + self.write_file())
+        self.world.child.end()
+        self.world.turn()
+        self.world.clock.advance(1000)
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertEqual((self.released, (self.root / "some").exists()), (0, True))
+        text = "".join(line["payload"] for line in self.lines())
+        self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.acknowledged()
+        self.world.turn()
+        self.assertEqual(self.released, 1)
+        (event,) = self.lines()
+        self.assertEqual(event["payload"]["filename"], "plot.svg")
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.assert_over(State.FINISHED, None)
+
+    def test_rest_on_a_full_disk(self) -> None:
+        """One whose file waits gives back its room on the disk when that is wanted."""
+        self.begin()
+        self.world.child.print(b"a line\n" * 20_000 + self.write_file())
+        self.world.child.end()
+        self.world.turn()
+        self.world.sandbox.last.over = over_limit("disk", "disk", "bytes", 2**20)
+        self.world.clock.advance(1)
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.FAILED)
+        self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(
+            [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"],
+            ["protocol", "disk"],
+        )
+
     def test_forgotten(self) -> None:
         """One that is over can be forgotten, once; its events are gone. One that runs cannot."""
         self.begin()
@@ -330,3 +433,105 @@ class LifeTests(EvaluationTestCase):
         self.begin()
         self.evaluation.acknowledged()
         self.assertEqual(len(self.evaluation.changed), 0)
+
+
+class FetchTests(EvaluationTestCase):
+    """Commits that are fetched over a network, before there is a place to run."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.slot.shut = True
+        repositories = self.world.repositories
+        repositories.remote = repositories.gate.shut = True
+        self.fetches = self.world.fetches = Queue(1, UNBOUNDED)
+        self.evaluation._surroundings = self.world.surroundings()
+
+    def test_fetched_first(self) -> None:
+        """It keeps its turn, is fetched, and waits for a place with nothing of the cache in use."""
+        self.begin()
+        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.assertEqual((self.reserved, len(self.slot)), (1, 0))
+        self.world.clock.advance(1)
+        self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertEqual((len(self.slot), self.world.repositories.users), (1, 0))
+        self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
+        self.world.clock.advance(1)
+        self.slot.open()
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        times = {name: moment - EPOCH for name, moment in self.evaluation.times.items()}
+        self.assertEqual((times["fetching"], times["running"]), (0, 2))
+        self.assertEqual(self.released, 1)
+
+    def test_free_place(self) -> None:
+        """Where there is a place then it runs without being queued again."""
+        self.slot.open()
+        self.begin()
+        with capturedLogs() as events:
+            self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertNotIn("queued", " ".join(map(str, map(formatEvent, events))))
+
+    def test_places(self) -> None:
+        """Places to fetch are few; one that was fetched counts for its caller until it runs."""
+        other = self.fetches.enter("other", "")
+        self.begin()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertEqual(self.world.repositories.asked, [])
+        self.fetches.leave("other")
+        self.successResultOf(other)
+        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.world.repositories.gate.open()
+        following = self.fetches.enter("following", "")
+        self.assertNoResult(following)
+        self.slot.open()
+        self.successResultOf(following)
+
+    def test_failed(self) -> None:
+        """What cannot be fetched ends without a place to run, and gives back all that it has."""
+        self.begin()
+        self.world.repositories.fail("repository", "no")
+        self.world.repositories.gate.open()
+        self.assert_over(State.FAILED, "repository")
+        self.check_nothing_kept()
+
+    def test_refused(self) -> None:
+        """So does what may not be fetched at all, before anything is done for it."""
+        self.world.repositories.fail("repository", "no")
+        self.patch(self.world.repositories, "needs_network", self.refuse)
+        self.begin()
+        self.assert_over(State.FAILED, "repository")
+        self.assertEqual((self.reserved, self.released), (0, 0))
+
+    def refuse(self, *wanted: object) -> bool:
+        """Refuse a URL."""
+        raise EvaluationError("repository", "no")
+
+    def test_stopped(self) -> None:
+        """It can be stopped while it waits to fetch, fetches, and waits to run."""
+        self.fetches.enter("other", "")
+        self.stop()
+        self.setUp()
+        self.stop()
+        self.setUp()
+        self.begin()
+        self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.stop()
+
+    def stop(self) -> None:
+        """Begin it, and stop it."""
+        if not self.evaluation.times:
+            self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.fetches.leave("other")
+        self.check_nothing_kept()
+
+    def check_nothing_kept(self) -> None:
+        """Hold that turns and places were given back."""
+        self.assertEqual(self.released, 1)
+        self.assertEqual((self.fetches.running, self.fetches.waiting), (0, 0))
+        self.successResultOf(self.fetches.enter("next", ""))

@@ -1,19 +1,20 @@
-"""`tawebeval.evaluation`: how it goes wrong, and how it is ended from outside."""
+"""`evaluations.evaluation`: how it goes wrong, and how it is ended from outside."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.core.segi import Parser
+from tawebeval.core.states import State
 from tawebeval.errors import EvaluationError
-from tawebeval.launching import Launch
-from tawebeval.life import State
-from tawebeval.workspace import Workspace
+from tawebeval.linux.launcher_client import Launch
+from tawebeval.sandbox.workspace import Workspace
 from tests.fake_cells import FakeCell
 from tests.fakes import SlowThreads
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
@@ -51,6 +52,14 @@ class FailureTests(EvaluationTestCase):
             error = self.assert_over(State.FAILED, "directory")
             self.assertIn(directory, error["message"])
             self.assertEqual(self.world.spawn.children, [])
+
+    def test_fault_by_a_caller(self) -> None:
+        """What a caller can cause is lost all the same, but says nothing of the machine."""
+        lost = EvaluationError("lost", "git was killed", is_alarming=False)
+        self.world.repositories.gate.error = lost
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.assertIsNone(self.evaluation._surroundings.tally.fault)
 
     def test_fault(self) -> None:
         """What this machine has lost is noted, until an evaluation ends in another way."""
@@ -105,6 +114,43 @@ class FailureTests(EvaluationTestCase):
         self.world.child.end(signal=signal.SIGTERM)
         error = self.assert_over(State.FAILED, "output", "x" * 1024)
         self.assertEqual((error["limit"], error["value"]), ("limits.output", 1024))
+
+    def test_output_of_files(self) -> None:
+        """A file that is named counts as output, in base64; one beyond the limit is not sent."""
+        self.begin()
+        child = self.world.child
+        for size, events in ((150, 1), (600, 2)):
+            (self.root / "some/tmp/plot").write_bytes(b"x" * size)
+            child.print(
+                "{}\nX-SEGI-As: path\n\n{}/plot\n{}\n".format(
+                    child.environment["EVALUATION_FILE_BEGIN"],
+                    child.environment["TEMPORARY_DIRECTORY"],
+                    child.environment["EVALUATION_FILE_END"],
+                ).encode()
+            )
+            self.world.turn()
+            self.assertEqual(len(self.lines()), events)
+        sent, refused = (event["payload"] for event in self.lines())
+        self.assertEqual((sent["type"], refused["reason"]), ("file", "protocol"))
+        self.assertIn("limits.output", refused["message"])
+        self.assertEqual(child.signals, [signal.SIGKILL])
+        child.end(signal=signal.SIGKILL)
+        self.world.turn()
+        self.assertEqual(self.lines()[-1]["payload"]["limit"], "limits.output")
+
+    def test_defect_between_stdout_and_the_ring(self) -> None:
+        """Events that a defect loses make it `lost`: it is killed, and did not finish."""
+
+        def fail(*_: object) -> NoReturn:
+            raise ZeroDivisionError("oh")
+
+        self.world.spawn.obeys = (signal.SIGKILL,)
+        self.begin()
+        self.world.child.print(b"good\n")
+        self.patch(Parser, "feed", fail)
+        self.world.child.print(b"bad\n")
+        self.assert_over(State.FAILED, "lost", "good")
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
     def test_protocol_error_is_not_final(self) -> None:
         """A broken block is an event like any other, and the evaluation finishes well."""
@@ -253,6 +299,20 @@ class StopTests(SlowTestCase):
         self.world.child.end(signal=signal.SIGTERM)
         self.assert_over(State.CANCELLED, "cancelled", printed.decode())
 
+    def test_file_of_the_rest_waits(self) -> None:
+        """When it has exited, and a file that it named waits for room: it waits no longer."""
+        self.begin()
+        self.world.child.print(b"a line\n" * 20_000 + self.write_file() + b"the end\n")
+        self.world.child.end()
+        self.world.turn()
+        self.assertFalse(self.evaluation.state.ended)
+        self.stop()
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.CANCELLED)
+        reasons = [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"]
+        self.assertEqual(reasons, ["protocol", "cancelled"])
+        self.assertIn("the end", [line["payload"] for line in self.lines()])
+
     def test_reasons(self) -> None:
         """Every reason other than `cancelled` makes it a failure."""
         for reason in ("shutdown", "lost"):
@@ -341,7 +401,8 @@ class CleanUpTests(SlowTestCase):
         arrears.settle()
         self.assertTrue(root.exists())
         broken.clear()
-        arrears.settle()
+        for _ in range(2):
+            arrears.settle()
         self.assertFalse(root.exists())
 
     def test_group_stays(self) -> None:

@@ -1,4 +1,4 @@
-"""`tawebeval.events`: events as JSON Lines, encoded once."""
+"""`core.events`: events as JSON Lines, encoded once."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.events import (
+from tawebeval.core.events import (
     NOTHING,
     TERMINATOR,
     Batch,
+    base64_size,
     encode_data,
     encode_error,
     encode_file,
     encode_text,
 )
-from tawebeval.fileblock import File
+from tawebeval.core.fileblock import File
 from tests.strategies import Broken, read, seen, texts
 
 
@@ -88,6 +89,11 @@ class TextTests(SynchronousTestCase):
             events = ["a", "\n", "\n", *([line] if line else []), "\n", "é\ufffd"]
             self.check(b"a\n\n" + line.encode() + b"\n\xc3\xa9\xff", events)
 
+    def test_every_other_stand_in(self) -> None:
+        """So is text that has, besides, the characters which are tried where all of those occur."""
+        everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
+        self.check(f"a\n{everything}\n\nb".encode(), ["a", "\n", everything, "\n", "\n", "b"])
+
     def test_text_that_looks_like_events(self) -> None:
         """Text may quote any line that this module writes."""
         line = b'{"type":"text","payload":""}'
@@ -118,6 +124,13 @@ class DataTests(SynchronousTestCase):
         """A file comes back with its name, its type and every byte."""
         batch = encode_file(filename, content_type, content)
         self.assertEqual(seen(read(batch)), [File(filename, content_type, content)])
+
+    @given(st.binary())
+    def test_file_size(self, content: bytes) -> None:
+        """How much of an event the content takes is known before it is made."""
+        [payload] = read(encode_file("", "", content))
+        [nothing] = read(encode_file("", "", b""))
+        assert len(payload) - len(nothing) == base64_size(len(content))
 
     def test_file_members(self) -> None:
         """The members of a file's event are those of the contract, section 4."""

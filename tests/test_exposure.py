@@ -1,11 +1,11 @@
-"""`tawebeval.exposure`: who may be able to ask a daemon without tokens."""
+"""`web.exposure`: who may be able to ask a daemon without tokens."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError, ForeignPage
-from tawebeval.exposure import Reach, check_change, check_endpoints, check_reading, reach
+from tawebeval.web.exposure import Reach, check_change, check_endpoints, check_reading, reach
 
 
 class EndpointTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""`tawebeval.filenames`: the base name of what a stranger calls a file (contract, section 2)."""
+"""`core.filenames`: the base name of what a stranger calls a file (contract, section 2)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.filenames import MAX_BYTES, base_name
+from tawebeval.core.filenames import MAX_BYTES, base_name
 
 NAMES = st.one_of(
     st.text(),

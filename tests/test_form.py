@@ -1,4 +1,4 @@
-"""`tawebeval.form`: the rules of the form (contract, section 2)."""
+"""`core.form`: the rules of the form (contract, section 2)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.client import URI
 
-from tawebeval.errors import InvalidField
-from tawebeval.form import (
-    MAX_CALLBACK_URL,
+from tawebeval.core.form import (
     MAX_DEPTH,
     MAX_SEED,
     TEXT_FIELDS,
@@ -25,7 +23,8 @@ from tawebeval.form import (
     parse_form,
     submission_file,
 )
-from tawebeval.hosts import target_of
+from tawebeval.core.hosts import target_of
+from tawebeval.errors import InvalidField
 from tests.test_filenames import NAMES
 
 OID = "0123456789abcdef0123456789abcdef01234567"
@@ -155,7 +154,7 @@ class FormTests(Tables):
             "seed": "7",
             "callback_url": "https://site.example.org/ended?x=1",
         }
-        self.assertEqual(set(fields), TEXT_FIELDS)
+        self.assertEqual(set(fields), set(TEXT_FIELDS))
         files = [SubmissionFile("a", "a"), SubmissionFile("b", "b")]
         self.assertEqual(
             parse_form(fields, files, ["ssh"]),
@@ -181,7 +180,7 @@ class FormTests(Tables):
 
     def test_optional(self) -> None:
         """The others may be absent, or empty as browsers send what was not filled in."""
-        for field in TEXT_FIELDS - LEAST.keys():
+        for field in TEXT_FIELDS.keys() - LEAST.keys():
             self.assertEqual(parse({field: ""}), parse())
 
     def test_commit_oid(self) -> None:
@@ -434,9 +433,6 @@ class CallbackTests(Tables):
             "https://[2001:db8::1]:8443/x", "http://127.0.0.1/x@y", "https://host/;(a)*!$',+~",
         ):  # fmt: skip
             self.assertEqual(parse({"callback_url": url}).callback_url, url)
-        url = "https://host/" + "x" * (MAX_CALLBACK_URL - 13)
-        self.assertEqual(parse({"callback_url": url}).callback_url, url)
-        self.check_refused("callback_url", url + "x")
 
     def test_refused(self) -> None:
         """Other protocols, credentials, fragments, doubtful hosts, all that is no plain ASCII."""

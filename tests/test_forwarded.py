@@ -1,4 +1,4 @@
-"""`tawebeval.forwarded`: for whom a proxy asks, whoever else has written into its header."""
+"""`core.forwarded`: for whom a proxy asks, whoever else has written into its header."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.core.forwarded import UNIX, Proxies, canonical, group_of
 from tawebeval.errors import MalformedRequest
-from tawebeval.forwarded import UNIX, Proxies, canonical, group_of
 
 TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX)
 FORWARDED = Proxies.of(TRUSTED, "Forwarded")

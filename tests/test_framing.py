@@ -1,4 +1,4 @@
-r"""`tawebeval.framing`: batches as streams carry them, byte by byte."""
+r"""`core.framing`: batches as streams carry them, byte by byte."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.framing import EVENT_STREAM, LINES, MESSAGES, messages, server_sent
+from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.core.framing import EVENT_STREAM, LINES, MESSAGES, messages, server_sent
 from tests.event_source import EventSource
 
 FIRST = st.integers(0, 10**12)

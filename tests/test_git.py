@@ -1,10 +1,11 @@
-"""`tawebeval.git`: how git is run, which says more than what it does."""
+"""`git.command`: how git is run, which says more than what it does."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,15 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
-from tawebeval.git import Git, Outcome
-from tawebeval.gitbox import JUST_READ, Reach
+from tawebeval.git.command import Git, Outcome
+from tawebeval.git.credentials import Login
+from tawebeval.sandbox.commands import JUST_READ, Reach
 from tests.fakes import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
+BEFORE = 4
+"""The words that begin a command: a shell, which sets limits."""
 
 
 class GitTestCase(SynchronousTestCase):
@@ -83,19 +86,19 @@ class CommandTests(GitTestCase):
         """Repository and settings come first, then the command, word for word and last."""
         arguments = ("fetch", "--quiet", "--end-of-options", "https://example.org/a b", "$(x)")
         argv = list(self.start(*arguments).argv)
-        self.assertEqual(argv[3:6], ["--", "git", f"--git-dir={REPOSITORY}"])
+        self.assertEqual(argv[BEFORE : BEFORE + 2], ["git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
 
     def test_followed(self) -> None:
         """What follows is in a shell's script, the command before it, a client's, is not."""
-        argv = list(self.start("fetch", "$(x)", then=(("log", "a'b"), ("ls-tree",))).argv)
+        argv = list(self.start("fetch", "$(x)", then=(("log", "a'b"), ("ls-tree",))).argv)[BEFORE:]
         script = argv[argv.index("-c") + 1]
-        self.assertEqual(argv[4:6], ["sh", "-c"])
+        self.assertEqual(argv[:2], ["sh", "-c"])
         self.assertNotIn("$(x)", script)
-        self.assertEqual(argv[7:10], ["sh", "git", f"--git-dir={REPOSITORY}"])
+        self.assertEqual(argv[3:6], ["sh", "git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(argv[-2:], ["fetch", "$(x)"])
-        settings = shlex.join(argv[10:-2])
+        settings = shlex.join(argv[6:-2])
         git = f"git --git-dir={REPOSITORY} {settings}"
         self.assertEqual(
             script.split(" && "),
@@ -105,23 +108,57 @@ class CommandTests(GitTestCase):
     def test_login_is_not_for_what_follows(self) -> None:
         """A password is asked for by the first command alone."""
         login = Login("https://git.example.org", "judge", "s3cr:t@")
-        argv = list(self.start("fetch", then=(("log",),), login=login).argv)
-        self.assertNotIn("git.example.org", argv[6])
-        self.assertIn("git.example.org", " ".join(argv[7:]))
+        argv = list(self.start("fetch", then=(("log",),), login=login).argv)[BEFORE:]
+        self.assertNotIn("git.example.org", argv[2])
+        self.assertIn("git.example.org", " ".join(argv[3:]))
 
-    def test_largest(self) -> None:
-        """Memory, and where it is asked for the length of files, are bounded before git begins."""
-        argv = list(self.start("fetch", largest=5000).argv)
-        self.assertEqual(
-            argv[:6], ["prlimit", "--data=77777777", "--core=0", "--fsize=5000", "--", "git"]
+    def begun(self, command: str, **settings: Any) -> list[str]:
+        """Return the lines that a shell command prints where git would run."""
+        before = self.start("fetch", **settings).argv[:BEFORE]
+        path = {"PATH": "/usr/bin:/bin"}
+        done = subprocess.run(
+            [*before, "sh", "-c", command], env=path, capture_output=True, text=True
         )
-        argv = list(self.start("log").argv)
-        self.assertEqual(argv[:5], ["prlimit", "--data=77777777", "--core=0", "--", "git"])
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout.splitlines()
+
+    def test_limits(self) -> None:
+        """Memory, core dumps and, where that is asked for, the length of files are bounded."""
+        command = "ulimit -d; ulimit -H -d; ulimit -H -c; ulimit -H -f"
+        kib = str(77777777 // 1024)
+        self.assertEqual(self.begun(command, largest=5000), [kib, kib, "0", "10"])
+        self.assertEqual(self.begun(command)[:3], [kib, kib, "0"])
+
+    def test_killed_before_the_daemon(self) -> None:
+        """The kernel, where it has no memory left, takes git first."""
+        own = int(Path("/proc/self/oom_score_adj").read_text())
+        self.assertEqual(self.begun("cat /proc/self/oom_score_adj"), [str(max(own, 500))])
+
+    def test_place(self) -> None:
+        """It enters its group, or is nicer than the daemon; a group that is gone is no error."""
+        group = Path(self.mktemp()).absolute() / "a b"
+        group.parent.mkdir()
+        self.git = Git(self.clock, self.spawn, (), entry=[str(group)], niceness=10)
+        nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
+        self.assertEqual(self.begun("nice"), [str(nice)])
+        self.assertEqual(group.read_text(), "0\n")
+        group.unlink()
+        group.mkdir()
+        self.assertEqual(self.begun("echo began"), ["began"])
+
+    def test_cannot_begin(self) -> None:
+        """What the shell says where git cannot be executed is no fault of the repository."""
+        asked = self.run_git("fetch")
+        before = [*self.spawn.child.argv[:BEFORE], "/nonexistent/git"]
+        done = subprocess.run(before, capture_output=True, env={"PATH": "/usr/bin:/bin"})
+        self.spawn.child.complain(done.stderr)
+        self.end(done.returncode)
+        self.assertEqual(self.failureResultOf(asked, EvaluationError).value.reason, "lost")
 
     def test_settings(self) -> None:
         """Neither hooks nor helpers, redirects nor background work; what comes is checked."""
         argv = list(self.start("status").argv)
-        between = argv[6:-1]
+        between = argv[BEFORE + 2 : -1]
         self.assertEqual(set(between[::2]), {"-c"})
         settings = dict(setting.split("=", 1) for setting in between[1::2])
         for name, value in {
@@ -234,7 +271,7 @@ class BoxTests(GitTestCase):
         self.run_git("log")
         first, second = self.spawn.children
         for child in (first, second):
-            self.assertEqual(list(child.argv)[:3], ["box", "--", "prlimit"])
+            self.assertEqual(list(child.argv)[BEFORE : BEFORE + 3], ["box", "--", "git"])
             self.assertEqual(list(child.descriptors), [9])
             child.end()
         self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, JUST_READ)])
@@ -284,8 +321,8 @@ class OutcomeTests(GitTestCase):
         self.assertEqual(self.outcome(128), Outcome(128, "on stdout\n", "on stderr"))
 
     def test_signal(self) -> None:
-        """-1 after a signal."""
-        self.assertEqual(self.outcome(number=signal.SIGSEGV).status, -1)
+        """The signal's number, negative."""
+        self.assertEqual(self.outcome(number=signal.SIGSEGV).status, -signal.SIGSEGV)
 
     def test_the_end_of_much(self) -> None:
         """Of much output the end is kept: 64 KiB of stdout, 8 KiB of stderr."""
@@ -331,6 +368,14 @@ class OutcomeTests(GitTestCase):
             "redirect https://a.example/ http://b.example/c@d ssh://e.example/f",
         )
 
+    def test_paths(self) -> None:
+        """Where the cache is on this machine is not told, only what in it is meant."""
+        asked = self.run_git("fetch")
+        self.spawn.child.complain(b"fatal: bad config in /cache/x.git/config")
+        self.end(128)
+        said = "fatal: bad config in x.git/config"
+        self.assertEqual(self.successResultOf(asked).stderr, said)
+
     def test_memory(self) -> None:
         """Git that gets no more memory is an error of the repository, with the limit."""
         for said in (
@@ -356,8 +401,50 @@ class OutcomeTests(GitTestCase):
         self.end(128)
         error = self.failureResultOf(asked, EvaluationError).value
         self.assertEqual(error.reason, "lost")
-        self.assertEqual(error.message, "the cache cannot be written to: No space left on device")
+        self.assertEqual(error.message, "git cannot use the disk: No space left on device")
         self.assertEqual(error.members["stderr"], said)
+
+    def test_words_of_others(self) -> None:
+        """What a server or a path can have git say leaves the daemon ready."""
+        start = b"bwrap: No permissions to create new namespace"
+        for said, source, alarming in (
+            (start, None, True),
+            (start, "/srv/x", False),
+            (b"fatal: remote error: x\nfatal: No space left on device", None, False),
+        ):
+            asked = self.run_git("fetch", source=source)
+            self.spawn.child.complain(said)
+            self.end(128)
+            error = self.failureResultOf(asked, EvaluationError).value
+            self.assertEqual((error.reason, error.is_alarming), ("lost", alarming))
+
+    def test_cut_so_that_it_begins_with_a_complaint(self) -> None:
+        """Of much that git says the end is kept, and where that begins a server can choose."""
+        for before in (b"remote: ", b"x" * 8192):
+            asked = self.run_git("fetch")
+            for piece in (before, b"bwrap: ", b"y" * (8192 - len(b"bwrap: "))):
+                self.spawn.child.complain(piece)
+            self.end(128)
+            outcome = self.successResultOf(asked)
+            self.assertTrue(outcome.stderr.startswith("bwrap: "))
+
+    def test_killed(self) -> None:
+        """Git that somebody else has killed is this machine's fault, and no reason to be alarmed.
+
+        A caller can cause it, by what a repository needs.
+        """
+        for status, number in ((137, None), (0, signal.SIGKILL)):
+            asked = self.run_git("fetch", timeout=60)
+            self.end(status, number)
+            error = self.failureResultOf(asked, EvaluationError).value
+            self.assertEqual((error.reason, error.is_alarming), ("lost", False))
+            self.assertIn("git was killed", error.message)
+        asked = self.run_git("fetch")
+        said = b"fatal: fetch-pack: invalid index-pack output"
+        self.spawn.child.complain(said)
+        self.end(128)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual((error.reason, error.members["stderr"]), ("lost", said.decode()))
 
     def test_memory_of_others(self) -> None:
         """It is not, where only the server says so, or git does not mind."""
@@ -396,6 +483,20 @@ class OutcomeTests(GitTestCase):
 class EndTests(GitTestCase):
     """How it is ended."""
 
+    def test_endless_messages(self) -> None:
+        """A server that sends messages without end is the repository's fault, and git is killed."""
+        asked = self.run_git("fetch")
+        for _ in range(4):
+            self.spawn.child.complain(b"x" * 2**20)
+        self.assertEqual(self.spawn.child.group_signals, [])
+        self.spawn.child.complain(b"x")
+        self.spawn.child.complain(b"x")
+        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
+        self.end(number=signal.SIGKILL)
+        error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual(error.reason, "repository")
+        self.assertIn("4 MiB of messages", error.message)
+
     def test_refused(self) -> None:
         """Who takes what it prints can refuse: it is killed, and then the error raised."""
         taken = []
@@ -425,7 +526,7 @@ class EndTests(GitTestCase):
         self.end(number=signal.SIGKILL)
         outcome = self.successResultOf(asked)
         self.assertTrue(outcome.timed_out)
-        self.assertEqual(outcome.status, -1)
+        self.assertEqual(outcome.status, -signal.SIGKILL)
 
     def test_in_time(self) -> None:
         """One that ends in time has not timed out, and leaves no timer."""

@@ -1,4 +1,4 @@
-"""`tawebeval.gitbox`: what commands of git are given of the machine."""
+"""`sandbox.commands`: what commands of git are given of the machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import bwrap
-from tawebeval.gitbox import JUST_READ, GitBox, NoBox, Reach
+from tawebeval.sandbox import bwrap
+from tawebeval.sandbox.commands import JUST_READ, GitBox, NoBox, Reach
 from tests.fake_children import FakeChild
 
 REPOSITORY = Path("/cache/x.git")
@@ -57,7 +57,9 @@ class ArgumentTests(SynchronousTestCase):
         self.assertEqual(self.binds("--ro-bind-try", reach), ["/etc/ssh/ssh_known_hosts", "/k/id"])
         self.assertLess(argv.index("--tmpfs"), argv.index("/k/id"))
         self.assertLess(argv.index("--ro-bind-try"), argv.index("--bind"))
-        self.assertEqual(argv[argv.index("--remount-ro") :][:4:2], ["--remount-ro"] * 2)
+        read_only = argv[argv.index("--remount-ro") :][:6]
+        self.assertEqual(read_only[::2], ["--remount-ro"] * 3)
+        self.assertEqual(read_only[1::2], ["/proc", "/dev", "/"])
 
 
 class EnterTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""`tawebeval.gitversion`: a daemon does not start with a git that it cannot rely on."""
+"""`git.gitversion`: a daemon does not start with a git that it cannot rely on."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import gitversion
 from tawebeval.errors import ConfigurationError
-from tawebeval.gitversion import check_git
+from tawebeval.git import gitversion
+from tawebeval.git.gitversion import check_git
 
 
 class VersionTests(SynchronousTestCase):

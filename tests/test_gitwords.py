@@ -1,10 +1,17 @@
-"""`tawebeval.gitwords`: what git's words mean, each said by a real git once."""
+"""`git.gitwords`: what git's words mean, each said by a real git once."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.gitwords import hindrance, is_damage, is_not_offered, is_not_there, is_starved
+from tawebeval.git.gitwords import (
+    hindrance,
+    is_damage,
+    is_not_offered,
+    is_not_there,
+    is_starved,
+    was_killed,
+)
 
 OID = "c" * 40
 
@@ -44,8 +51,15 @@ HINDRANCES = {
     "x\nfatal: cannot create '/c/x/tmp_pack': Read-only file system": "Read-only file system",
     "error: unable to write file x: Disk quota exceeded": "Disk quota exceeded",
     "fatal: cannot open '/c/x.pack': Too many open files": "Too many open files",
+    "error: unable to open object pack directory: /c: Input/output error": "Input/output error",
+    "error: x\nfatal: read error: Input/output error": "Input/output error",
 }
 HINDERED = tuple(HINDRANCES)
+KILLED = (
+    "error: git-remote-https died of signal 9\nfatal: fetch-pack: invalid index-pack output",
+    "fatal: fetch-pack: invalid index-pack output",
+    "remote: Counting objects: 3, done.\nfatal: fetch-pack: invalid index-pack output",
+)
 OTHERS = (
     "remote: fatal: sha1 file '<stdout>' write error: No space left on device",
     "",
@@ -54,6 +68,9 @@ OTHERS = (
     "fatal: unable to access 'https://example.org/x/': Failed to connect",
     "fatal: git upload-pack: aborting due to possible repository corruption on the remote side.",
     "remote: fatal: packed object is corrupt",
+    "remote: git-pack-objects died of signal 9",
+    "fatal: bad pack\nfatal: fetch-pack: invalid index-pack output",
+    "fatal: index-pack died of signal 91",
 )
 
 
@@ -62,15 +79,23 @@ class MeaningTests(SynchronousTestCase):
 
     def test_meanings(self) -> None:
         """What says something is understood, and not as anything else."""
-        kinds = (OFFERED, THERE, DAMAGE, STARVED, HINDERED, OTHERS)
+        kinds = (OFFERED, THERE, DAMAGE, STARVED, HINDERED, KILLED, OTHERS)
         for kind in kinds:
             for said in kind:
                 self.assertEqual(is_not_offered(said), kind is OFFERED, said)
                 self.assertEqual(is_not_there(said), kind is THERE, said)
                 self.assertEqual(is_damage(said), kind is DAMAGE, said)
                 self.assertEqual(hindrance(said), HINDRANCES.get(said), said)
+                self.assertEqual(was_killed(128, said), kind is KILLED, said)
                 for serving in (False, True):
                     self.assertEqual(is_starved(said, serving=serving), kind is STARVED, said)
+
+    def test_killed(self) -> None:
+        """The exit status tells of git itself, in a sandbox and without one."""
+        for status in (-9, 137, -7, 135):
+            self.assertTrue(was_killed(status, "fatal: early EOF"))
+        for status in (0, 1, 9, -11, 139, 153):
+            self.assertFalse(was_killed(status, ""))
 
     def test_remote(self) -> None:
         """The memory that a server lacks is ours only where we are the server."""

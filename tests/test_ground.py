@@ -1,4 +1,4 @@
-"""`tawebeval.ground`: nothing begins on ground that does not hold."""
+"""`daemon.startup`: nothing begins on ground that does not hold."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import attrs
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ground as module
+from tawebeval.config import Configuration
+from tawebeval.daemon import startup as module
+from tawebeval.daemon.startup import Ground
 from tawebeval.errors import ConfigurationError
-from tawebeval.ground import Ground
-from tawebeval.sandboxes import Places
+from tawebeval.sandbox.probe import Places
+from tests.fakes import InlineThreads, SlowThreads
 
 
 @attrs.define
@@ -25,6 +27,7 @@ class FakeDirectories:
     evaluations: Path = Path("/state/evaluations")
     error: OSError | None = None
 
+    quotas: tuple[Path, ...] = ()
     gone: tuple[Path, ...] = ()
 
     def restore(self) -> list[Path]:
@@ -85,7 +88,11 @@ class GroundTests(SynchronousTestCase):
         self.patch(module, "rely_on", self.rely_on)
         self.patch(module, "close_sandbox", lambda sandbox: self.done.append("trees"))
         crew: Any = FakeCrew(self.done)
-        self.ground = Ground(self.directories, self.cgroups, self.sandbox, (crew, crew))
+        self.configuration = Configuration()
+        self.checking: Any = InlineThreads()
+        crews = (crew, crew)
+        fakes = self.directories, self.cgroups, self.sandbox, crews, self.checking
+        self.ground = Ground(*fakes, self.configuration)
 
     def check_git(self) -> None:
         """Note it, and raise what the test wants."""
@@ -133,6 +140,25 @@ class GroundTests(SynchronousTestCase):
         self.assertEqual(self.refused(), "tawebeval: /state/evaluations/x: Not permitted")
         self.assertEqual(self.done, [ENDED, "clear"])
 
+    def test_quotas(self) -> None:
+        """Quota directories are cleared, checked and tried, in that order; a wrong one stops it."""
+        quotas = self.directories.quotas = (Path("/state/quotas/0"), Path("/state/quotas/1"))
+        wrong = ConfigurationError("no quota")
+
+        def check(directories: object, configuration: object) -> None:
+            self.assertEqual((directories, configuration), (quotas, self.configuration))
+            self.done.append("check")
+
+        def attempt(directories: object) -> None:
+            self.done.append("try")
+            raise wrong
+
+        self.patch(module, "check_quotas", check)
+        self.patch(module, "try_quotas", attempt)
+        self.assertEqual(self.refused(), "tawebeval: no quota")
+        ended = f"end {(self.directories.evaluations, self.directories.repositories, *quotas)}"
+        self.assertEqual(self.done, [ended, "clear", "check", "try"])
+
     def test_full(self) -> None:
         """Where there is no room the start says so, too, and what helps."""
         self.directories.error = OSError(28, "No space left on device", "/state/x")
@@ -173,6 +199,17 @@ class GroundTests(SynchronousTestCase):
             self.ground.mend()
         self.assertEqual(list(events), [])
         self.assertEqual(self.done, ["restore"])
+
+    def test_slow_disk(self) -> None:
+        """One look is made at a time, by a thread, however long it takes."""
+        self.ground._checking = threads = SlowThreads()  # type: ignore[assignment]
+        for _ in range(3):
+            self.ground.mend()
+        self.assertEqual((len(threads.waiting), self.done), (1, []))
+        threads.finish()
+        self.ground.mend()
+        threads.finish()
+        self.assertEqual(self.done, ["restore", "restore"])
 
     def test_git(self) -> None:
         """So does a git that does not do, in the words of who has looked at it."""

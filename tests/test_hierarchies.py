@@ -1,10 +1,10 @@
-"""`tawebeval.hierarchies` with what proc(5) says on machines of all kinds."""
+"""`linux.cgroups.hierarchies` with what proc(5) says on machines of all kinds."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.hierarchies import Hierarchies, parse_hierarchies
+from tawebeval.linux.cgroups.hierarchies import Hierarchies, parse_hierarchies
 
 
 def mount(root: str, point: str, kind: str) -> str:

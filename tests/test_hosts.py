@@ -1,4 +1,4 @@
-"""`tawebeval.hosts`: what a URL's host is, which ones are permitted, and how git is bound."""
+"""`core.hosts`: what a URL's host is, which ones are permitted, and how git is bound."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.errors import ForbiddenHost
-from tawebeval.hosts import (
+from tawebeval.core.hosts import (
     HostPolicy,
     Route,
     Target,
@@ -19,6 +18,7 @@ from tawebeval.hosts import (
     route,
     target_of,
 )
+from tawebeval.errors import ForbiddenHost
 
 PUBLIC = [
     "8.8.8.8",

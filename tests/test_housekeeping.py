@@ -1,11 +1,11 @@
-"""`tawebeval.housekeeping`: all chores are done once a second, also after one that failed."""
+"""`daemon.housekeeping`: all chores are done once a second, also after one that failed."""
 
 from __future__ import annotations
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.housekeeping import keep_house
+from tawebeval.daemon.housekeeping import keep_house
 
 
 class HousekeepingTests(SynchronousTestCase):

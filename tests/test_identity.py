@@ -1,4 +1,4 @@
-"""`tawebeval.identity`: identifiers that prove where they were issued (contract, section 3)."""
+"""`core.identifiers`: identifiers that prove where they were issued (contract, section 3)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.identity import IDENTIFIER, KEY_BYTES, NAME, Identities
+from tawebeval.core.identifiers import IDENTIFIER, KEY_BYTES, NAME, Identities
 
 KEY = bytes(range(KEY_BYTES))
 

@@ -1,4 +1,4 @@
-"""`tawebeval.interrupts`: which signal stops the daemon, and which ones hurry it."""
+"""`daemon.interrupts`: which signal stops the daemon, and which ones hurry it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.interrupts import Interrupts
+from tawebeval.daemon.interrupts import Interrupts
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 

@@ -1,4 +1,4 @@
-"""`tawebeval.kernel`: rights that are really given up, by a Python that ends with the test."""
+"""`linux.kernel`: rights that are really given up, by a Python that ends with the test."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from unittest import SkipTest
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import kernel
-from tawebeval.kernel import CAP_NET_BIND_SERVICE, Process
+from tawebeval.linux import kernel
+from tawebeval.linux.kernel import CAP_NET_BIND_SERVICE, Process
 from tests.own_python import printed_by
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 
 BEGIN = """\
 import ctypes, os
-from tawebeval.kernel import Process
+from tawebeval.linux.kernel import Process
 process = Process()
 
 def status(name):

@@ -1,11 +1,11 @@
-"""`tawebeval.lag`: how late the reactor is."""
+"""`daemon.lag`: how late the reactor is."""
 
 from __future__ import annotations
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.lag import Lag
+from tawebeval.daemon.lag import Lag
 
 
 class LagTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""`tawebeval.launcher`, of which this has what is no process; `test_launching` has the rest."""
+"""`linux.launcher`, of which this has what is no process; `test_launching` has the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.launcher import decode, encode, receive
+from tawebeval.linux.launcher import decode, encode, receive
 
 WORDS = st.lists(st.binary(max_size=6).map(lambda word: word.replace(b"\0", b"")), max_size=4)
 

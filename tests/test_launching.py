@@ -1,4 +1,4 @@
-"""`tawebeval.launching` with real processes; those that mount are in the integration tests."""
+"""`linux.launcher_client` with real processes; those that mount are in the integration tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import resource
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,13 +21,20 @@ from typing import Any
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import launching as module
-from tawebeval.launcher import DESCRIPTORS
-from tawebeval.launching import FIRST, Launch, Launcher, Launching, Layers, start_launcher
-from tawebeval.orphans import children
-from tawebeval.privileges import User
-from tawebeval.reports import NotMounted
-from tawebeval.starting import wait_for
+from tawebeval.linux import launcher_client as module
+from tawebeval.linux.launcher import DESCRIPTORS
+from tawebeval.linux.launcher_client import (
+    FIRST,
+    Launch,
+    Launcher,
+    Launching,
+    Layers,
+    start_launcher,
+)
+from tawebeval.linux.privileges import User
+from tawebeval.linux.reaper import children
+from tawebeval.linux.reports import NotMounted, Overlay
+from tawebeval.linux.starting import wait_for
 from tests.own_python import run_script
 from tests.patience import PATIENCE
 from tests.test_process import PATH, descriptors
@@ -75,8 +83,8 @@ class LaunchingTestCase(SynchronousTestCase):
         **more: Any,
     ) -> tuple[int, bytes]:
         """Start a program; return how it ends, and what it prints."""
-        started, top = self.launching.start(Launch(argv, environment, directory, **more))
-        self.assertIsNone(top)
+        started, overlay = self.launching.start(Launch(argv, environment, directory, **more))
+        self.assertIsNone(overlay)
         return wait_for(started, PATIENCE)
 
     def shell(self, command: str, **more: Any) -> tuple[int, bytes]:
@@ -180,6 +188,17 @@ class InheritanceTests(LaunchingTestCase):
             line = next(line for line in told.decode().splitlines() if line.startswith(name))
             self.assertEqual(line[len(name) :].split()[:2], values, name)
 
+    def test_inherited(self) -> None:
+        """The kernel kills it before the daemon, and it has no memory in its core dumps."""
+        own, score = os.getpriority(os.PRIO_PROCESS, 0), Path("/proc/self/oom_score_adj")
+        files = (str(score), "/proc/self/coredump_filter")
+        told = self.run_it("/bin/cat", *files)
+        expected = max(int(score.read_text()), 500)
+        self.assertEqual(told, (0, b"%d\n00000000\n" % expected))
+        for niceness in (0, 3):
+            told = self.run_it("/usr/bin/nice", niceness=niceness)
+            self.assertEqual(told, (0, b"%d\n" % min(own + niceness, 19)))
+
     def test_groups(self) -> None:
         """It goes into each group by itself, whatever the path, before it begins."""
         root = Path(self.mktemp()).absolute()
@@ -203,7 +222,8 @@ class LauncherTests(LaunchingTestCase):
     def test_environment(self) -> None:
         """Of the daemon's environment there is nothing in its, nor in its spare's."""
         for pid in self.processes():
-            self.assertEqual(Path(f"/proc/{pid}/environ").read_bytes(), b"")
+            with contextlib.suppress(PermissionError):  # to ordinary users it is not shown at all
+                self.assertEqual(Path(f"/proc/{pid}/environ").read_bytes(), b"")
 
     def test_session(self) -> None:
         """It is in no session or group of the daemon's, which a terminal would end as a whole."""
@@ -231,9 +251,9 @@ class ChildTests(LaunchingTestCase):
         """Also where the kernel does not let a process fork for its parent: then a subreaper's."""
         script = (
             "import os, sys\n"
-            "from tawebeval import launching\n"
-            "from tawebeval.orphans import become_subreaper\n"
-            "from tawebeval.starting import wait_for\n"
+            "from tawebeval.linux import launcher_client as launching\n"
+            "from tawebeval.linux.reaper import become_subreaper\n"
+            "from tawebeval.linux.starting import wait_for\n"
             "source = launching._SOURCE\n"
             "launching._SOURCE = source.replace(b'_CLONE = {', b'_CLONE = {} and {')\n"
             "assert source != launching._SOURCE\n"
@@ -309,7 +329,11 @@ class FailureTests(LaunchingTestCase):
         self.fail(OSError, argv=["/bin/sleep", "60"])
         # The top of an overlay, if there is one, is closed then.
         reported = module.reported
-        self.patch(module, "reported", lambda report: (reported(report)[0], os.open("/", 0)))
+        self.patch(
+            module,
+            "reported",
+            lambda report: (reported(report)[0], Overlay(os.open("/", 0), frozenset())),
+        )
         self.fail(OSError, argv=["/bin/sleep", "60"])
 
     def test_hangs_on_its_way(self) -> None:
@@ -513,8 +537,9 @@ class StartTests(SynchronousTestCase):
     def test_killed(self) -> None:
         """One that is killed as it starts is started once more; the log tells."""
         flag = Path(self.mktemp()).resolve()
-        killed = f"[ -e {flag} ] || {{ : >{flag}; kill -9 $$; }}"
-        self.use(f'{killed}; exec {sys.executable} "$@"')
+        python, path = shlex.quote(sys.executable), shlex.quote(str(flag))
+        killed = f"[ -e {path} ] || {{ : >{path}; kill -9 $$; }}"
+        self.use(f'{killed}; exec {python} "$@"')
         with capturedLogs() as events:
             start_launcher(mounting=False).close()
         (said,) = map(formatEvent, events)

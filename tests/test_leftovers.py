@@ -1,4 +1,4 @@
-"""`tawebeval.leftovers` with real processes, of the daemon's directories and of others."""
+"""`linux.leftovers` with real processes, of the daemon's directories and of others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.leftovers import end_leftovers
+from tawebeval.linux.leftovers import end_leftovers
 from tests.patience import PATIENCE
 
 SLEEP = ("sleep", "60")

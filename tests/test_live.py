@@ -1,4 +1,4 @@
-"""`tawebeval.live`: which settings change while the daemon runs."""
+"""`daemon.live`: which settings change while the daemon runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, CredentialSettings, Metrics
-from tawebeval.live import LIVE, adopt, differences
+from tawebeval.daemon.live import LIVE, adopt, differences
 from tests.test_config import settings_of
 
 OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"

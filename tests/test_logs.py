@@ -1,4 +1,4 @@
-"""`tawebeval.logs`: the log as it is written."""
+"""`daemon.logging`: the log as it is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from tawebeval.config import Configuration, Log
-from tawebeval.logs import (
+from tawebeval.daemon.assembly import Daemon, EvaluationService
+from tawebeval.daemon.logging import (
     LogWriter,
     escaped,
     is_journal,
@@ -38,7 +39,6 @@ from tawebeval.logs import (
     text_line,
     to_stream,
 )
-from tawebeval.service import Daemon, EvaluationService
 
 TOLD = {"time", "level", "logger", "message"}
 
@@ -187,13 +187,15 @@ class WriterTests(SynchronousTestCase):
         """What a full disk does not take is counted; the next that it takes comes after that."""
         lines: list[str] = []
         stream = FullStream(lines)
-        log = Logger(namespace="tawebeval.x", observer=LogWriter(stream, plain_line, "info"))
+        observer = LogWriter(stream, plain_line, "info")
+        log = Logger(namespace="tawebeval.x", observer=observer)
         for full in (False, True, True, False, False):
             stream.full = full
             log.info("it is {full}", full=full)
-        told = "[tawebeval.logs#warn] up to 2 events before this one could not be written"
+        told = "[tawebeval.daemon.logging#warn] up to 2 events before this one could not be written"
         quiet = "[tawebeval.x#info] it is False"
-        self.assertEqual([line.strip() for line in lines], [quiet, told, quiet, quiet])
+        self.assertEqual("".join(lines).splitlines(), [quiet, told, quiet, quiet])
+        self.assertEqual(observer.lines.lost, 2)
 
     def test_full_again(self) -> None:
         """One that is full again while the gap is told of is not forgotten."""
@@ -203,8 +205,8 @@ class WriterTests(SynchronousTestCase):
         for full in (True, True, False):
             stream.full = full
             log.info("event")
-        self.assertEqual(json.loads(lines[0])["missing"], 2)
-        self.assertEqual(len(lines), 2)
+        told, event = "".join(lines).splitlines()
+        self.assertEqual((json.loads(told)["missing"], json.loads(event)["message"]), (2, "event"))
 
     def test_repeats(self) -> None:
         """Twisted's lines for each connection that is closed are one of ours."""
@@ -304,8 +306,7 @@ class OptionTests(SynchronousTestCase):
         """The application has it, where twistd looks; without one twistd has its own."""
         for writer in (to_stream(Log(), io.StringIO(), {}), None):
             evaluations = EvaluationService(*[None] * 3, Configuration())  # type: ignore[arg-type]
-            daemon = Daemon(Service(), evaluations, *[None] * 3)  # type: ignore[arg-type]
-            daemon.log_writer = writer
+            daemon = Daemon(Service(), evaluations, *[None] * 3, writer)  # type: ignore[arg-type]
             application = Application("tawebeval")
             daemon.setServiceParent(application)
             self.assertIs(application.getComponent(ILogObserver, None), writer)

@@ -1,4 +1,4 @@
-"""`tawebeval.metrics`: what Prometheus reads, and what in `etc` and the documents relies on it."""
+"""`daemon.metrics`: what Prometheus reads, and what in `etc` and the documents relies on it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.defer import Deferred
 
 from tawebeval import __version__
-from tawebeval.callback import Stage
-from tawebeval.lag import Lag
-from tawebeval.metrics import Exposition, Figures
+from tawebeval.daemon.lag import Lag
+from tawebeval.daemon.metrics import Exposition, Figures
+from tawebeval.webhooks.callback import Stage
 from tests.test_web import WebTestCase
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,6 +99,7 @@ class FiguresTests(FiguresTestCase):
         self.assertEqual(self.value("evaluations", state="queued"), 2)
         self.assertEqual((self.value("queue_length"), self.value("queue_limit")), (2, 1000))
         self.assertEqual((self.value("places_taken"), self.value("places")), (2, 2))
+        self.assertEqual((self.value("fetches_running"), self.value("fetches_waiting")), (0, 0))
         self.service.reactor.advance(5)
         self.service.world.repositories.gate.open()
         self.service.world.turn()
@@ -131,6 +132,9 @@ class FiguresTests(FiguresTestCase):
         """Bytes of events and uploads beside their limits, and who has to wait."""
         self.evaluate()
         self.assertGreater(self.value("uploaded_bytes"), 0)
+        self.assertEqual(self.value("unwritten_upload_bytes"), 0)
+        self.service.registry.spool.in_memory = 1000
+        self.assertEqual(self.value("unwritten_upload_bytes"), 1000)
         self.assertEqual(self.value("buffered_bytes"), 0)
         self.child.print(b"x" * 9000 + b"\n")
         self.service.world.turn()

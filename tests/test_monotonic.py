@@ -1,4 +1,4 @@
-"""`tawebeval.monotonic`: timers are not moved when somebody sets the time of day."""
+"""`daemon.monotonic`: timers are not moved when somebody sets the time of day."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from twisted.internet.base import ReactorBase
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.monotonic import count_monotonically
+from tawebeval.daemon.monotonic import count_monotonically
 
 DAY = 86400.0
 

@@ -1,4 +1,4 @@
-"""`tawebeval.web.negotiation`: which media type a client is given."""
+"""`web.negotiation`: which media type a client is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tawebeval.orders`: an order is answered with what has become of it, over a real UNIX socket."""
+"""`daemon.control`: an order is answered with what has become of it, over a real UNIX socket."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from twisted.internet.threads import deferToThread
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval import orders
 from tawebeval.cli import main as command
+from tawebeval.daemon import control
+from tawebeval.daemon.control import OrdersFactory, TakingOrders, find_socket, order_reload
 from tawebeval.errors import ConfigurationError
-from tawebeval.orders import OrdersFactory, TakingOrders, find_socket, order_reload
-from tawebeval.rereading import Outcome
+from tawebeval.reloadable import Outcome
 from tests.patience import PATIENCE
 
 
@@ -194,7 +194,7 @@ class CopyTests(SynchronousTestCase):
             told.update(originals)
             return Outcome()
 
-        self.patch(orders, "order_reload", order)
+        self.patch(control, "order_reload", order)
         ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
         self.assertEqual(ended.exit_code, 0, ended.output)
         return told

@@ -1,4 +1,4 @@
-"""`tawebeval.orphans` with real processes, in a process of its own that is their subreaper."""
+"""`linux.reaper` with real processes, in a process of its own that is their subreaper."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import orphans
-from tawebeval.orphans import Orphans
+from tawebeval.linux import reaper
+from tawebeval.linux.reaper import Orphans
 from tests.fake_children import NO_PROCESS, FakeSpawner
 from tests.own_python import printed_by
 
@@ -21,8 +21,8 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.internet.protocol import ProcessProtocol
-from tawebeval import orphans
-from tawebeval.process import Spawner
+from tawebeval.linux import reaper as orphans
+from tawebeval.linux.child import Spawner
 
 DAEMON = """
 import os, sys, time
@@ -158,6 +158,25 @@ result["after"] = [alive(pid), alive(child)]
         )
         self.assertEqual(result, {"before": True, "after": [False, False]})
 
+    def test_slow_family(self) -> None:
+        """It waits for all that it has killed, those without the mark too."""
+        result = self.play(
+            """
+then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
+pid = daemon("secret", then=then + WAIT)
+while not list(orphans.children(pid)):
+    time.sleep(0.01)
+(child,) = orphans.children(pid)
+while open(f"/proc/{child}/environ").read():  # as long as it is a copy of its parent
+    time.sleep(0.01)
+send = orphans.send
+orphans.send = lambda one, number: reactor.callLater(0.1 if one == child else 0, send, one, number)
+await world.end(b"secret", "/nonexistent")
+result["after"] = [alive(pid), alive(child)]
+"""
+        )
+        self.assertEqual(result, {"after": [False, False]})
+
     def test_children_are_left_alone(self) -> None:
         """A child that the daemon started itself is no orphan, whatever it bears."""
         result = self.play(
@@ -256,7 +275,7 @@ class LookTests(SynchronousTestCase):
     def test_gives_up(self) -> None:
         """What hangs in the kernel is waited for some seconds, and then logged."""
         logged: list[object] = []
-        self.patch(orphans.log, "observer", logged.append)
+        self.patch(reaper.log, "observer", logged.append)
         ended = Deferred.fromCoroutine(self.orphans.end(b"secret", "/nonexistent"))
         self.clock.pump([0.002] * 2000)
         self.assertNoResult(ended)

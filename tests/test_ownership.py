@@ -1,9 +1,10 @@
-"""`tawebeval.ownership`: what root makes for the daemon's user, and what it does not touch."""
+"""`linux.ownership`: what root makes for the daemon's user, and what it does not touch."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,10 +13,10 @@ from unittest import SkipTest
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ownership as module
 from tawebeval.errors import ConfigurationError
-from tawebeval.ownership import check_owner, give
-from tawebeval.privileges import find_user
+from tawebeval.linux import ownership as module
+from tawebeval.linux.ownership import check_owner, give
+from tawebeval.linux.privileges import find_user
 
 STRANGER = 54321
 
@@ -158,7 +159,7 @@ class OwnerTests(SynchronousTestCase):
             check_owner(self.folder, ("ours",))
         owner = pwd.getpwuid(os.getuid()).pw_name
         self.assertIn(f"{self.folder} belongs to {owner}", str(caught.exception))
-        self.assertIn(f"{STRANGER}: {self.folder}", str(caught.exception))
+        self.assertIn(f"{STRANGER}: {shlex.quote(str(self.folder))}", str(caught.exception))
 
     def test_others_within(self) -> None:
         """So is a part of it, by its own name."""
@@ -170,4 +171,4 @@ class OwnerTests(SynchronousTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             check_owner(self.folder, ("dangling", "ours"))
         self.assertIn(f"{self.folder / 'ours'} belongs to {STRANGER}", str(caught.exception))
-        self.assertTrue(str(caught.exception).endswith(f"root: {self.folder}"))
+        self.assertTrue(str(caught.exception).endswith(f"root: {shlex.quote(str(self.folder))}"))

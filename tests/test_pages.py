@@ -1,4 +1,4 @@
-"""`tawebeval.pages`: cursors and pages as the wire shows them (contract, section 3)."""
+"""`core.pages`: cursors and pages as the wire shows them (contract, section 3)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hypothesis.stateful import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ring
+from tawebeval.core import ring
+from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.core.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
+from tawebeval.core.ring import Ring
 from tawebeval.errors import DiscardedCursor, InvalidCursor
-from tawebeval.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
-from tawebeval.ring import Ring
 
 PLENTY = 10**9
 

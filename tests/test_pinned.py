@@ -1,4 +1,4 @@
-"""`tawebeval.pinned`: one address, whatever the URL says, and a bounded answer."""
+"""`webhooks.pinned`: one address, whatever the URL says, and a bounded answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS, IResponse
 from zope.interface import implementer
 
-from tawebeval.callback import web_target
-from tawebeval.pinned import MOST_BYTES, RememberedTrust, pinned_agent
+from tawebeval.webhooks.callback import web_target
+from tawebeval.webhooks.pinned import MOST_BYTES, RememberedTrust, pinned_agent
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 

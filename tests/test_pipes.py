@@ -1,38 +1,30 @@
-"""`tawebeval.pipes`: one pipe, with a reactor of which the test is the master."""
+"""`linux.pipes`: one pipe, with a reactor of which the test is the master."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
-from typing import Any
 
 from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
-from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval.pipes import PipeReader, open_pipe
+from tawebeval.linux import pipes
+from tawebeval.linux.pipes import PipeReader, open_pipe
+from tests.fakes import TurnClock
 
 NAME = 1  # the child's own number for the pipe
 
 
-class FakeReactor(Clock):
+class FakeReactor(TurnClock):
     """A Clock that knows its readers, and reads when it is told to."""
 
     def __init__(self) -> None:
         super().__init__()
         self.readers: list[PipeReader] = []
-
-    def callLater(self, delay: float, *call: Any) -> Any:
-        """Call in a later turn, never in this one."""
-        return super().callLater(max(delay, 0.001), *call)
-
-    def turn(self, times: int = 1) -> None:
-        """Let some turns pass."""
-        self.pump([0.001] * times)
 
     def addReader(self, reader: PipeReader) -> None:
         """Take a reader, once."""
@@ -137,6 +129,15 @@ class PipeTests(SynchronousTestCase):
         self.reactor.read()
         self.assertEqual(self.capacity(), 2**18)
 
+    def test_delay(self) -> None:
+        """Slow reads add up, by processor time; quick ones do not count."""
+        times = [0.0, 0.004, 1.0, 1.5, 2.0, 2.25]
+        self.patch(pipes, "thread_time", iter(times).__next__)
+        for delay in (0.0, 0.5, 0.75):
+            self.write(1)
+            self.reactor.read()
+            self.assertEqual(self.reader.delay, delay)
+
     def test_no_larger(self) -> None:
         """Where the kernel refuses it is read as it is, and asked for again when it is full."""
         refused: list[int] = []
@@ -182,6 +183,22 @@ class PipeTests(SynchronousTestCase):
         self.reader.read_the_rest()
         self.reactor.turn(2)
         self.assert_lost(b"")
+
+    def test_nothing_left_while_paused(self) -> None:
+        """So is one that is paused, at once or when the last of it has been read."""
+        self.reader.pauseProducing()
+        self.reader.read_the_rest()
+        self.reactor.turn(2)
+        self.assert_lost(b"")
+
+    def test_the_last_while_paused(self) -> None:
+        """Who pauses it when the last of it has been read is told of its end all the same."""
+        os.write(self.writing, b"x")
+        self.reader.read_the_rest()
+        self.reactor.turn()
+        self.reader.pauseProducing()
+        self.reactor.turn()
+        self.assert_lost(b"x")
 
     def test_the_rest_at_the_end(self) -> None:
         """A pipe that is at its end anyway is read to that end."""

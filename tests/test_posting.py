@@ -1,8 +1,9 @@
-"""`tawebeval.posting`: one attempt, and what is made of whatever comes back."""
+"""`webhooks.sender`: one attempt, and what is made of whatever comes back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from socket import EAI_AGAIN, gaierror
 from typing import Any
 
 from hypothesis import given
@@ -25,12 +26,12 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
 
-from tawebeval.addresses import Addresses
-from tawebeval.backoff import Verdict
 from tawebeval.config import CallbackSettings
+from tawebeval.core.backoff import Verdict
+from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
-from tawebeval.hosts import Address, HostPolicy, Target
-from tawebeval.posting import Poster, Receipt, open_poster
+from tawebeval.resolver import Addresses
+from tawebeval.webhooks.sender import Poster, Receipt, open_poster
 from tests.fake_resolver import FakeResolver
 from tests.fakes import EPOCH
 
@@ -228,9 +229,11 @@ class FailureTests(PostingTestCase):
         self.policy = HostPolicy(deny=["receiver.example"], section="callbacks")
         self.assertIn("callbacks.deny_hosts", self.receipt().what)
         self.policy = HostPolicy()
-        self.resolver = FakeResolver([])
-        expected = Receipt(Verdict.AGAIN, "the host receiver.example has no address")
-        self.assertEqual(self.receipt(), expected)
+        self.resolver = FakeResolver([], gaierror(EAI_AGAIN, "Temporary failure"))
+        for words in ("does not exist, or has no address", "could not be looked up: Temporary"):
+            receipt = self.receipt()
+            self.assertIs(receipt.verdict, Verdict.AGAIN)
+            self.assertIn(f"the host receiver.example {words}", receipt.what)
         self.assertEqual(self.reached, [])
 
     def test_looked_up_each_time(self) -> None:
@@ -304,7 +307,7 @@ class OpenTests(SynchronousTestCase):
             timeout=7,
         )
         trust: Any = None
-        poster = open_poster(settings, trust, reactor, lambda: EPOCH)
+        poster = open_poster(settings, trust, FakeResolver(), reactor, lambda: EPOCH)
         for host, word in (
             ("8.8.4.4", "callbacks.deny_hosts"),
             ("1.1.1.1", "callbacks.allow_hosts"),

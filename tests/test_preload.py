@@ -1,4 +1,4 @@
-"""`tawebeval.preload`: what is loaded while Python can still be read."""
+"""`daemon.preload`: what is loaded while Python can still be read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 import tawebeval
-from tawebeval import preload as module
-from tawebeval.preload import COMMAND, LATER, unreadable
+from tawebeval.daemon import preload as module
+from tawebeval.daemon.preload import COMMAND, LATER, unreadable
 from tests.own_python import printed_by
 
-LOOK = "import sys; from tawebeval.preload import preload; preload(); print(*sys.modules)"
+LOOK = "import sys; from tawebeval.daemon.preload import preload; preload(); print(*sys.modules)"
 
 
 class PreloadTests(SynchronousTestCase):

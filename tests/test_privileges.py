@@ -1,4 +1,4 @@
-"""`tawebeval.privileges`: root becomes somebody else, whole and for good, or does not start."""
+"""`linux.privileges`: root becomes somebody else, whole and for good, or does not start."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pwd
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import privileges as module
 from tawebeval.errors import ConfigurationError
-from tawebeval.privileges import Privileges, User, find_privileges, find_user
+from tawebeval.linux import privileges as module
+from tawebeval.linux.privileges import Privileges, User, find_privileges, find_user
 from tests.fake_process import EVERYTHING, PORTS, FakeProcess
 
 TAWEB = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")

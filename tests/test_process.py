@@ -1,4 +1,4 @@
-"""`tawebeval.process` with real children: how they end, and what they leave behind."""
+"""`linux.child` with real children: how they end, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval.process import ChildProcess, Spawner
-from tawebeval.signals import Latch
+from tawebeval.deferreds import Latch
+from tawebeval.linux.child import ChildProcess, Spawner
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 

@@ -1,4 +1,4 @@
-"""`tawebeval.process` with real children: what they inherit of the daemon, which is nothing."""
+"""`linux.child` with real children: what they inherit of the daemon, which is nothing."""
 
 from __future__ import annotations
 

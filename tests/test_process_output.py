@@ -1,4 +1,4 @@
-"""`tawebeval.process` with real children: what they print, and the back-pressure on it."""
+"""`linux.child` with real children: what they print, and the back-pressure on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tawebeval.quota`: a fetch that brings too much, by whatever files, leaves nothing."""
+"""`git.quota`: a fetch that brings too much, by whatever files, leaves nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import EvaluationError
-from tawebeval.git import Outcome
-from tawebeval.quota import FetchLimits, bounded
-from tawebeval.trees import TreeLimits
+from tawebeval.git.command import Outcome
+from tawebeval.git.quota import FetchLimits, bounded
+from tawebeval.git.trees import TreeLimits
 from tests.fakes import InlineThreads
 
 LIMIT = 100_000
@@ -80,6 +80,13 @@ class BoundedTests(SynchronousTestCase):
         self.assertEqual(error.message, "too much memory")
         self.assertEqual(self.names(), ["old"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_killed_by_the_limit(self) -> None:
+        """Git whose child dies of the limit of files does not say so; the file does."""
+        self.write("objects/tmp_pack", LIMIT)
+        self.git.errback(EvaluationError("lost", "git was killed"))
+        self.check_refused()
+        self.assertEqual(self.names(), ["old"])
 
     def test_failure_before_the_end(self) -> None:
         """A fetch that fails by itself does so for its own reason, though no file is too large."""

@@ -1,20 +1,23 @@
-"""`tawebeval.readiness`: whether work would be taken, and why not."""
+"""`daemon.health`: whether work would be taken, and why not."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import readiness as module
 from tawebeval.config import Configuration, Evaluations
-from tawebeval.readiness import Readiness
-from tawebeval.tally import EvaluationTally
+from tawebeval.core.tally import EvaluationTally
+from tawebeval.daemon import health as module
+from tawebeval.daemon.health import PATIENCE, PERIOD, Disk, Readiness, find_fault, write_and_read
 from tests.fake_clients import MULTIPART, Service, form, parts
+from tests.fakes import InlineThreads, SlowThreads
 
 FREE = 1000  # bytes that have to be
 
@@ -25,81 +28,173 @@ def file_system(**changes: int) -> SimpleNamespace:
     return SimpleNamespace(**{**room, **changes})
 
 
+def fails(number: int) -> Any:
+    """Return a call that fails so."""
+
+    def call(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+class FaultTests(SynchronousTestCase):
+    """What is found out about a disk."""
+
+    def setUp(self) -> None:
+        self.place = Path(self.mktemp())
+        self.place.mkdir()
+
+    def find(self, **changes: int) -> str | None:
+        """Return what is wrong with a disk of which that is told."""
+        self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
+        return find_fault(self.place, FREE)
+
+    def test_room(self) -> None:
+        """Bytes and inodes have to be left; not where inodes are not counted."""
+        for changes, full in (
+            ({"f_bavail": 9}, True),
+            ({"f_bavail": 10}, False),
+            ({"f_favail": 0}, True),
+            ({"f_favail": 0, "f_files": 0}, False),
+        ):
+            self.assertEqual(self.find(**changes), "is full, or nearly so" if full else None)
+
+    def test_writing(self) -> None:
+        """What is told of a disk does not count where nothing can be written."""
+        for number, words in (
+            (errno.EROFS, "cannot be written to: Read-only file system"),
+            (errno.EIO, "cannot be written to: Input/output error"),
+            (errno.ENOSPC, "is full, or nearly so"),
+        ):
+            self.patch(module, "write_and_read", fails(number))
+            self.assertEqual(self.find(), words)
+
+    def test_gone(self) -> None:
+        """One that cannot be looked at cannot be used, and why is told."""
+        fault = find_fault(self.place / "missing", 0)
+        self.assertEqual(fault, "cannot be used: No such file or directory")
+
+    def test_real_disk(self) -> None:
+        """On a real disk a file is written, read, and is gone; what is read has to be the same."""
+        self.assertIsNone(find_fault(self.place, 0))
+        self.assertEqual(list(self.place.iterdir()), [])
+        self.patch(module, "_CONTENT", Forgetful(b"x"))
+        self.assertRaises(OSError, write_and_read, self.place)
+
+
+class Forgetful(bytes):
+    """What is never read as it was written."""
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+
+class DiskTests(SynchronousTestCase):
+    """When a disk is tried, and what counts meanwhile."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.threads: Any = SlowThreads()
+        self.wrong: str | None = None
+        self.tried: list[tuple[Path, int]] = []
+        self.disk = Disk("state", Path("/s"), self.threads, self.clock)
+        self.patch(module, "find_fault", self.find)
+
+    def find(self, path: Path, free: int) -> str | None:
+        """Note it, and say what the test wants."""
+        self.tried.append((path, free))
+        return self.wrong
+
+    def look(self, seconds: float) -> None:
+        """Look once a second."""
+        for _ in range(int(seconds)):
+            self.disk.look(FREE)
+            self.clock.advance(1)
+
+    def test_period(self) -> None:
+        """It is tried at once, and then now and then; as long as something is wrong always."""
+        self.look(1)
+        self.threads.step()
+        self.assertEqual(self.tried, [(Path("/s"), FREE)])
+        self.look(PERIOD - 1)
+        self.assertEqual(self.threads.waiting, [])
+        self.wrong = "is full"
+        self.look(1)
+        self.assertIsNone(self.disk.fault)
+        self.threads.step()
+        self.assertEqual(self.disk.fault, "is full")
+        for _ in range(3):
+            self.look(1)
+            self.threads.step()
+        self.wrong = None
+        self.look(1)
+        self.assertEqual(self.disk.fault, "is full")
+        self.threads.step()
+        self.assertIsNone(self.disk.fault)
+
+    def test_hangs(self) -> None:
+        """One that takes long is tried no second time, and is told of until it has answered."""
+        self.look(PATIENCE)
+        self.assertIsNone(self.disk.fault)
+        self.look(20)
+        self.assertEqual(len(self.threads.waiting), 1)
+        fault = "does not answer: a small file was not written within 5 seconds"
+        self.assertEqual(self.disk.fault, fault)
+        self.threads.step()
+        self.assertIsNone(self.disk.fault)
+        self.look(1)
+        self.assertEqual(len(self.threads.waiting), 1)
+
+    def test_defect(self) -> None:
+        """What fails for another reason is a defect, and does not end the trials."""
+        self.patch(module, "find_fault", lambda *_: 1 / 0)
+        self.look(1)
+        self.threads.step()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.look(PERIOD)
+        self.assertEqual(len(self.threads.waiting), 1)
+
+
 class ReadinessTests(SynchronousTestCase):
-    """A daemon in memory, on two file systems."""
+    """A daemon in memory, on two disks."""
 
     def setUp(self) -> None:
         self.service = Service(
             Path(self.mktemp()).resolve(), Configuration(evaluations=Evaluations(queued=0)), 1, 0
         )
-        self.systems = {"/s": file_system(), "/c": file_system()}
-        self.closed: set[str] = set()
-        self.patch(
-            module,
-            "os",
-            SimpleNamespace(
-                statvfs=lambda path: self.systems[str(path)],
-                access=lambda path, mode: mode == self.wanted and str(path) not in self.closed,
-                W_OK=os.W_OK,
-                X_OK=os.X_OK,
-            ),
-        )
-        self.wanted = os.W_OK | os.X_OK
+        self.faults: dict[str, str] = {}
+        self.patch(module, "find_fault", lambda path, free: self.faults.get(str(path)))
         self.tally = EvaluationTally()
-        self.readiness = Readiness(
-            self.service.registry,
-            self.tally,
-            (("state", Path("/s")), ("cache", Path("/c"))),
-            FREE,
-        )
+        threads: Any = InlineThreads()
+        disks = [
+            Disk(name, Path(path), threads, self.service.reactor)
+            for name, path in (("state", "/s"), ("cache", "/c"))
+        ]
+        self.readiness = Readiness(self.service.registry, self.tally, disks, FREE)
 
     def check(self, *words: str) -> None:
         """Hold that there is an obstacle for each of these words, in that order, and no other."""
+        self.service.reactor.advance(PERIOD)
+        self.readiness.look()
         found = self.readiness.obstacles()
         self.assertEqual(len(found), len(words), found)
         for obstacle, word in zip(found, words, strict=True):
             self.assertIn(word, obstacle)
 
     def test_ready(self) -> None:
-        """Nothing is wrong."""
+        """Nothing is wrong, nor is it before anything was looked at."""
+        self.assertEqual(self.readiness.obstacles(), [])
         self.check()
 
-    def test_disk(self) -> None:
-        """Bytes and inodes have to be left, on both; not where inodes are not counted."""
-        for path, name in (("/s", "state"), ("/c", "cache")):
-            for changes, full in (
-                ({"f_bavail": 9}, True),
-                ({"f_bavail": 10}, False),
-                ({"f_favail": 0}, True),
-                ({"f_favail": 0, "f_files": 0}, False),
-            ):
-                self.systems[path] = file_system(**changes)
-                self.check(*[f"of the {name} is full"] * full)
-            self.systems[path] = file_system()
-
-    def test_disk_that_fails(self) -> None:
-        """One that cannot be looked at cannot be used, and why is told."""
-
-        def fail(path: object) -> Any:
-            raise OSError(5, "Input/output error")
-
-        self.patch(module, "os", SimpleNamespace(statvfs=fail))
-        self.check("state cannot be used: Input/output", "cache cannot be used: Input/output")
-
-    def test_closed(self) -> None:
-        """So it is with one where nothing can be written, whatever room there is."""
-        for path, name in (("/s", "state"), ("/c", "cache")):
-            self.closed = {path}
-            self.check(f"{name} cannot be written to")
-        self.closed = set()
-        self.check()
-
-    def test_real_disk(self) -> None:
-        """A real one, of which the root may be full while we look."""
-        self.patch(module, "os", os)
-        self.systems.clear()
-        readiness = Readiness(self.service.registry, self.tally, (("state", Path("/")),), 0)
-        self.assertEqual(readiness.obstacles(), [])
+    def test_disks(self) -> None:
+        """What is wrong with each disk is told, with its name and without its path."""
+        self.faults = {"/s": "is full", "/c": "cannot be used: why"}
+        self.check(
+            "the file system of the state is full",
+            "the file system of the cache cannot be used: why",
+        )
+        del self.faults["/s"]
+        self.check("of the cache cannot be used")
 
     def test_queue(self) -> None:
         """A full queue has no place for more."""

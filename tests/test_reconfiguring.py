@@ -1,4 +1,4 @@
-"""`tawebeval.reconfiguring`: the configuration, and what it names, is read again."""
+"""`daemon.reconfiguring`: the configuration, and what it names, is read again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 from twisted.internet.testing import MemoryReactor, MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ceilings
-from tawebeval.callbacks import open_callbacks
 from tawebeval.config import Configuration
-from tawebeval.descriptors import needed
+from tawebeval.daemon.reconfiguring import ConfigurationFile, Reconfiguring, read_configuration
+from tawebeval.daemon.reload import Reloading
 from tawebeval.errors import InvalidField
-from tawebeval.reconfiguring import ConfigurationFile, Reconfiguring, read_configuration
-from tawebeval.reloading import Reloading
-from tawebeval.rereading import Outcome
+from tawebeval.linux import rlimits
+from tawebeval.linux.descriptors import needed
+from tawebeval.reloadable import Outcome
+from tawebeval.webhooks.callbacks import open_callbacks
+from tests.fake_resolver import FakeResolver
 from tests.test_reporting import FakeSupervisor
 from tests.test_signatures import NEW, OLD, written
 
@@ -59,7 +60,9 @@ class CallbacksTests(SynchronousTestCase):
         written = read_configuration(self.file)
         reactor: Any = MemoryReactorClock()
         self.callbacks = open_callbacks(
-            written.callbacks, self.environment, reactor, bytes, lambda: 0, alone=True
+            *(written.callbacks, self.environment, FakeResolver(), reactor),
+            *(bytes, lambda: 0),
+            alone=True,
         )
         file = ConfigurationFile(self.file, (), written, self.environment)
         reconfiguring = Reconfiguring(
@@ -192,8 +195,8 @@ class CallbacksTests(SynchronousTestCase):
 
     def test_few_processes(self) -> None:
         """More for each than there are for all is told when they become more, as at the start."""
-        for allowed, few in ((lambda: 200, True), (lambda: 364, False), (self.fail_to_look, False)):
-            self.patch(ceilings, "processes_allowed", allowed)
+        for allowed, few in ((lambda: 200, True), (lambda: 428, False), (self.fail_to_look, False)):
+            self.patch(rlimits, "processes_allowed", allowed)
             self.begin("", "[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
             self.assertEqual(self.reloading.reload(), Outcome())
             self.write("", "[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
@@ -201,7 +204,7 @@ class CallbacksTests(SynchronousTestCase):
             self.assertTrue(restart.startswith("evaluations.running: has changed"), restart)
             self.assertEqual(self.taken[-1].limits.processes, 150)
             said = [note.partition(";")[0] for note in notes]
-            wanted = ["processes: 200 are allowed here, and 364 may be needed"]
+            wanted = ["processes: 200 are allowed here, and 428 may be needed"]
             self.assertEqual(said, wanted if few else [])
             self.assertEqual(self.reloading.reload().notes, (restart,))
 

@@ -1,4 +1,4 @@
-"""`tawebeval.registry`: reading, by the rules of pages."""
+"""`evaluations.registry`: reading, by the rules of pages."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.admission import Queue
 from tawebeval.config import Buffers, Configuration, Evaluations
+from tawebeval.core.identifiers import Identities
+from tawebeval.core.pages import Page
 from tawebeval.errors import (
     DiscardedCursor,
     EvaluationGone,
     InvalidCursor,
     RequestError,
 )
-from tawebeval.identity import Identities
-from tawebeval.pages import Page
-from tawebeval.registry import Registry, Upload
+from tawebeval.evaluations.registry import Registry, Upload
 from tawebeval.web.polls import Poll
 from tests.fake_callbacks import tell_nobody
 from tests.fake_children import FakeChild
@@ -34,7 +34,7 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=Evaluations(abandon_after=900),
+        evaluations=Evaluations(abandon_after=900, paused=10**6),
         buffers=Buffers(evaluation=4096, page=1024),
     )
     running, queued = 2, 2

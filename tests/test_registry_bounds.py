@@ -1,18 +1,21 @@
-"""`tawebeval.registry`: what there may be of everything, and what is left in the end: nothing."""
+"""`evaluations.registry`: what there may be of everything, and what is left in the end: nothing."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.core.form import Repository
 from tawebeval.errors import Busy, EvaluationGone
-from tawebeval.following import Following
-from tawebeval.registry import Upload
+from tawebeval.evaluations import run
+from tawebeval.evaluations.following import Following
+from tawebeval.evaluations.registry import Upload
 from tests.fake_children import FakeChild
 from tests.fakes import UntidyThreads, make_request
 from tests.test_registry import END, RegistryTestCase
@@ -133,6 +136,115 @@ class KeptTests(RegistryTestCase):
         self.accept()
 
 
+class RememberedTests(RegistryTestCase):
+    """What is kept of ended evaluations besides events counts among the bytes of all."""
+
+    configuration = Configuration(buffers=Buffers(total=16_384 * 4 // 3, evaluation=6000))
+
+    def test_forms_and_stderr(self) -> None:
+        """With many URLs and much stderr no new one is accepted, until one is read to its end."""
+        repository = Repository("https://example.org/" + "x" * 2028)
+        identifiers = []
+        for _ in range(2):
+            identifiers.append(self.accept(repository=repository))
+            self.world.child.complain(b"x" * 8192)
+            self.finish(self.world.child)
+        self.assertEqual(self.page(identifiers[0])["end"], END)
+        self.assertRaises(Busy, self.accept)
+        self.page(identifiers[0], END)
+        self.accept()
+        self.page(identifiers[1], END)
+        self.assertEqual(self.world.budget.used, 0)
+
+
+class PausedTests(RegistryTestCase):
+    """Places that are held by evaluators which wait for their readers; there is one place."""
+
+    configuration = Configuration(
+        buffers=Buffers(evaluation=4096, page=1024), evaluations=Evaluations(paused=600)
+    )
+    running, queued = 1, 2
+
+    def flood(self) -> tuple[str, FakeChild]:
+        """Let an evaluator print until it has to wait."""
+        self.world.spawn.obeys = (SIGTERM,)
+        identifier, child = self.start(b"x\n" * 2000)
+        self.assertTrue(child.paused)
+        return identifier, child
+
+    def poll(self, identifier: str, seconds: int) -> None:
+        """Ask for the first page once a second, which acknowledges nothing."""
+        for _ in range(seconds):
+            self.page(identifier)
+            self.expire(1)
+
+    def reason(self, identifier: str) -> str | None:
+        """Return why an evaluation has ended badly, None for one that has not."""
+        error = self.registry.status(identifier)["error"]
+        return error and error["reason"]
+
+    def test_polls_acknowledge_nothing(self) -> None:
+        """Who only looks does not hold a place for ever; what was printed is still there."""
+        identifier, _ = self.flood()
+        self.poll(identifier, 599)
+        self.assertEqual(self.reason(identifier), None)
+        self.poll(identifier, 1)
+        self.assertEqual(self.reason(identifier), "unread")
+        self.assertEqual(self.registry.status(identifier)["paused_seconds"], 600)
+        events = self.consume(identifier)
+        self.assertEqual((len(events), events[-1]), (4001, "unread"))
+
+    def test_wanted(self) -> None:
+        """While another waits for the place it is a quarter of that, and then it has the place."""
+        identifier, _ = self.flood()
+        self.poll(identifier, 149)
+        other = self.accept()
+        self.poll(identifier, 1)
+        self.assertEqual(self.reason(identifier), "unread")
+        self.assertEqual(self.registry.status(other)["state"], "running")
+
+    def test_read(self) -> None:
+        """Who reads now and then keeps it, also when others wait."""
+        identifier, child = self.flood()
+        self.accept()
+        child.print(b"x\n" * 300_000)
+        after = None
+        for _ in range(20):
+            self.poll_after(identifier, after, 10)
+            for _ in range(700):  # 700 KiB
+                after = self.page(identifier, after)["end"]
+                self.world.turn()
+        self.assertEqual(self.reason(identifier), None)
+        self.assertEqual(self.registry.status(identifier)["paused_seconds"], 200)
+
+    def test_read_by_a_stream(self) -> None:
+        """What a stream takes counts at once, though much of it stays behind it."""
+        self.patch(run, "READ_RATE", 64)
+        buffers = Buffers(evaluation=40_960, page=1024)
+        self.configuration = Configuration(buffers=buffers)
+        self.setUp()
+        identifier, child = self.start(b"x" * 50 + b"\n")
+        self.accept()
+        child.print((b"x" * 50 + b"\n") * 3000)
+        following = self.registry.follow(identifier, None)
+        assert following is not None
+        with following:
+            for _ in range(600):
+                following.read(100)
+                following.handed_over()
+                self.expire(1)
+                self.assertEqual(child.signals, [])
+            self.assertGreater(self.registry.status(identifier)["paused_seconds"], 500)
+            self.expire(200)
+            self.assertEqual(child.signals, [SIGTERM])
+
+    def poll_after(self, identifier: str, after: str | None, seconds: int) -> None:
+        """Ask for the same page once a second."""
+        for _ in range(seconds):
+            self.page(identifier, after)
+            self.expire(1)
+
+
 class TotalTests(RegistryTestCase):
     """The events of all evaluations together: 8 KiB are common, and the rest is the reserve."""
 
@@ -215,7 +327,7 @@ class TotalTests(RegistryTestCase):
         with following:
             for _ in range(20):
                 following.read(10**6)
-                following.took()
+                following.handed_over()
                 self.assertFalse(child.paused)
                 while not child.paused:
                     child.print(b"x" * 50 + b"\n")
@@ -241,7 +353,7 @@ class TotalTests(RegistryTestCase):
             while self.world.budget.used < 3000:
                 child.print(b"x" * 50 + b"\n")
             following.read(10**6)
-            following.took()
+            following.handed_over()
             self.flood()
             child.print(child.environment["EVALUATION_DATA_BEGIN"].encode() + b"\n")
             self.assertFalse(child.paused)
@@ -256,7 +368,7 @@ class TotalTests(RegistryTestCase):
             while not child.paused:
                 child.print(b"x" * 50 + b"\n")
             following.read(10**6)
-            following.took()
+            following.handed_over()
             self.world.clock.advance(20)
             self.page(identifier)
             for seconds in (10, 19.5):
@@ -292,7 +404,7 @@ class TotalTests(RegistryTestCase):
             if not child.paused:
                 child.print(b"x" * 50 + b"\n")
                 following.read(10**6)
-                following.took()
+                following.handed_over()
         self.world.clock.advance(29.5)
         self.assertTrue(child.paused)
         self.world.clock.advance(0.5)

@@ -1,4 +1,4 @@
-"""`tawebeval.registry`: the end of an evaluation is told to who wants to know."""
+"""`evaluations.registry`: the end of an evaluation is told to who wants to know."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.admission import Queue
 from tawebeval.config import Configuration, Evaluations, Limits
+from tawebeval.core.identifiers import Identities
 from tawebeval.errors import EvaluationGone, InvalidField
-from tawebeval.identity import Identities
-from tawebeval.registry import Registry
-from tawebeval.telling import Telling
-from tawebeval.workspace import log_name
+from tawebeval.evaluations.registry import Registry
+from tawebeval.evaluations.telling import Telling
+from tawebeval.sandbox.workspace import log_name
 from tests.fake_callbacks import FakeCallbacks
 from tests.fakes import straw
 from tests.test_registry import KEY, RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
-PLENTY = b"a line\n" * 100_000  # more than the buffer of an evaluation
+PLENTY = b"a line\n" * 200_000  # more than the buffer of an evaluation
 
 
 class CallbackTests(RegistryTestCase):
     """A registry with callbacks, and with more time to run than to be asked for."""
 
     configuration = Configuration(
-        evaluations=Evaluations(abandon_after=900), limits=Limits(wall_clock=10**6)
+        evaluations=Evaluations(abandon_after=900, paused=10**6), limits=Limits(wall_clock=10**6)
     )
 
     def make(self, seed: int = 1) -> Registry:

@@ -1,4 +1,4 @@
-"""`tawebeval.registry`: callers do not see each other, and each has its share."""
+"""`evaluations.registry`: callers do not see each other, and each has its share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.admission import Queue
-from tawebeval.callers import ANYBODY
+from tawebeval.admission import UNBOUNDED, Queue
 from tawebeval.config import Buffers, Callers, Configuration, Evaluations, Limits
+from tawebeval.core.tokens import ANYBODY
 from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
 from tawebeval.web.polls import Poll
 from tests.fakes import UntidyThreads, answer
@@ -122,6 +122,41 @@ class ShareTests(RegistryTestCase):
         self.assertIs(type(self.assertRaises(Busy, begin, self.upload(), "dave")), Busy)
         states = [child.signals for child in self.world.spawn.children]
         self.assertEqual(states, [[], []])
+
+
+class FetchTests(RegistryTestCase):
+    """Two places to run, and two to fetch, of which one is each caller's share."""
+
+    queued = 1000
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.fetches.bound(2, UNBOUNDED, 1)
+        repositories = self.world.repositories
+        repositories.remote = repositories.gate.shut = True
+
+    def begin(self, caller: str) -> None:
+        """Begin an evaluation."""
+        self.registry.accept(self.upload(), caller)
+
+    def test_others(self) -> None:
+        """A caller whose servers are slow does not keep others from being fetched."""
+        for caller in ("alice", "alice", "bob"):
+            self.begin(caller)
+        self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_fetched_ahead(self) -> None:
+        """Of a long queue no more is fetched than will run soon, whatever waits."""
+        for _ in range(500):
+            self.begin("alice")
+        self.world.repositories.gate.open()
+        # Two run, for which each commit was looked for twice, and one waits.
+        self.assertEqual(len(self.world.spawn.children), 2)
+        self.assertEqual(len(self.world.repositories.asked), 5)
+        self.assertEqual(self.world.repositories.users, 2)
+        self.finish(self.world.spawn.children[0])
+        self.assertEqual(len(self.world.spawn.children), 3)
+        self.assertEqual(len(self.world.repositories.asked), 7)
 
 
 class KeptShareTestCase(RegistryTestCase):

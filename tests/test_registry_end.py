@@ -1,4 +1,4 @@
-"""`tawebeval.registry`: what nobody asks for any more."""
+"""`evaluations.registry`: what nobody asks for any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tawebeval.errors import EvaluationGone, InvalidCursor
 from tests.test_registry import END, RegistryTestCase
 
 PATIENT = Configuration(
-    evaluations=Evaluations(abandon_after=900, retain=600), limits=Limits(wall_clock=100_000)
+    evaluations=Evaluations(abandon_after=900, paused=100_000, retain=600),
+    limits=Limits(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
 

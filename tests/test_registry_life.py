@@ -1,4 +1,4 @@
-"""`tawebeval.registry`: admission, idempotency and cancelling."""
+"""`evaluations.registry`: admission, idempotency and cancelling."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from tawebeval.core.form import MAX_SEED
 from tawebeval.errors import Busy, KeyReused
-from tawebeval.form import MAX_SEED
 from tests.fakes import IdleThreads
 from tests.test_registry import RegistryTestCase
 

@@ -1,4 +1,4 @@
-"""`tawebeval.registry` against a model: readers, writers and time in any order.
+"""`evaluations.registry` against a model: readers, writers and time in any order.
 
 After each step all that can happen has happened.
 """
@@ -15,9 +15,9 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
-from tawebeval.framing import LINES, Framing
-from tawebeval.pages import DUMMY_END, Page
-from tawebeval.registry import Upload
+from tawebeval.core.framing import LINES, Framing
+from tawebeval.core.pages import DUMMY_END, Page
+from tawebeval.evaluations.registry import Upload
 from tawebeval.web import polls
 from tawebeval.web.streams import Flow
 from tests import fakes
@@ -188,7 +188,8 @@ class Reading(Comparison):
                 assert not child.paused or share.size >= max(1, share.limit)
                 assert share.size < CAPACITY + READ
                 live = [one for one in self.streams if one.identifier == identifier]
-                if live and not any(one.slow for one in live) and self.now >= model.paged:
+                expected = max(model.paged, model.cut)  # somebody who may lack something
+                if live and not any(one.slow for one in live) and self.now >= expected:
                     assert not child.paused, "whoever takes everything is kept waiting"
         running = sum(child.running for child in self.world.spawn.children)
         assert running == sum(model.running for model in self.models.values())

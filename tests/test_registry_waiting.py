@@ -1,12 +1,12 @@
-"""`tawebeval.registry`: requests that are refused, and those that wait for events."""
+"""`evaluations.registry`: requests that are refused, and those that wait for events."""
 
 from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
 
+from tawebeval.core.identifiers import Identities
+from tawebeval.core.pages import Page
 from tawebeval.errors import DiscardedCursor, EvaluationGone, InvalidCursor, UnknownEvaluation
-from tawebeval.identity import Identities
-from tawebeval.pages import Page
 from tests.fake_children import FakeChild
 from tests.fakes import straw
 from tests.test_registry import END, RegistryTestCase

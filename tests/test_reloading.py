@@ -1,7 +1,8 @@
-"""`tawebeval.reloading`: all is read before any of it counts."""
+"""`daemon.reload`: all is read before any of it counts."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,10 +14,11 @@ from twisted.internet.testing import MemoryReactor
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.daemon import reload as module
+from tawebeval.daemon.reload import EarlyHangup, Reloading
 from tawebeval.errors import ConfigurationError
-from tawebeval.reloading import Reloading
-from tawebeval.rereading import Outcome, Rereading, Source
-from tawebeval.secretfiles import digest
+from tawebeval.linux.secretfiles import digest
+from tawebeval.reloadable import Outcome, Rereading, Source
 from tests.test_reporting import FakeSupervisor
 
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -42,6 +44,37 @@ class FakeSource:
         if self.broken:
             raise ConfigurationError(self.broken)
         return self.says
+
+
+class HangupTests(SynchronousTestCase):
+    """SIGHUP, before and after the start."""
+
+    def start(self) -> tuple[Reloading, MemoryReactor]:
+        """Start what takes the signal, on a reactor that does not run yet."""
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
+        reactor = MemoryReactor()
+        reloading = Reloading((FakeSource("file"),), "", FakeSupervisor("/notify"), reactor)
+        self.patch(module.os, "access", lambda *_: True)
+        early = EarlyHangup()
+        early.install()
+        if self.came:
+            signal.raise_signal(signal.SIGHUP)
+        reloading.startService()
+        reloading.stopService()
+        self.assertIs(signal.getsignal(signal.SIGHUP), early)
+        return reloading, reactor
+
+    came = False
+
+    def test_none(self) -> None:
+        """Where none came nothing is read again."""
+        self.assertEqual(self.start()[1].whenRunningHooks, [])
+
+    def test_early(self) -> None:
+        """One that comes during the start ends nothing, and counts when all is there."""
+        self.came = True
+        reloading, reactor = self.start()
+        self.assertEqual(reactor.whenRunningHooks, [(reloading.reload, (), {})])
 
 
 class ReloadingTests(SynchronousTestCase):

@@ -1,17 +1,18 @@
-"""`tawebeval.remotes`: names are looked up once, and only the address found is used."""
+"""`git.remotes`: names are looked up once, and only the address found is used."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from socket import EAI_AGAIN, EAI_NONAME, gaierror
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.credentials import Credential
+from tawebeval.core.hosts import HostPolicy, Route
 from tawebeval.errors import EvaluationError
-from tawebeval.hosts import HostPolicy, Route
-from tawebeval.remotes import Remotes
+from tawebeval.git.credentials import Credential
+from tawebeval.git.remotes import Remotes
 from tests.fake_resolver import FakeResolver
 
 
@@ -88,6 +89,30 @@ class RemotesTests(SynchronousTestCase):
             error = self.assertRaises(EvaluationError, remotes.check_source, path)
             self.assertEqual(error.reason, "repository")
 
+    def test_sources_that_cannot_be_looked_at(self) -> None:
+        """With a path on which the kernel fails git's sandbox would fail, as if it were broken."""
+        loop = Path(self.mktemp()).absolute()
+        loop.symlink_to(loop)
+        remotes = Remotes(HostPolicy(), FakeResolver(), self.clock)
+        for path in (f"/srv/{'x' * 300}", f"{loop}/x"):
+            error = self.assertRaises(EvaluationError, remotes.check_source, path)
+            self.assertEqual(error.reason, "repository")
+            self.assertIn(f"{path} cannot be read: ", error.message)
+
+    def test_unknown(self) -> None:
+        """A name that does not exist is the repository's fault."""
+        for answer in ([], gaierror(EAI_NONAME, "Name or service not known")):
+            error = self.failureResultOf(self.ask(FakeResolver(answer)), EvaluationError).value
+            self.assertEqual(error.reason, "repository")
+            self.assertIn("the host h does not exist, or has no address", error.message)
+
+    def test_resolver_fails(self) -> None:
+        """Name servers that do not answer are this machine's, or at least not the repository's."""
+        resolver = FakeResolver(gaierror(EAI_AGAIN, "Temporary failure in name resolution"))
+        error = self.failureResultOf(self.ask(resolver), EvaluationError).value
+        self.assertEqual((error.reason, error.is_alarming), ("lost", False))
+        self.assertIn("could not be looked up: Temporary failure", error.message)
+
     def test_silent(self) -> None:
         """A resolver that does not answer is not waited for without end."""
         resolver = FakeResolver()
@@ -97,5 +122,6 @@ class RemotesTests(SynchronousTestCase):
         self.assertNoResult(asked)
         self.clock.advance(1)
         error = self.failureResultOf(asked, EvaluationError).value
+        self.assertEqual((error.reason, error.is_alarming), ("lost", False))
         self.assertIn("30 seconds", error.message)
         self.assertEqual(self.clock.getDelayedCalls(), [])

@@ -1,4 +1,4 @@
-"""`tawebeval.removal`: whatever an evaluator has left goes, and nothing else."""
+"""`linux.filetree`: whatever an evaluator has left goes, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import removal as module
-from tawebeval.removal import remove
+from tawebeval.linux import filetree as module
+from tawebeval.linux.filetree import remove
 
 
 class RemoveTests(SynchronousTestCase):

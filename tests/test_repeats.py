@@ -1,4 +1,4 @@
-"""`tawebeval.repeats`: what Twisted says of each connection is said once."""
+"""`daemon.repeats`: what Twisted says of each connection is said once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.repeats import Repeats
+from tawebeval.daemon.repeats import Repeats
 
 # As twisted.internet.tcp has them.
 TWISTEDS = (
@@ -45,6 +45,6 @@ class RepeatsTests(SynchronousTestCase):
         with capturedLogs() as events:
             for text in ("ApiSite starting on 8080", None, ""):
                 self.assertFalse(self.hide(text))
-            self.assertFalse(self.hide(TWISTEDS[0], "tawebeval.evaluation"))
+            self.assertFalse(self.hide(TWISTEDS[0], "tawebeval.evaluations.evaluation"))
             self.assertFalse(self.repeats.hide({}))
         self.assertEqual(list(events), [])

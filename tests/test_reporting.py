@@ -1,4 +1,4 @@
-"""`tawebeval.reporting`: what systemd is told, and when, over the life of the daemon."""
+"""`daemon.reporting`: what systemd is told, and when, over the life of the daemon."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings, Configuration, Evaluations, Service
-from tawebeval.reporting import Reporting, longest_stop
-from tawebeval.supervisor import Supervisor
+from tawebeval.daemon.reporting import Reporting, longest_stop
+from tawebeval.daemon.systemd import Supervisor
 
 
 @attrs.frozen

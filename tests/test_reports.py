@@ -1,4 +1,4 @@
-"""`tawebeval.reports`, with children that are real and reports that the tests write."""
+"""`linux.reports`, with children that are real and reports that the tests write."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import subprocess
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.launcher import MOUNT, START
-from tawebeval.reports import NotMounted, reported
+from tawebeval.linux.launcher import MOUNT, START
+from tawebeval.linux.reports import NotMounted, Overlay, reported
 from tests.test_process import descriptors
 
 
@@ -26,20 +26,27 @@ class ReportTests(SynchronousTestCase):
             self.addCleanup(end.close)
 
     def begin(self) -> None:
-        """Report that all is ready, with a descriptor of a top."""
+        """Report that all is ready, with a descriptor of a top and two devices."""
         top = os.open("/", os.O_RDONLY)
-        socket.send_fds(self.theirs, [b"%d" % self.child.pid], [top])
+        socket.send_fds(self.theirs, [b"%d 39 40" % self.child.pid], [top])
         os.close(top)
 
     def test_begun(self) -> None:
-        """The child, and the top, which nobody has closed."""
+        """The child, the devices, and the top, which nobody has closed."""
         self.begin()
         self.theirs.close()
-        pid, top = reported(self.report)
-        assert top is not None
-        self.addCleanup(os.close, top)
+        pid, overlay = reported(self.report)
+        assert overlay is not None
+        self.addCleanup(os.close, overlay.top)
         self.assertEqual(pid, self.child.pid)
-        self.assertEqual(os.fstat(top).st_ino, os.stat("/").st_ino)
+        self.assertEqual(overlay, Overlay(overlay.top, frozenset({39, 40})))
+        self.assertEqual(os.fstat(overlay.top).st_ino, os.stat("/").st_ino)
+
+    def test_no_overlay(self) -> None:
+        """The child alone, where nothing was to be mounted."""
+        self.theirs.send(b"%d" % self.child.pid)
+        self.theirs.close()
+        self.assertEqual(reported(self.report), (self.child.pid, None))
 
     def test_failed(self) -> None:
         """What has failed, and where; the child is ended, and the top closed."""

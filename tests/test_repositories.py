@@ -1,4 +1,4 @@
-"""`tawebeval.repositories` with a fake git: by which ways commits are had, and what is kept."""
+"""`git.cache` with a fake git: by which ways commits are had, and what is kept."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.checkouts import Checkout
-from tawebeval.commits import Commit
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.form import Repository
+from tawebeval.core.hosts import HostPolicy
+from tawebeval.deferreds import Latch, completed
 from tawebeval.errors import EvaluationError
-from tawebeval.form import Repository
-from tawebeval.git import Outcome
-from tawebeval.gitbox import JUST_READ, Reach
-from tawebeval.hosts import HostPolicy
-from tawebeval.keyring import Keyring
-from tawebeval.quota import FetchLimits
-from tawebeval.remotes import Remotes
-from tawebeval.repositories import Repositories
-from tawebeval.signals import Latch, completed
-from tawebeval.trees import TreeLimits
+from tawebeval.git.cache import Repositories
+from tawebeval.git.command import Outcome
+from tawebeval.git.keyring import Keyring
+from tawebeval.git.quota import FetchLimits
+from tawebeval.git.remotes import Remotes
+from tawebeval.git.trees import TreeLimits
+from tawebeval.sandbox.commands import JUST_READ, Reach
 from tests.fake_resolver import FakeResolver
 from tests.fakes import OID, TREE, Command, FakeGit, InlineThreads
 
@@ -53,7 +52,7 @@ class Running:
         self._latch.set(outcome)
 
     async def outcome(self) -> Outcome:
-        """Return how it ended, as `tawebeval.git.Git` does."""
+        """Return how it ended, as `tawebeval.git.command.Git` does."""
         return await completed(self._latch, self.kill)
 
 
@@ -186,7 +185,7 @@ class RepositoriesTestCase(SynchronousTestCase):
 class WaysTests(RepositoriesTestCase):
     """By which ways a commit is asked for."""
 
-    by_oid = f"{OID}:refs/commits/{OID}"
+    by_oid = f"{OID}:refs/commits/1"
     all_refs = "refs/*:refs/origin/*"
 
     def test_by_its_oid(self) -> None:
@@ -259,7 +258,7 @@ class WaysTests(RepositoriesTestCase):
         self.assertEqual(
             self.ways()[1:],
             [
-                ["--depth=1", f"{OTHER}:refs/commits/{OTHER}"],
+                ["--depth=1", f"{OTHER}:refs/commits/2"],
                 [EVERYTHING, "refs/heads/main:refs/origin/heads/main"],
                 [EVERYTHING, "--prune", self.all_refs],
             ],
@@ -339,6 +338,16 @@ class WaysTests(RepositoriesTestCase):
 
 class DeadlineTests(RepositoriesTestCase):
     """The time that a fetch has, from the request to its end."""
+
+    def test_silent_resolver(self) -> None:
+        """A look-up ends before the fetch as a whole does, and is not the repository's fault."""
+        self.resolver.silent = True
+        asked = self.check_out()
+        self.clock.advance(29)
+        self.assertNoResult(asked)
+        self.clock.advance(1)
+        self.assertEqual(self.error(asked).reason, "lost")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def check_over(self, asked: Deferred[Commit], running: Running) -> None:
         """Hold that git is killed now, and what is said when it has gone."""

@@ -1,4 +1,4 @@
-"""`tawebeval.repositories`: what is in the cache, its bounds, and a restart."""
+"""`git.cache`: what is in the cache, its bounds, and a restart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import errno
 import os
 from pathlib import Path
 
-from tawebeval import blank
-from tawebeval.commits import Commit
-from tawebeval.gitbox import Reach
-from tests.fakes import OID, TREE
-from tests.test_repositories import OTHER, URL, RepositoriesTestCase, Running, failed
+from twisted.internet.defer import CancelledError, Deferred
+
+from tawebeval.core.checkout import Commit
+from tawebeval.core.form import Repository
+from tawebeval.errors import EvaluationError
+from tawebeval.git import blank, repository
+from tawebeval.sandbox.commands import Reach
+from tests.fakes import OID, TREE, SlowThreads
+from tests.test_repositories import DONE, OTHER, URL, RepositoriesTestCase, Running, failed
 
 
 class CheckOutTests(RepositoriesTestCase):
@@ -54,6 +58,22 @@ class CheckOutTests(RepositoriesTestCase):
         self.successResultOf(self.check_out(oid=OTHER))
         self.assertEqual(self.names(), ["log", "ls-tree"])
 
+    def test_needs_network(self) -> None:
+        """A commit that was fetched needs none, and nothing of this machine; others do."""
+
+        def needs(url: str = URL, oid: str = OID) -> bool:
+            return self.repositories.needs_network(Repository(url), oid)
+
+        self.assertTrue(needs())
+        self.assertEqual(self.resolver.asked, [])
+        self.successResultOf(self.check_out())
+        self.assertFalse(needs())
+        self.assertTrue(needs(oid=OTHER))
+        self.assertTrue(needs(URL + "x"))
+        self.assertFalse(needs("/srv/x"))
+        self.assertFalse(needs("file:///srv/x"))
+        self.assertRaises(EvaluationError, needs, "https://127.0.0.1/x")
+
     def test_counts(self) -> None:
         """What was there is a hit; what was not is fetched, or that has failed."""
         tally = self.repositories.tally
@@ -61,6 +81,8 @@ class CheckOutTests(RepositoriesTestCase):
         self.successResultOf(self.check_out())
         self.fetches = [failed("fatal: no route to host")]
         self.error(self.check_out(url=URL + "x"))
+        again = self.repositories.check_out(Repository(URL), OID, again=True)
+        self.successResultOf(Deferred.fromCoroutine(again)).release()
         self.assertEqual(tally.hits, {"commits": 1, "checkouts": 1})
         self.assertEqual(tally.misses, {"commits": 2, "checkouts": 1})
         self.assertEqual(tally.fetches, {"fetched": 1, "failed": 1})
@@ -71,7 +93,7 @@ class CheckOutTests(RepositoriesTestCase):
         self.fetches = [failed("fatal: authentication failed")]
         error = self.error(self.check_out(url=URL + "x"))
         self.assertEqual(error.reason, "repository")
-        self.assertEqual(len(list(self.root.glob("*.git"))), 2)
+        self.assertEqual(self.names().count("fetch"), 2)
         self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
 
     def test_broken_marker(self) -> None:
@@ -87,9 +109,40 @@ class CheckOutTests(RepositoriesTestCase):
         """What could not be had is asked for again by who comes next."""
         self.fetches = [failed("fatal: no route to host")]
         self.error(self.check_out())
-        self.assertEqual(list((self.path() / "commits").iterdir()), [])
         self.successResultOf(self.check_out())
         self.assertEqual(len(self.ways()), 2)
+
+    def test_failure_leaves_nothing(self) -> None:
+        """URLs that somebody makes up, or gives up, leave nothing: neither on the disk nor here."""
+        running = Running()
+        self.fetches = [failed("fatal: no route to host")] * 3 + [running]
+        for number in range(3):
+            self.error(self.check_out(url=f"{URL}{number}"))
+        given_up = self.check_out(url=f"{URL}3")
+        given_up.cancel()
+        running.end(failed("", -1))
+        self.failureResultOf(given_up, CancelledError)
+        self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(self.repositories._entries, {})
+        self.repositories.note_uses()
+        self.assertEqual(self.repositories.tally.evictions, 0)
+
+    def test_failure_leaves_what_was_there(self) -> None:
+        """What earlier fetches have brought stays, also where that is not a whole commit."""
+        self.grow = lambda repository: (repository / "objects" / "pack" / "x").touch()
+        self.gained = 0
+        self.fetches = [DONE, failed("fatal: no route to host")]
+        self.broken["log"] = failed("fatal: bad object")
+        self.error(self.check_out())
+        self.error(self.check_out())
+        self.assertTrue(self.path().exists())
+
+    def test_directories_count(self) -> None:
+        """A repository counts as what it is on the disk, with its directories."""
+        self.successResultOf(self.check_out())
+        directories = [path for path in self.path().rglob("*") if path.is_dir()]
+        least = 4096 * (len(directories) + 1)
+        self.assertGreaterEqual(self.repositories.sizes["repositories"], least)
 
     def test_cannot_be_checked_out(self) -> None:
         """A tree that git cannot check out is an error of the repository."""
@@ -129,6 +182,7 @@ class EvictionTests(RepositoriesTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 100_000)
+        self.patch(repository, "_DIRECTORIES", 0)
 
     def fetch_all(self, *names: str) -> None:
         """Ask for a commit of each of these repositories."""
@@ -264,12 +318,38 @@ class EvictionTests(RepositoriesTestCase):
     def test_use_is_seen_after_a_restart(self) -> None:
         """Using a repository leaves a trace on the disk, by which its age is known."""
         self.fetch_all("a", "b", "c")
+        self.repositories.note_uses()
         for path in self.root.iterdir():
             _set_time(path, 1_000_000)
         self.fetch_all("b")
+        self.repositories.note_uses()
         for path in self.root.glob("*.git"):
             used = (path / "url").read_text() == "/b\n"
-            self.assertEqual(path.stat().st_mtime > 1_000_000, used)
+            for each in (path, *self.root.glob(f"{path.stem}-*.tree")):
+                self.assertEqual(each.stat().st_mtime > 1_000_000, used)
+
+    def test_use_is_noted_by_threads(self) -> None:
+        """Uses are noted by a thread, one call at a time, with all that there were meanwhile."""
+        self.repositories._threads = threads = SlowThreads()  # type: ignore[assignment]
+        self.repositories.note_uses()
+        self.assertEqual(threads.waiting, [])
+        paths = [self.root / name for name in "abc"]
+        for path in paths:
+            self.repositories._use_path(path)
+            self.repositories.note_uses()
+        self.assertEqual(len(threads.waiting), 1)
+        self.repositories._use_path(paths[1])
+        for path in paths:
+            path.touch()
+            _set_time(path, 1_000_000)
+        threads.step()
+        self.repositories.note_uses()
+        self.assertGreater(paths[0].stat().st_mtime, 1_000_000)
+        self.assertEqual(paths[1].stat().st_mtime, 1_000_000)
+        paths[2].unlink()  # what is gone meanwhile stays so
+        threads.step()
+        self.assertGreater(paths[1].stat().st_mtime, 1_000_000)
+        self.assertFalse(paths[2].exists())
 
 
 def _set_time(path: Path, moment: int) -> None:

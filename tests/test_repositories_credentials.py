@@ -1,12 +1,12 @@
-"""`tawebeval.repositories`: what was fetched with a credential is for those who may use it."""
+"""`git.cache`: what was fetched with a credential is for those who may use it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tawebeval.config import CredentialSettings
-from tawebeval.credentials import Login
-from tawebeval.keyring import Keyring
+from tawebeval.git.credentials import Login
+from tawebeval.git.keyring import Keyring
 from tests.fakes import OID, read_again
 from tests.test_repositories import DONE, URL, RepositoriesTestCase, Running, failed
 

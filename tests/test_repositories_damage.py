@@ -1,11 +1,11 @@
-"""`tawebeval.repositories`: a cached repository that is damaged is fetched anew, once."""
+"""`git.cache`: a cached repository that is damaged is fetched anew, once."""
 
 from __future__ import annotations
 
 from twisted.internet.defer import fail
 
 from tawebeval.errors import EvaluationError
-from tawebeval.git import Outcome
+from tawebeval.git.command import Outcome
 from tests.fakes import OID, Command
 from tests.test_repositories import DONE, OTHER, RepositoriesTestCase, Running, failed
 

@@ -1,4 +1,4 @@
-"""`tawebeval.repositories`: fetches that are shared, given up, interrupted."""
+"""`git.cache`: fetches that are shared, given up, interrupted."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SharedFetchTests(RepositoriesTestCase):
         self.assertNoResult(second)
         self.fetching.end(failed("", -1))
         self.failureResultOf(second, CancelledError)
-        self.assertEqual(list((self.path() / "commits").iterdir()), [])
+        self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(self.repositories.tally.misses["commits"], 2)
         self.assertEqual(self.repositories.tally.fetches, {"cancelled": 1})
 
@@ -144,9 +144,17 @@ class TidyTests(RepositoriesTestCase):
         "refs/commits/x.lock",
         "objects/pack/tmp_pack_abc",
         "objects/pack/tmp_idx_abc",
+        "objects/pack/.tmp-7-pack-1.pack",
+        "objects/pack/pack-1.keep",
+        "objects/pack/pack-2.pack",
+        "objects/pack/pack-2.rev",
+        "objects/pack/pack-3.idx",
         "objects/tmp_objdir-incoming-x/pack/y",
     )
-    kept = ("shallow", "refs/heads/lock", "objects/pack/pack-1.pack", "commits/" + OTHER, "url")
+    kept = (
+        *("shallow", "refs/heads/lock", "commits/" + OTHER, "url"),
+        *("objects/pack/pack-1.pack", "objects/pack/pack-1.idx"),
+    )
 
     def litter(self, repository: Path) -> None:
         """Leave what git leaves when it is killed, among what belongs there."""

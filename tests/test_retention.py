@@ -1,4 +1,4 @@
-"""`tawebeval.retention`: what of a ring is kept, for pages and streams, in any order."""
+"""`core.retention`: what of a ring is kept, for pages and streams, in any order."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from hypothesis.stateful import (
 )
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ring
-from tawebeval.events import NOTHING, Batch, encode_data
-from tawebeval.retention import Reader, Retention
-from tawebeval.ring import Ring
+from tawebeval.core import ring
+from tawebeval.core.events import NOTHING, Batch, encode_data
+from tawebeval.core.retention import Reader, Retention
+from tawebeval.core.ring import Ring
 
 LINE = len(encode_data(b"0000").lines)
 CAPACITY = 40 * LINE
 KEPT = 30  # events, three quarters, which may be behind what streams have taken
 PRINTED = 8  # events at most at once
+RESUME = 30  # seconds in which a stream that was cut is resumed
 
 
 def numbers(first: int, count: int) -> Batch:
@@ -49,7 +50,7 @@ class PageTests(RetentionTestCase):
     def test_alone(self) -> None:
         """What pages acknowledge is discarded at once, and nothing else is, ever."""
         self.print(100)
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 0)
         for after, oldest, new in ((0, 0, False), (7, 7, True), (3, 7, False), (7, 7, False)):
             self.assertEqual(self.retention.acknowledge(after), new, after)
@@ -62,7 +63,7 @@ class PageTests(RetentionTestCase):
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 2)
         slow.taken = 5
-        self.retention.make_room(CAPACITY, paged=True)
+        self.retention.make_room(CAPACITY, now=0, paged=True)
         self.assertEqual(self.ring.oldest, 5)
         self.retention.leave(slow)
         self.assertEqual(self.ring.oldest, 9)
@@ -78,7 +79,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.enter(0)
         self.print(KEPT)
         reader.taken = KEPT
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.leave(reader)
         self.assertEqual(self.ring.oldest, 0)
@@ -88,7 +89,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.enter(0)
         self.print(KEPT + 8)
         reader.taken = KEPT + 8
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual((self.ring.oldest, self.ring.size), (8, CAPACITY * 3 // 4))
 
     def test_whatever_waits(self) -> None:
@@ -97,7 +98,7 @@ class StreamTests(RetentionTestCase):
         self.print(70)
         for taken, oldest in ((3, 0), (KEPT, 0), (KEPT + 1, 1), (60, 30), (70, 40)):
             reader.taken = taken
-            self.retention.make_room(CAPACITY, paged=False)
+            self.retention.make_room(CAPACITY, now=0, paged=False)
             self.assertEqual(self.ring.oldest, oldest)
 
     def test_slowest(self) -> None:
@@ -105,10 +106,10 @@ class StreamTests(RetentionTestCase):
         slow, fast = self.retention.enter(0), self.retention.enter(0)
         self.print(50)
         fast.taken, slow.taken = 50, KEPT + 3
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 3)
         self.retention.leave(slow)
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
     def test_next_to_nothing(self) -> None:
@@ -116,7 +117,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.enter(0)
         self.print(2)
         reader.taken = 2
-        self.retention.make_room(1, paged=False)
+        self.retention.make_room(1, now=0, paged=False)
         self.assertEqual(self.ring.size, 0)
 
     def test_gone(self) -> None:
@@ -126,20 +127,74 @@ class StreamTests(RetentionTestCase):
         reader.taken = 20
         self.retention.leave(reader)
         self.print(30)
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual((self.ring.oldest, len(self.retention)), (0, 0))
+
+    def test_cut(self) -> None:
+        """What a stream that was cut has not shown to have stays for its client, for a time."""
+        cut, fast = self.retention.enter(0), self.retention.enter(0)
+        self.print(50)
+        cut.taken, fast.taken = 5, 50
+        self.retention.cut(cut, 45, until=30)
+        self.assertEqual(self.retention.resumable, 30)
+        self.retention.make_room(CAPACITY, now=29.9, paged=False)
+        self.assertEqual(self.ring.oldest, 0)
+        self.print(20)
+        fast.taken = 70
+        self.retention.make_room(CAPACITY, now=29.9, paged=False)
+        self.assertEqual(self.ring.oldest, 0)  # three quarters lie behind what it has
+        self.retention.make_room(CAPACITY, now=30, paged=False)
+        self.assertEqual((self.ring.oldest, self.retention.resumable), (40, None))
+
+    def test_resumed(self) -> None:
+        """Nothing is kept any longer for a stream that was cut, when its client is back."""
+        cut, fast = self.retention.enter(0), self.retention.enter(0)
+        self.print(70)
+        cut.taken, fast.taken = 5, 70
+        self.retention.cut(cut, 45, until=30)
+        self.retention.leave(self.retention.enter(46))  # which that client was not sent
+        self.assertEqual(self.retention.resumable, 30)
+        self.retention.enter(45)
+        self.assertIsNone(self.retention.resumable)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.assertEqual(self.ring.oldest, 15)
+
+    def test_resumed_by_one_of_several(self) -> None:
+        """Of several streams that were cut that one is resumed that ended next to there."""
+        self.print(50)
+        readers = [self.retention.enter(0) for _ in range(3)]
+        for number, reader in enumerate(readers):
+            reader.taken = 10 * number
+            self.retention.cut(reader, 45, until=number)
+        for place, until in ((19, 0), (1, 1), (40, None)):
+            self.retention.enter(place)
+            self.assertEqual(self.retention.resumable, until)
+
+    def test_many_cut(self) -> None:
+        """Whoever breaks off streams on and on has no more kept for it than for sixteen."""
+        self.print(100)
+        for number in range(20):
+            self.retention.cut(self.retention.enter(number), number, until=30 + number)
+        self.assertEqual(self.retention.resumable, 34)
+
+    def test_cut_beside_pages(self) -> None:
+        """What pages have acknowledged goes also where a stream was cut that had not taken it."""
+        self.print(20)
+        self.retention.cut(self.retention.enter(2), 9, until=30)
+        self.retention.acknowledge(15)
+        self.assertEqual(self.ring.oldest, 15)
 
     def test_beside_pages(self) -> None:
         """While pages are read, what they have not acknowledged stays."""
         reader = self.retention.enter(0)
         self.print(50)
         reader.taken = 50
-        self.retention.make_room(CAPACITY, paged=True)
+        self.retention.make_room(CAPACITY, now=0, paged=True)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.acknowledge(4)
-        self.retention.make_room(CAPACITY, paged=True)
+        self.retention.make_room(CAPACITY, now=0, paged=True)
         self.assertEqual(self.ring.oldest, 4)
-        self.retention.make_room(CAPACITY, paged=False)
+        self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
 
@@ -156,6 +211,9 @@ class Machine(RuleBasedStateMachine):
         self.streams: dict[Reader, list[bytes]] = {}
         self.positions: dict[Reader, int] = {}
         self.gone: list[list[bytes]] = []  # what those have who have left
+        # Streams that were cut: when, what of it was taken, and what was sent.
+        self.cuts: list[tuple[float, int, int]] = []
+        self.now = 0.0
         self.page: list[bytes] = []  # what the reader of pages has
         self.paged = False
 
@@ -175,13 +233,29 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.streams) < 4)
     @rule(back=st.integers(0, 10))
     def begin(self, back: int) -> None:
-        """Let a new stream begin at the oldest event, or one that has left go on."""
+        """Let a new stream begin at the oldest event, or the client of one that was cut resume."""
         read = self.gone.pop(back) if back < len(self.gone) else None
         if read is None or len(read) < self.ring.oldest:
             read = self.printed[: self.ring.oldest]
-        reader = self.retention.enter(len(read))
+        self.enter(read)
+
+    @precondition(lambda self: self.cuts and len(self.streams) < 4)
+    @rule(lost=st.integers(0, 40))
+    def resume(self, lost: int) -> None:
+        """Let the client resume whose stream was cut first; a part of what was sent got lost."""
+        _, taken, sent = self.cuts[0]
+        position = max(taken, sent - lost)
+        if position >= self.ring.oldest:  # otherwise pages have acknowledged it
+            self.enter(self.printed[:position])
+
+    def enter(self, read: list[bytes]) -> None:
+        place = len(read)
+        cuts = [cut for cut in self.cuts[-16:] if place <= cut[2]]
+        if cuts:
+            self.cuts.remove(min(cuts, key=lambda cut: abs(cut[1] - place)))
+        reader = self.retention.enter(place)
         self.streams[reader] = read
-        self.positions[reader] = len(read)
+        self.positions[reader] = place
 
     @precondition(lambda self: self.streams)
     @rule(number=st.integers(0, 9), limit=st.integers(0, 20 * LINE))
@@ -196,12 +270,30 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.streams)
     @rule(number=st.integers(0, 9), lost=st.integers(0, 20))
     def leave(self, number: int, lost: int) -> None:
-        """Let a stream break off; its client has not got the last of what was written."""
+        """Let a stream end; its client has not got the last of what was written."""
         reader = self.pick(number)
         self.retention.leave(reader)
-        self.retention.make_room(CAPACITY, paged=self.paged)
+        self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
+        del self.positions[reader]
         read = self.streams.pop(reader)
         self.gone.append(read[: max(0, len(read) - lost)])
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 9))
+    def cut(self, number: int) -> None:
+        """Let a stream be cut, whose client is expected to resume."""
+        reader = self.pick(number)
+        sent = self.positions.pop(reader)
+        del self.streams[reader]
+        self.cuts.append((self.now + RESUME, reader.taken, sent))
+        self.retention.cut(reader, sent, self.now + RESUME)
+
+    @rule(seconds=st.integers(1, RESUME))
+    def wait(self, seconds: int) -> None:
+        """Let time pass: clients that are long gone are not expected any more."""
+        self.now += seconds
+        self.cuts = [cut for cut in self.cuts if cut[0] > self.now]
+        self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
 
     @rule(limit=st.integers(0, 20 * LINE), received=st.booleans())
     def ask(self, limit: int, received: bool) -> None:
@@ -211,7 +303,7 @@ class Machine(RuleBasedStateMachine):
         self.paged = True
         self.acknowledged = max(self.acknowledged, len(self.page))
         self.retention.acknowledge(len(self.page))
-        self.retention.make_room(CAPACITY, paged=True)
+        self.retention.make_room(CAPACITY, now=self.now, paged=True)
         batch = self.ring.read(len(self.page), limit)
         if received:
             self.page += self.lines(batch)
@@ -227,12 +319,12 @@ class Machine(RuleBasedStateMachine):
     def took(self, reader: Reader) -> None:
         before = self.ring.oldest
         reader.taken = self.positions[reader]
-        self.retention.make_room(CAPACITY, paged=self.paged)
+        self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
         taken = min(reader.taken for reader in self.streams)
         if self.ring.oldest > max(before, self.acknowledged):
             # It was too much, so nearly three quarters are left to come back to.
             assert taken - self.ring.oldest > KEPT - PRINTED
-        if not self.paged:
+        if not self.paged and not self.cuts:
             assert taken < self.ring.newest or self.ring.size < CAPACITY, "all wait for ever"
 
     @invariant()
@@ -248,6 +340,12 @@ class Machine(RuleBasedStateMachine):
             assert self.ring.oldest <= reader.taken <= self.positions[reader]
         if self.paged:
             assert self.ring.oldest <= max(self.acknowledged, len(self.page))
+
+    @invariant()
+    def cut_streams_can_be_resumed(self) -> None:
+        """Hold that nothing is gone that a client may lack whose stream was cut a moment ago."""
+        for _, taken, _ in self.cuts[-16:]:
+            assert self.ring.oldest <= max(taken, self.acknowledged)
 
     @invariant()
     def memory_is_bounded(self) -> None:

@@ -1,4 +1,4 @@
-"""`tawebeval.retrial`: a sandbox that has failed is tried until it works, and only then."""
+"""`daemon.retrial`: a sandbox that has failed is tried until it works, and only then."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.retrial import PERIOD, Retrial
-from tawebeval.sandboxes import Problem
-from tawebeval.signals import Threads
-from tawebeval.tally import EvaluationTally
+from tawebeval.core.tally import EvaluationTally
+from tawebeval.daemon.retrial import PERIOD, Retrial
+from tawebeval.deferreds import Threads
+from tawebeval.sandbox.probe import Problem
 from tests.fakes import InlineThreads, SlowThreads
 
 FAULT = "the sandbox could not be started"

@@ -1,12 +1,12 @@
-"""`tawebeval.ring`: the buffer by itself; test_pages has the properties of it in use."""
+"""`core.ring`: the buffer by itself; test_pages has the properties of it in use."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ring as module
-from tawebeval.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.ring import Ring
+from tawebeval.core import ring as module
+from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
+from tawebeval.core.ring import Ring
 
 
 def numbers(first: int, count: int) -> Batch:
@@ -163,7 +163,7 @@ class AcknowledgeTests(SynchronousTestCase):
                 ring = filled(*counts)
                 ring.acknowledge(after)
                 self.assertEqual((ring.oldest, ring.newest), (after, 6))
-                self.assertEqual(ring.size, (6 - after) * LINE)
+                self.assertEqual((ring.size, ring.discarded), ((6 - after) * LINE, after * LINE))
                 self.assertEqual(ring.read(after, PLENTY), numbers(after, 6 - after))
 
     def test_older(self) -> None:
@@ -202,6 +202,9 @@ class AcknowledgeTests(SynchronousTestCase):
         ring._batches.extend(numbers(first, 2) for first in (0, 2, 4))
         sizes = [ring.size_after(cursor) // LINE for cursor in range(7)]
         self.assertEqual(sizes, [6, 6, 4, 4, 2, 2, 0])
+        ring.acknowledge(2)
+        before = [ring.size_before(cursor) // LINE for cursor in range(7)]
+        self.assertEqual(before, [2, 2, 2, 2, 4, 4, 6])
 
     def test_append_after_all_was_acknowledged(self) -> None:
         """A ring that has become empty goes on at the next number."""

@@ -1,4 +1,4 @@
-"""`tawebeval.room`: the sums of docs/operations.md, and what there is for them."""
+"""`daemon.room`: the sums of docs/operations.md, and what there is for them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from types import SimpleNamespace
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import room as module
 from tawebeval.config import Configuration, Health, Limits, Repositories
-from tawebeval.disk import DiskUse
-from tawebeval.findings import Finding
-from tawebeval.findings import Health as Found
-from tawebeval.room import judge_room
+from tawebeval.daemon import room as module
+from tawebeval.daemon.findings import Finding
+from tawebeval.daemon.findings import Health as Found
+from tawebeval.daemon.room import judge_room
+from tawebeval.sandbox.disk import DiskUse
 
 GIB = 2**30
 RUNNING = 3
 SPARE = 5 * GIB
 CONFIGURATION = Configuration(
     limits=Limits(uploads=7 * GIB, disk=11 * GIB),
-    repositories=Repositories(cache=13 * GIB, fetch_bytes=17 * GIB, tree_bytes=19 * GIB),
+    repositories=Repositories(cache=13 * GIB, fetches=2, fetch_bytes=17 * GIB, tree_bytes=19 * GIB),
     health=Health(free_disk=SPARE),
 )
 STATE = (7 + RUNNING * (11 + 19)) * GIB
-CACHE = (13 + RUNNING * (17 + 19)) * GIB
+CACHE = (13 + (RUNNING + 2) * (17 + 19)) * GIB
 
 
 class RoomTests(SynchronousTestCase):

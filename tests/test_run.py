@@ -1,35 +1,37 @@
-"""`tawebeval.run`: one run, watched over, with a fake child and a Clock."""
+"""`evaluations.run`: one run, watched over, with a fake child and a Clock."""
 
 from __future__ import annotations
 
 import gc
 import signal
 from pathlib import Path
+from typing import NoReturn, get_args
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.budget import Budget
 from tawebeval.config import Limits
-from tawebeval.errors import EvaluationError
-from tawebeval.events import Batch
-from tawebeval.fileblock import WantedFile
-from tawebeval.groups import Usage
-from tawebeval.intake import Intake
-from tawebeval.ring import Ring
-from tawebeval.run import STDERR_TAIL, Run
-from tawebeval.sandbox import Exit
-from tawebeval.segi import Parser
-from tawebeval.workspace import Workspace
+from tawebeval.core.budget import Budget
+from tawebeval.core.events import Batch
+from tawebeval.core.fileblock import WantedFile
+from tawebeval.core.ring import Ring
+from tawebeval.core.segi import Parser
+from tawebeval.errors import EvaluationError, Reason, over_limit
+from tawebeval.evaluations.intake import Intake
+from tawebeval.evaluations.run import STDERR_TAIL, Run
+from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.sandbox.base import Exit
+from tawebeval.sandbox.workspace import Workspace
 from tests.fake_cells import FakeCell
-from tests.fake_children import FakeChild
+from tests.fake_children import STDOUT, FakeChild
 from tests.fakes import InlineThreads
 from tests.gates import Gate
 from tests.strategies import MARKERS, read
 
 GRACE = 2.0
 CANCELLED = EvaluationError("cancelled", "enough")
+RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
 
 
 class RunTestCase(SynchronousTestCase):
@@ -58,6 +60,10 @@ class RunTestCase(SynchronousTestCase):
 
     def printed(self) -> None:
         """Tell nobody."""
+
+    def lose_output(self) -> None:
+        """Pass on that events are lost, as an evaluation does."""
+        self.run.lose_output()
 
     def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
         """Let the test supply the file."""
@@ -155,7 +161,7 @@ class EndTests(RunTestCase):
 
     def test_files_hold_up_the_end(self) -> None:
         """Nor before a file that it named is read, and stands among the events."""
-        self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE")
+        self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE\n")
         self.child.end()
         self.turn()
         self.assertFalse(self.run.ended.is_set)
@@ -180,6 +186,86 @@ class EndTests(RunTestCase):
         self.assert_over(status=0)
         self.orphans.error = None
         gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+
+class DefectTests(RunTestCase):
+    """Defects of the daemon between stdout and the ring."""
+
+    def break_(self, name: str) -> None:
+        """Let the parser raise."""
+
+        def fail(*_: object) -> NoReturn:
+            raise RuntimeError("a defect")
+
+        self.patch(Parser, name, fail)
+
+    def assert_lost(self) -> None:
+        """Hold that the run is lost, and the defect logged."""
+        assert self.run.failure is not None
+        self.assertEqual(self.run.failure.reason, "lost")
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_killed(self) -> None:
+        """Who prints what gets lost is killed at once, and has not finished well."""
+        self.child.obeys = (signal.SIGKILL,)
+        self.child.print(b"good\n")
+        self.break_("feed")
+        self.child.print(b"bad\n")
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.assert_over(number=signal.SIGKILL)
+        self.assert_lost()
+        self.assertEqual(self.text(), "good")
+
+    def test_after_the_exit(self) -> None:
+        """Nor has one that exits with status 0 before that is found."""
+        self.orphans.shut = True
+        self.child.exit(0)
+        self.break_("feed")
+        self.child.print(b"bad\n")
+        self.orphans.open()
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_at_the_end(self) -> None:
+        """Nor one where that is found when all was printed."""
+        self.break_("finish")
+        self.child.print(b"a\nb")
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_full(self) -> None:
+        """Nobody waits for readers then."""
+        self.capacity = 100
+        self.setUp()
+        self.orphans.shut = True
+        self.child.print(b"line\n" * 100)
+        self.child.print(b"\n" * 100_000)
+        self.child.exit(0)
+        self.turn()
+        self.assertFalse(self.run.ended.is_set)
+        self.break_("feed")
+        self.orphans.open()
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_cannot_be_told(self) -> None:
+        """Where the loss itself cannot be told it is no good end either."""
+        self.break_("finish")
+        self.patch(self.run, "lose_output", lambda: None)
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_stopped(self) -> None:
+        """One that was stopped before keeps its reason."""
+        self.run.stop(CANCELLED)
+        self.break_("feed")
+        self.child.print(b"bad\n")
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assertIs(self.run.failure, CANCELLED)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
@@ -259,6 +345,42 @@ class StopTests(RunTestCase):
         self.assert_over(number=signal.SIGKILL)
         self.assertIs(self.run.failure, CANCELLED)
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+
+    def test_closed_output(self) -> None:
+        """One that has closed its stdout and runs on is stopped as others are."""
+        self.child.lose(STDOUT)
+        self.run.stop(CANCELLED)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.child.end(signal=signal.SIGTERM)
+        self.assert_over(number=signal.SIGTERM)
+        self.assertIs(self.run.failure, CANCELLED)
+
+    def test_resources(self) -> None:
+        """A run that is over a limit of what it takes from the machine is killed at once."""
+        over = over_limit("disk", "disk", "bytes", 7)
+        self.run.stop(over)
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, over)
+
+    def test_reasons(self) -> None:
+        """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
+        for reason in get_args(Reason):
+            self.setUp()
+            self.run.stop(EvaluationError(reason, "enough"))
+            expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM
+            self.assertEqual(self.child.signals, [expected], reason)
+
+    def test_resources_in_the_grace_time(self) -> None:
+        """It is killed also where it was stopped before for another reason, which stays."""
+        self.run.stop(CANCELLED)
+        for _ in range(2):  # each look tells of it
+            self.run.stop(over_limit("disk", "disk", "bytes", 7))
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, CANCELLED)
 
     def test_after_the_exit(self) -> None:
         """What has exited by itself gets no signal, but its end was still asked for."""

@@ -1,4 +1,4 @@
-"""`tawebeval.sandbox`: what all cells hold, and the cell that is none."""
+"""`sandbox.base`: what all cells hold, and the cell that is none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,14 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import sandbox as module
-from tawebeval.checkouts import Checkout
-from tawebeval.commits import Commit
 from tawebeval.config import GIB, MIB, Limits
-from tawebeval.disk import DiskUse
+from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import EvaluationError
-from tawebeval.groups import Usage
-from tawebeval.sandbox import Exit, NoCell, NoSandbox
-from tawebeval.workspace import Workspace
+from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.sandbox import base as module
+from tawebeval.sandbox.base import Exit, NoCell, NoSandbox
+from tawebeval.sandbox.disk import DiskUse, TooMuchWork
+from tawebeval.sandbox.workspace import Workspace
 from tests.fake_cells import FakeTrees
 from tests.fake_children import NO_PROCESS, FakeChild
 
@@ -59,7 +59,7 @@ class FakeGroup:
         self.patience.append(patience)
         return self.over
 
-    def usage(self) -> Usage:
+    def usage(self, waited: resource.struct_rusage | None) -> Usage:
         return self.used
 
     def over_cpu(self, limit: float) -> bool:
@@ -79,6 +79,7 @@ class FakeCgroups:
     """
 
     enforced: frozenset[str] = frozenset()
+    niceness: int = 10
     group: FakeGroup = attrs.field(factory=FakeGroup)
     made: list[tuple[str, Limits]] = attrs.field(factory=list)
     spares: list[Limits] = attrs.field(factory=list)
@@ -93,18 +94,24 @@ class FakeCgroups:
 
 @attrs.define
 class FakeDisk:
-    """A watch over a disk on which there is what `use` says; `looks` has each look's `again`."""
+    """A watch over a disk on which there is what `use` says.
+
+    `looks` has of each look whether it was to count anew, and by how much work.
+    """
 
     directory: Path
     size: int
     files: int
     pids: Callable[[], Iterable[int]]
     use: DiskUse = attrs.field(factory=DiskUse)
-    looks: list[bool] = attrs.field(factory=list)
+    looks: list[tuple[bool, float]] = attrs.field(factory=list)
     devices: set[int] = attrs.field(factory=set)
+    free: float = inf
 
-    def look(self, again: bool = False) -> DiskUse:
-        self.looks.append(again)
+    def look(self, again: bool, work: float) -> DiskUse:
+        self.looks.append((again, work))
+        if self.use.looks > work:
+            raise TooMuchWork
         return self.use
 
 
@@ -149,9 +156,14 @@ class CellTestCase(SynchronousTestCase):
         self.workspace = Workspace(Path("/state/evaluations/word"))
         self.disks: list[FakeDisk] = []
         self.patch(module, "DiskWatch", self.watch)
+        self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
+        self.patch(module, "_hard", lambda number: self.hard)
 
-    def watch(self, *arguments: Any, apart: Collection[str], since: float) -> FakeDisk:
+    def watch(
+        self, *arguments: Any, apart: Collection[str], since: float, floor: int, held: bool
+    ) -> FakeDisk:
         """Return a fake watch."""
+        self.assertEqual((floor, held), (LIMITS.free_disk, False))
         self.assertEqual(sorted(apart), ["submission"])
         self.assertGreater(since, 0)
         self.disks.append(FakeDisk(*arguments))
@@ -185,12 +197,14 @@ class ProcessLimitTests(CellTestCase):
                 self.cgroups.enforced = frozenset(enforced)
                 launch = self.no_cell().launch("./it --now", ENVIRONMENT, Path("/some/where"))
                 expected = {
-                    resource.RLIMIT_CPU: (30, 31),
+                    resource.RLIMIT_CPU: (30, -1 if "cpu" in enforced else 31),
                     resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
                     resource.RLIMIT_NOFILE: (99, 99),
-                    resource.RLIMIT_CORE: (0, 0),
+                    resource.RLIMIT_CORE: (1, -1),
                     resource.RLIMIT_MSGQUEUE: (0, 0),
                     resource.RLIMIT_SIGPENDING: (1024, 1024),
+                    resource.RLIMIT_NICE: (0, 0),
+                    resource.RLIMIT_RTPRIO: (0, 0),
                 }
                 if "memory" not in enforced:
                     expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
@@ -199,6 +213,20 @@ class ProcessLimitTests(CellTestCase):
                 self.assertEqual(launch.environment, ENVIRONMENT)
                 self.assertEqual(launch.directory, "/some/where")
                 self.assertEqual(launch.descriptors, ())
+
+    def test_hard_limits_of_the_daemon(self) -> None:
+        """What cannot be unlimited is as high as the daemon's own."""
+        self.cgroups.enforced = frozenset({"cpu"})
+        self.hard = 77
+        limits = self.no_cell().launch("./it", ENVIRONMENT, Path("/")).limits
+        self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
+        self.assertEqual(limits[resource.RLIMIT_CPU], (30, 77))
+
+    def test_daemon_without_core_dumps(self) -> None:
+        """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""
+        self.hard = 0
+        limits = self.no_cell().launch("./it", ENVIRONMENT, Path("/")).limits
+        self.assertEqual(limits[resource.RLIMIT_CORE], (0, 0))
 
 
 class GroupTests(CellTestCase):
@@ -253,11 +281,11 @@ class GroupTests(CellTestCase):
         """The group knows what was used; without one nobody does."""
         self.cgroups.group.used = Usage(1.5, 4096)
         cell = self.no_cell()
-        self.assertEqual(cell.usage(), Usage(None, None))
+        self.assertEqual(cell.usage(None), Usage(None, None))
         cell.start("x", ENVIRONMENT, Path("/"))
-        self.assertEqual(cell.usage(), Usage(1.5, 4096))
+        self.assertEqual(cell.usage(None), Usage(1.5, 4096))
         cell.close()
-        self.assertEqual(cell.usage(), Usage(None, None))
+        self.assertEqual(cell.usage(None), Usage(None, None))
 
 
 class ExceededTests(CellTestCase):
@@ -266,6 +294,8 @@ class ExceededTests(CellTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.cell = self.started()
+        self.child = FakeChild(Clock(), ProcessProtocol())
+        self.cell.started(self.child)  # type: ignore[arg-type]
 
     def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
         """Hold that it is this one."""
@@ -306,6 +336,16 @@ class ExceededTests(CellTestCase):
         self.cgroups.group.used = Usage(30.01, None)
         self.check("cpu", "cpu", "seconds of processor time")
 
+    def test_exited(self) -> None:
+        """The group of a run that has exited is asked only why it failed; the disk counts on."""
+        self.cgroups.group.over = frozenset({"memory"})
+        self.check("memory", "memory", "bytes of memory")
+        self.child.exit()
+        self.check_none()
+        self.check("memory", "memory", "bytes of memory", final=True)
+        self.disk.use = DiskUse(files=1011)
+        self.check("disk", "disk_files", "files on disk")
+
     def test_disk_bytes(self) -> None:
         """What is checked out is not counted: its bytes, and a block for each of its files."""
         allowed = GIB + 5000 + 10 * 4096
@@ -334,27 +374,75 @@ class ExceededTests(CellTestCase):
         self.check_none()
         self.check("file_size", "file_size", "bytes in one file", final=True)
 
+    def test_nearly_full(self) -> None:
+        """Where the disk is nearly full a run that has failed may have failed of that."""
+        self.assertFalse(self.cell.short)
+        self.disk.use = DiskUse(size=MIB)
+        self.disk.free = LIMITS.free_disk
+        self.assertFalse(self.cell.short)
+        self.disk.free -= 1
+        self.assertTrue(self.cell.short)
+        self.check_none()
+        error = self.cell.exceeded(final=True)
+        assert isinstance(error, EvaluationError)
+        self.assertEqual(error.reason, "disk")
+        value = LIMITS.free_disk
+        self.assertEqual(error.members, {"limit": "limits.free_disk", "value": value})
+        self.assertIn(f"limits.free_disk ({value} bytes)", error.message)
+        self.assertIn(f"{MIB} bytes", error.message)
+
+    def test_nearly_full_of_others(self) -> None:
+        """One that has next to nothing there has failed of it only where nothing is free."""
+        self.disk.use = DiskUse(size=MIB - 1)
+        self.disk.free = MIB
+        self.check_none(final=True)
+        self.disk.free = MIB - 1
+        error = self.cell.exceeded(final=True)
+        self.assertEqual(error and error.reason, "disk")
+
+    def test_much_work(self) -> None:
+        """A count that takes more work than it may is none; the other limits are known without."""
+        self.disk.use = DiskUse(looks=8)
+        self.assertRaises(TooMuchWork, self.cell.exceeded, work=7)
+        self.assertIsNone(self.cell.exceeded(work=8))
+        self.cgroups.group.over = frozenset({"memory"})
+        error = self.cell.exceeded(work=0)
+        self.assertEqual(error and error.reason, "memory")
+
     def test_without_groups(self) -> None:
         """The disk is looked at without groups, too."""
         self.cell.close()
         self.disk.use = DiskUse(size=2 * GIB)
         self.check("disk", "disk", "bytes on disk")
 
+    def test_held(self) -> None:
+        """A quota directory is watched in the place of the workspace."""
+        watched: list[tuple[Path, bool]] = []
+
+        def watch(directory: Path, *_: object, held: bool, **more: object) -> FakeDisk:
+            watched.append((directory, held))
+            return self.disk
+
+        self.patch(module, "DiskWatch", watch)
+        self.workspace = attrs.evolve(self.workspace, quota_directory=Path("/state/quotas/0"))
+        self.no_cell()
+        self.assertEqual(watched, [(Path("/state/quotas/0"), True)])
+
     def test_count(self) -> None:
         """The workspace is counted, within what is allowed; anew at the end."""
         self.check_none()
         self.check_none(final=True)
-        self.assertEqual(self.disk.looks, [False, True])
+        self.assertEqual(self.disk.looks, [(False, inf), (True, inf)])
         self.assertEqual(self.disk.directory, self.workspace.root)
         self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
         self.assertEqual(self.disk.files, 1010)
 
     def test_processes(self) -> None:
-        """The files that its processes have open are counted, once there are any."""
+        """The files that its processes have open are counted, as long as there are any."""
         self.patch(module, "descendants", lambda pid: [pid + 1, pid + 2])
-        self.assertEqual(list(self.disk.pids()), [])
-        self.cell.started(FakeChild(Clock(), ProcessProtocol()))  # type: ignore[arg-type]
         self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
+        self.child.exit()
+        self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
 
 
 class NoCellTests(CellTestCase):

@@ -1,9 +1,10 @@
-"""`tawebeval.sandboxes`: the configured sandbox, and what is said where it does not work."""
+"""`sandbox.probe`: the configured sandbox, and what is said where it does not work."""
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,23 @@ import attrs
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import sandboxes as module
-from tawebeval.bubblewrap import (
+from tawebeval.config import Configuration, Limits
+from tawebeval.config import Sandbox as Settings
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux.launcher_client import Launching
+from tawebeval.linux.privileges import Privileges, User
+from tawebeval.linux.reports import NotMounted
+from tawebeval.sandbox import probe as module
+from tawebeval.sandbox.base import NoSandbox, Sandbox
+from tawebeval.sandbox.bubblewrap import (
     Bubblewrap,
     BubblewrapCell,
     network_view,
     programs_view,
     system_view,
 )
-from tawebeval.config import Configuration, Limits
-from tawebeval.config import Sandbox as Settings
-from tawebeval.errors import ConfigurationError
-from tawebeval.gitbox import GitBox, NoBox
-from tawebeval.launching import Launching
-from tawebeval.privileges import Privileges, User
-from tawebeval.reports import NotMounted
-from tawebeval.sandbox import NoSandbox, Sandbox
-from tawebeval.sandboxes import (
+from tawebeval.sandbox.commands import GitBox, NoBox
+from tawebeval.sandbox.probe import (
     ANYWHERE,
     COPIED,
     Places,
@@ -49,7 +50,7 @@ OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.ki
 LIMITS = Limits(processes=99)
 ORPHANS: Any = FakeOrphans()
 
-# As bwrap 0.8.0 says it, and what helps.
+# As bwrap 0.8.0 and 0.12.0 say it, and what helps.
 FAILURES = (
     ("bwrap: Unknown option --disable-userns", "install bubblewrap 0.8.0 or newer"),
     (
@@ -72,6 +73,15 @@ FAILURES = (
         "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
         "no ProtectKernelTunables=yes",
     ),
+    ("bwrap: Can't open source /usr: Function not implemented", "openat2"),
+    ("bwrap: Creating new namespace failed: Permission denied", "/etc/apparmor.d/tawebeval"),
+)
+# The same in a unit of systemd, whose lines can be the reason.
+UNIT_FAILURES = (
+    ("bwrap: Can't open source /usr: Function not implemented", "RestrictSUIDSGID=no"),
+    ("bwrap: Can't mount proc on /proc: Operation not permitted", "ProtectKernelLogs=no"),
+    ("bwrap: Creating new namespace failed: Permission denied", "AppArmorProfile=-tawebeval"),
+    ("bwrap: setting up uid map: Permission denied", "AppArmorProfile=-tawebeval"),
 )
 
 
@@ -80,6 +90,7 @@ class SandboxesTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
+        self.in_shell = shlex.quote(str(self.root))
         self.accounts = self.root / "accounts"
         self.temporary = self.root / "temporary"
         for folder in (self.root, self.accounts, self.temporary):
@@ -165,7 +176,9 @@ class OpenTests(SandboxesTestCase):
         sandbox = self.open_bubblewrap()
         shown = tuple(programs_view(self.accounts))
         box = open_box(sandbox, self.accounts)
-        self.assertEqual(box, GitBox(sandbox.program, sandbox.filter, shown, tuple(network_view())))
+        assert isinstance(box, GitBox)
+        self.addCleanup(os.close, box.filter)
+        self.assertEqual(box, GitBox(sandbox.program, box.filter, shown, tuple(network_view())))
 
 
 class TryTests(SandboxesTestCase):
@@ -189,11 +202,11 @@ class TryTests(SandboxesTestCase):
     def test_works(self) -> None:
         """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
         self.install(
-            f'printf "%s\\n" "$@" >{self.root}/arguments; env >{self.root}/environment\n'
-            f"pwd >{self.root}/directory\n"
+            f'printf "%s\\n" "$@" >{self.in_shell}/arguments; env >{self.in_shell}/environment\n'
+            f"pwd >{self.in_shell}/directory\n"
             'number() { echo "$all" | sed "s/.*--$1 //; s/ .*//"; }; all="$*"\n'
-            f"cat /proc/self/fd/$(number seccomp) >{self.root}/filter\n"
-            f"cat /proc/self/fd/$(number args) >{self.root}/settings\n"
+            f"cat /proc/self/fd/$(number seccomp) >{self.in_shell}/filter\n"
+            f"cat /proc/self/fd/$(number args) >{self.in_shell}/settings\n"
             'while [ "$1" != --bind ]; do shift; done; test -d "$2" && echo sound'
         )
         sandbox = self.open_bubblewrap()
@@ -218,6 +231,21 @@ class TryTests(SandboxesTestCase):
             self.assertEqual(what, said)
             self.assertIn(remedy, told)
             self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
+
+    def test_remedies_in_a_unit(self) -> None:
+        """The main process of a unit names the unit's line, and nothing about containers."""
+        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
+        for said, remedy in UNIT_FAILURES:
+            _, told = self.complaint(f'echo "{said}" >&2; exit 1')
+            self.assertIn(remedy, told)
+            self.assertNotIn("Docker", told)
+            self.assertNotIn("container", told)
+
+    def test_remedies_below_a_unit(self) -> None:
+        """A process that a unit has started by the way, such as a terminal, is not the unit's."""
+        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getppid())})
+        _, told = self.complaint(f'echo "{UNIT_FAILURES[1][0]}" >&2; exit 1')
+        self.assertIn("Docker", told)
 
     def test_each_its_own(self) -> None:
         """No two complaints have the same remedy."""
@@ -382,7 +410,7 @@ class TreesTests(SandboxesTestCase):
     def test_fail(self) -> None:
         """Where only they fail, what was said of that is why there are copies."""
         self.install(
-            f"test -e {self.root}/again && echo sound && exit; touch {self.root}/again; echo no"
+            f"cd {self.in_shell}; test -e again && echo sound && exit; touch again; echo no"
         )
         self.assertIsNone(self.try_it())
         self.assertEqual(self.trees.problem, "no")
@@ -427,7 +455,7 @@ class TreesTests(SandboxesTestCase):
     def test_cache(self) -> None:
         """A sandbox that changes the checkout itself is not one to rely on."""
         self.install(
-            f"echo changed | tee {self.root}/checkouts/*/directory/file >/dev/null; echo sound"
+            f"echo changed | tee {self.in_shell}/checkouts/*/directory/file >/dev/null; echo sound"
         )
         problem = self.try_it()
         assert problem is not None

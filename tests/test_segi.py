@@ -1,4 +1,4 @@
-"""`tawebeval.segi`: every rule of the contract, section 4, by tables and by properties."""
+"""`core.segi`: every rule of the contract, section 4, by tables and by properties."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.fileblock import MAX_HEADERS, File
-from tawebeval.markers import Markers
-from tawebeval.segi import MAX_PAYLOAD, Parser
+from tawebeval.core import segi
+from tawebeval.core.fileblock import MAX_HEADERS, File
+from tawebeval.core.markers import Markers
+from tawebeval.core.segi import MAX_PAYLOAD, Parser
+from tests import reference_segi
 from tests.strategies import (
     MARKERS,
     MAX_FILE,
@@ -24,10 +26,12 @@ from tests.strategies import (
     Stream,
     any_bytes,
     chunkings,
+    file_at,
     joined,
     parse,
     read,
     seen,
+    stdouts,
     streams,
 )
 
@@ -143,6 +147,16 @@ class NearMarkerTests(Tables):
         r"""A begin marker with anything after it on its line is text, were it only a `\r`."""
         self.check(b"~DBx\n~FB \n~DB\r\n", ["~DBx", "\n", "~FB ", "\n", "~DB\r", "\n"])
 
+    def test_begin_marker_ends_stdout(self) -> None:
+        """A begin marker that stdout ends in is text, and so is the terminator before it."""
+        for marker in (b"~DB", b"~FB"):
+            text = marker.decode()
+            self.check_end(marker, [text])
+            self.check_end(b"\n" + marker, ["\n", text])
+            self.check_end(b"a\n" + marker, ["a", "\n", text])
+            self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", text])
+            self.check_end(b"~DB\n1\n~DE\n\n" + marker, [b"1", "\n", text])
+
     def test_prefixes(self) -> None:
         """The beginning of a marker is text."""
         self.check(b"~\n~D\n~F\n~", ["~", "\n", "~D", "\n", "~F", "\n", "~"])
@@ -228,10 +242,6 @@ class DataBlockTests(Tables):
     def test_text_looks_like_a_marker_of_another_kind(self) -> None:
         """Between blocks lines are text again, near markers included."""
         self.check(b"~DB\n1\n~DE\n~DE\n~FE\n", [b"1", "~DE", "\n", "~FE", "\n"])
-
-    def test_end_marker_ends_stdout(self) -> None:
-        """At the end of stdout a marker needs no terminator after it."""
-        self.check_end(b"a\n~DB\n1\n~DE", ["a", b"1"])
 
     def test_value_of_the_greatest_size(self) -> None:
         """A line of exactly the limit passes."""
@@ -346,14 +356,23 @@ class BrokenDataBlockTests(Tables):
         """A block that stdout ends in is an error, after the values that it has."""
         self.check_end(b"a\n~DB\n1\n2\n", ["a", b"1", b"2", Broken()])
         self.check_end(b"a\n~DB\n1\n2", ["a", b"1", b"2", Broken()])
+        self.check_end(b"a\n~DB\n1\n2x", ["a", b"1", Broken(), Broken()])
+
+    def test_marker_without_a_terminator(self) -> None:
+        """At the end of stdout, too, an end marker needs its terminator; it is no value either."""
+        for marker in (b"~DE", b"~DB", b"~FB"):
+            self.check_end(b"a\n~DB\n1\n" + marker, ["a", b"1", Broken()])
+            self.check_end(b"~DB\n" + marker, [Broken()])
+        [_, event] = parse(b"~DB\n1\n~DE")
+        self.assertIn(b"before the line of its end marker", event)
+        self.check_end(b"~DB\n1\n~FE", [b"1", Broken(), Broken()])
 
     def test_begin_marker_ends_stdout(self) -> None:
-        """A begin marker that stdout ends in begins a block, with a terminator or without."""
+        """A begin marker that stdout ends in begins a block only with its own terminator."""
         for marker in (b"~DB", b"~FB"):
-            self.check_end(marker, [Broken()])
-            self.check_end(b"a\n" + marker, ["a", Broken()])
+            self.check_end(marker + b"\n", [Broken()])
             self.check_end(b"a\n" + marker + b"\n", ["a", Broken()])
-            self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", Broken()])
+            self.check_end(b"~DB\n1\n~DE\n" + marker + b"\n", [b"1", Broken()])
 
     def test_block_in_a_block(self) -> None:
         """A begin marker in a data block breaks that off, and its own block counts."""
@@ -407,9 +426,9 @@ class FileBlockTests(Tables):
         self.check(b"~DB\n1\n~DE\n" + block + b"\n~DB\n2\n~DE\n", [b"1", file, b"2"])
 
     def test_end_marker_ends_stdout(self) -> None:
-        """At the end of stdout the end marker needs no terminator."""
-        file = File("file", "application/octet-stream", b"x")
-        self.check_end(file_block(b"x", end=b"\n~FE"), [file])
+        """At the end of stdout, too, an end marker needs its terminator."""
+        self.check_end(file_block(b"x", end=b"\n~FE"), [Broken()])
+        self.check_end(file_block(b"a", "X-SEGI-As: path", end=b"\n~FE"), [Broken()])
 
     def test_greatest_size(self) -> None:
         """A body of exactly the limit passes, one byte more does not; text after it is intact."""
@@ -488,23 +507,19 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(parser.wanted.path, "out/b.txt")
         self.assertEqual(seen(read(parser.refuse("no"))), [Broken(), "c"])
 
-    def test_wanted_at_the_end(self) -> None:
-        """A file may be wanted after the end of stdout; finishing again then adds nothing."""
-        for answer, event in (
-            (lambda parser: parser.supply(b"1"), File("a.txt", "text/plain", b"1")),
-            (lambda parser: parser.refuse("no"), Broken()),
-        ):
-            parser = Parser(MARKERS)
-            parser.feed(b"a\n" + self.block[:-1])
-            self.assertEqual(read(parser.finish()), [])
-            self.assertIsNot(parser.wanted, None)
-            self.assertEqual(seen(read(answer(parser))), [event])
-            self.assertEqual(read(parser.finish()), [])
-
     def test_finish_waits(self) -> None:
         """To finish while a file is wanted is a mistake: what came after it would be misread."""
         parser = Parser(MARKERS)
         parser.feed(self.block + b"~DB\n1\n~DE\n")
+        self.assertRaises(AssertionError, parser.finish)
+        parser.refuse("no")
+        parser.finish()
+
+    def test_finish_waits_for_turns(self) -> None:
+        """So it is while there is something to be parsed."""
+        parser = Parser(MARKERS)
+        parser.feed(b"\n" * 40_000)
+        self.assertTrue(parser.pending)
         self.assertRaises(AssertionError, parser.finish)
 
     def test_nothing_wanted(self) -> None:
@@ -791,8 +806,38 @@ class PropertyTests(SynchronousTestCase):
         """The events do not depend on chunks, flushes or late answers; nothing ever raises."""
         assert joined(parse(stdout, chunking, late=late)) == joined(parse(stdout))
 
+    @given(stdouts, chunkings, st.integers(0, 3))
+    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
+        """Whatever is printed means what the contract says, however it is cut."""
+        check_reference(stdout, chunking, late)
+
     @given(any_bytes, chunkings)
     def test_invalid_utf8(self, stdout: bytes, chunking: list[Chunk]) -> None:
         """Where there is no block, text is what Python's decoder makes of the whole."""
         stdout = stdout.replace(b"~", b"\xe2")
         assert "".join(map(str, parse(stdout, chunking))) == stdout.decode("utf-8", "replace")
+
+
+def check_reference(stdout: bytes, chunking: list[Chunk], late: int) -> None:
+    """Hold the parser against the reference: whole, byte by byte, and cut as `chunking` says."""
+    expected = reference_segi.events(
+        stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=file_at
+    )
+    for cut in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED, chunking):
+        assert joined(seen(parse(stdout, cut, late=late))) == expected
+
+
+class SmallStepTests(SynchronousTestCase):
+    """The same where the parser works in steps of some bytes, and makes a few in a turn."""
+
+    def setUp(self) -> None:
+        for name, size in (
+            *(("TURN", 300), ("_STEP", 20), ("_LINE", 20), ("_FAULT", 100), ("_FILE", 100)),
+            *(("_BLOCK", 24), ("_SHORT", 8), ("_NEAR", 8), ("_PIECE", 8)),
+        ):
+            self.patch(segi, name, size)
+
+    @given(stdouts, chunkings, st.integers(0, 3))
+    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
+        """No step and no turn leaves a trace in the events."""
+        check_reference(stdout, chunking, late)

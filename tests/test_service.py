@@ -1,4 +1,4 @@
-"""`tawebeval.service`: the daemon put together, on a reactor in memory."""
+"""`service`: the daemon put together, on a reactor in memory."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
@@ -20,9 +21,6 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import directories, ground
-from tawebeval import service as module
-from tawebeval.callers import new_token
 from tawebeval.config import (
     Buffers,
     CallbackSettings,
@@ -36,22 +34,26 @@ from tawebeval.config import (
     Repositories,
     Service,
 )
-from tawebeval.directories import Directories, open_directories
+from tawebeval.core.tokens import new_token
+from tawebeval.daemon import assembly as module
+from tawebeval.daemon import startup, state
+from tawebeval.daemon.assembly import Daemon, EvaluationService, make_service
+from tawebeval.daemon.housekeeping import keep_house
+from tawebeval.daemon.logging import LogWriter, text_line
+from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
+from tawebeval.daemon.reload import Reloading
+from tawebeval.daemon.reporting import longest_stop
+from tawebeval.daemon.state import Directories, open_directories
+from tawebeval.deferreds import Threads
 from tawebeval.errors import Busy, ConfigurationError, InvalidField
-from tawebeval.gitbox import GitBox
-from tawebeval.housekeeping import keep_house
-from tawebeval.logs import LogWriter, text_line
-from tawebeval.privileges import Privileges, User
-from tawebeval.reconfiguring import ConfigurationFile, read_configuration
-from tawebeval.reloading import Reloading
-from tawebeval.reporting import longest_stop
-from tawebeval.rereading import Outcome, Rereading
-from tawebeval.service import Daemon, EvaluationService, make_service
-from tawebeval.web.site import ApiSite
+from tawebeval.linux.privileges import Privileges, User
+from tawebeval.reloadable import Outcome, Rereading
+from tawebeval.sandbox.commands import GitBox
+from tawebeval.web.server.request import ApiSite
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
 from tests.fake_process import PORTS, FakeProcess
-from tests.fakes import straw
+from tests.fakes import InlineThreads, straw
 from tests.test_reporting import FakeSupervisor
 from tests.test_signatures import OLD, written
 
@@ -70,6 +72,8 @@ class ServiceTests(SynchronousTestCase):
         self.reactor: Any = MemoryReactorClock()
         # That is for names, which strangers' servers answer when they like.
         self.reactor.getThreadPool = lambda: self.fail("the reactor's own threads are not asked")
+        # Nor do ours have a reactor that runs, to come back to.
+        self.patch(Threads, "run", InlineThreads.run)
         self.subreaper = 0
         self.patch(module, "become_subreaper", self.become_subreaper)
 
@@ -84,7 +88,7 @@ class ServiceTests(SynchronousTestCase):
         path.chmod(0o600)
         return path
 
-    def make(self, **settings: Any) -> Daemon:
+    def make(self, log_writer: LogWriter | None = None, **settings: Any) -> Daemon:
         """Return a daemon."""
         return make_service(
             Configuration(**settings),
@@ -92,6 +96,7 @@ class ServiceTests(SynchronousTestCase):
             self.reactor,
             self.privileges,
             NO_CGROUPS,
+            log_writer=log_writer,
         )
 
     def start(self, **settings: Any) -> Daemon:
@@ -113,6 +118,13 @@ class ServiceTests(SynchronousTestCase):
         site: ApiSite = self.reactor.tcpServers[0][1]
         return site
 
+    def test_quota_directories(self) -> None:
+        """All quota directories are free at first; without any no evaluation waits for one."""
+        for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
+            self.directories = attrs.evolve(self.directories, quotas=quotas)
+            free = self.evaluations(self.make())._registry._surroundings.quota_directories
+            self.assertEqual(free and free.pending, [*quotas] or None)
+
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""
         listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
@@ -125,7 +137,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(len(set(map(id, sites))), 1)
 
     def test_threads(self) -> None:
-        """What blocks has threads of its own, the watch one more; they begin with it."""
+        """What blocks has threads of its own, by its kind; they begin with it."""
         made: list[tuple[int, str]] = []
         done: list[str] = []
 
@@ -133,20 +145,24 @@ class ServiceTests(SynchronousTestCase):
             self.assertIs(reactor, self.reactor)
             made.append((most, name))
             start, stop = (partial(done.append, f"{what} {name}") for what in ("start", "stop"))
-            return SimpleNamespace(name=name, start=start, stop=stop)
+            return SimpleNamespace(name=name, start=start, stop=stop, run=InlineThreads().run)
 
         self.patch(module.Threads, "own", own)
         daemon = self.make()
-        self.assertEqual((made, done), ([(20, "work"), (1, "watch")], []))
+        waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
+        expected = [*waited, (12, "servers"), (8, "receivers")]
+        self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
         surroundings: Any = evaluations._registry._surroundings
         self.assertEqual(surroundings.threads.name, "work")
         self.assertEqual(surroundings.watch._threads.name, "watch")
+        self.assertEqual(surroundings.watch._others.name, "count")
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(done, ["start work", "start watch"])
+        self.assertEqual(self.site().api.threads.name, "upload")
+        self.assertEqual(done, [f"start {name}" for _, name in expected])
         self.successResultOf(daemon.stopService())
-        self.assertEqual(done[2:], ["stop work", "stop watch"])
+        self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
 
     def test_answers(self) -> None:
         """What listens answers."""
@@ -167,7 +183,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertFalse(stray.exists())
 
     def test_chores(self) -> None:
-        """Evaluations expire, orphans are reaped, what is gone is mended, what is left is done."""
+        """What is due once a second: for evaluations, orphans, directories and the cache."""
         kept: list[str] = []
 
         def note(chores: Iterable[Callable[[], object]], reactor: object) -> TimerService:
@@ -177,7 +193,8 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(module, "keep_house", note)
         daemon = self.make()
-        self.assertEqual(kept, ["expire", "reap", "mend", "settle"])
+        chores = ["expire", "reap", "mend", "settle", "note_uses", "maintain", "look"]
+        self.assertEqual(kept, chores)
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
     def test_stop(self) -> None:
@@ -249,13 +266,13 @@ class ServiceTests(SynchronousTestCase):
         self.patch(connection.channel, "go_away", partial(self.check_deaf, connection, ports))
         stopped = daemon.stopService()
         self.assertEqual(connection.answer().status, 503)
-        ground = daemon.getServiceNamed("ground")
+        startup = daemon.getServiceNamed("ground")
         for one in connections:
             self.assertNoResult(stopped)
-            self.assertTrue(ground.running)
+            self.assertTrue(startup.running)
             one.lose()
         self.successResultOf(stopped)
-        self.assertFalse(ground.running)
+        self.assertFalse(startup.running)
 
     def check_deaf(self, connection: Connection, ports: list[Any]) -> None:
         """Let a connection go away, which shall be after all ports are closed."""
@@ -295,6 +312,44 @@ class ServiceTests(SynchronousTestCase):
         evaluations.hurry()
         self.assertEqual(steps, ["hasten", "drained in 20", "closed", "hurry"])
 
+    def test_log(self) -> None:
+        """A thread writes the log, from when root's rights are gone; the end waits for it."""
+        writer = LogWriter(StringIO(), text_line, "info")
+        done: list[object] = []
+        self.patch(Privileges, "check", lambda _: done.append("check"))
+        self.patch(writer.lines, "start", lambda: done.append("start"))
+        self.patch(module.atexit, "register", lambda *call: done.append(call))
+        daemon = self.make(log_writer=writer)
+        daemon.privilegedStartService()
+        self.assertNotIn("start", done)
+        done.clear()
+        daemon.startService()
+        self.assertEqual(done, ["check", "start", (writer.lines.finish, 2)])
+        (last,) = self.reactor.triggers["after"]["shutdown"]
+        self.assertEqual(last, (writer.lines.finish, (2,), {}))
+        writer.lines.lost = 3
+        connection = Connection(self.site())
+        connection.request("GET /metrics")
+        self.assertIn(b"tawebeval_log_events_lost_total 3.0", connection.answer().body)
+        connection.lose()
+        self.successResultOf(daemon.stopService())
+
+    def test_log_without_a_thread(self) -> None:
+        """Where there is no thread for it the daemon does not start, and says what helps."""
+        writer = LogWriter(StringIO(), text_line, "info")
+
+        def fail() -> None:
+            raise RuntimeError("can't start new thread")
+
+        self.patch(writer.lines, "start", fail)
+        daemon = self.make(log_writer=writer)
+        daemon.privilegedStartService()
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertIn(
+            "tawebeval: threads: can't start new thread; TasksMax=", str(caught.exception)
+        )
+
     def test_stopped(self) -> None:
         """A daemon that was stopped accepts nothing more."""
         daemon = self.start()
@@ -302,6 +357,16 @@ class ServiceTests(SynchronousTestCase):
         self.successResultOf(evaluations.stopService())
         with self.assertRaises(Busy):
             evaluations._registry.check_admission()
+
+    def test_fetches(self) -> None:
+        """As many commits are fetched as is configured, among several callers half of one."""
+        tokens = str(self.file_with(new_token("alice", straw())[1]))
+        for callers, own in ((Callers(), 3), (Callers(tokens=tokens), 2)):
+            daemon = self.make(callers=callers, repositories=Repositories(fetches=3))
+            fetches = self.evaluations(daemon)._registry._surroundings.fetches
+            places = [fetches.enter(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
+            self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
+            self.assertEqual(places[3].called, own == 2)
 
     def test_places(self) -> None:
         """As many run as is configured, or as there are processors, and divide the reserve."""
@@ -653,7 +718,8 @@ class ServiceTests(SynchronousTestCase):
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
         counts = {"running": 3, "waiting": 8}
-        free = {"share_used": lambda _: False, "full": lambda _: False, "go_on": list}
+        free = {"share_used": lambda _: False, "full": lambda _: False}
+        free |= {"go_on": list, "holders": list}
         self.patch(module, "Queue", lambda *_: SimpleNamespace(**counts, **free))
         daemon = self.start()
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("reporting"))
@@ -700,7 +766,7 @@ class ServiceTests(SynchronousTestCase):
         def fail(directory: Path) -> None:
             raise PermissionError(13, "Permission denied", str(directory))
 
-        self.patch(directories, "remove", fail)
+        self.patch(state, "remove", fail)
         with self.assertRaises(SystemExit) as caught:
             daemon.startService()
         self.assertIn(f"{self.directories.uploads}: Permission", str(caught.exception.code))
@@ -783,7 +849,7 @@ class ServiceTests(SynchronousTestCase):
         git = evaluations._repositories._git
         self.assertEqual(git._memory, 77_777_777)
         self.assertIsInstance(git._box, GitBox)
-        self.patch(ground, "check_git", fail)
+        self.patch(startup, "check_git", fail)
         daemon.privilegedStartService()
         with self.assertRaises(SystemExit) as caught:
             daemon.startService()

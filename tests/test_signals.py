@@ -1,4 +1,4 @@
-"""`tawebeval.signals`: waiting in coroutines."""
+"""`deferreds`: waiting in coroutines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval.signals import Latch, Signal, Threads, completed
+from tawebeval.deferreds import Latch, Signal, Threads, completed
 from tests.own_python import run_script
 from tests.patience import PATIENCE
 
@@ -294,7 +294,7 @@ class ThreadsTests(TestCase):
         """A process whose start has failed after theirs ends all the same."""
         script = (
             "from twisted.internet import reactor\n"
-            "from tawebeval.signals import Threads\n"
+            "from tawebeval.deferreds import Threads\n"
             "Threads.own(reactor, 2, 'work').start()\n"
             "raise SystemExit('a later part has failed')\n"
         )

@@ -1,4 +1,4 @@
-"""`tawebeval.signatures`: the file of secrets, and what is signed with them."""
+"""`webhooks.signatures`: the file of secrets, and what is signed with them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.callers import ANYBODY
+from tawebeval.core.tokens import ANYBODY
 from tawebeval.errors import ConfigurationError
-from tawebeval.signatures import Secrets, parse_secrets
+from tawebeval.webhooks.signatures import Secrets, parse_secrets
 
 
 def written(secret: bytes) -> str:

@@ -1,4 +1,4 @@
-"""`tawebeval.signing`: secrets are read from their file, at the start, again, or from another."""
+"""`webhooks.signing`: secrets are read from their file, at the start, again, or from another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings
 from tawebeval.errors import ConfigurationError
-from tawebeval.rereading import Rereading
-from tawebeval.signatures import Secrets
-from tawebeval.signing import Signing, find_secrets, read_signing
+from tawebeval.reloadable import Rereading
+from tawebeval.webhooks.signatures import Secrets
+from tawebeval.webhooks.signing import Signing, find_secrets, read_signing
 from tests.test_signatures import NEW, OLD, written
 
 

@@ -1,11 +1,11 @@
-"""`tawebeval.spool`: how many bytes of uploads there may be on the disk."""
+"""`core.spool`: how many bytes of uploads there may be on the disk."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.core.spool import Spool
 from tawebeval.errors import Busy
-from tawebeval.spool import Spool
 
 
 class SpoolTests(SynchronousTestCase):
@@ -37,6 +37,13 @@ class SpoolTests(SynchronousTestCase):
         spool = Spool(100)
         self.assertRaises(Busy, spool.take, 101)
         spool.take(100)
+
+    def test_crowded(self) -> None:
+        """So much is in memory that no form is to gather more."""
+        spool = Spool(100)
+        self.assertFalse(spool.crowded)
+        spool.in_memory = 32 * 2**20
+        self.assertTrue(spool.crowded)
 
     def test_too_much_back(self) -> None:
         """Nobody gives back what was not taken."""

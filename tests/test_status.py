@@ -1,4 +1,4 @@
-"""`tawebeval.status`: what can be told about an evaluation."""
+"""`evaluations.status`: what can be told about an evaluation."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from signal import SIGKILL
 from typing import Any
 
+from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationError
-from tawebeval.form import Repository
-from tawebeval.status import status
+from tawebeval.evaluations.status import status
 from tests.fakes import OID, TREE
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
 
@@ -50,6 +50,7 @@ class StatusTests(EvaluationTestCase):
                 "stderr": "",
                 "events": {"buffered": 0, "discarded": 0},
                 "buffered_bytes": 0,
+                "paused_seconds": 0,
             },
         )
 
@@ -66,6 +67,20 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["buffered_bytes"], self.evaluation.ring.size)
         self.assertGreater(document["buffered_bytes"], 0)
         self.assertEqual((document["exit"], document["usage"]), (None, None))
+
+    def test_paused(self) -> None:
+        """For how long it has waited for its readers, while it does and after its end."""
+        self.assertEqual(self.status()["paused_seconds"], 0)
+        self.begin()
+        self.world.child.print(b"a line\n" * 100)
+        self.assertTrue(self.world.child.paused)
+        for seconds in (1.5, 3):
+            self.world.clock.advance(1.5)
+            self.assertEqual(self.status()["paused_seconds"], seconds)
+        self.world.child.end()
+        self.world.turn()
+        self.world.clock.advance(100)
+        self.assertEqual(self.status()["paused_seconds"], 3)
 
     def test_finished(self) -> None:
         """In the end how it exited and what it used, in seconds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import signal
 import subprocess
 import sys
 
@@ -44,6 +45,34 @@ class SummaryTests(SynchronousTestCase):
     def test_another_line(self) -> None:
         """What only looks like one is none."""
         self.assertIsNone(run.read_summary(b"test_x ... PASSED (successes=1)\n"))
+
+
+class SignalTests(SynchronousTestCase):
+    """A suite that was started by `&` in a script, by cron or by nohup."""
+
+    def test_ignored(self) -> None:
+        """Programs that tests start have the usual dispositions; the suite ignores what it did."""
+        ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+        script = (
+            "import os, signal, subprocess, sys, tests;"
+            f"[signal.raise_signal(number) for number in {[*map(int, ignored)]}];"
+            "subprocess.run(['grep', 'SigIgn', '/proc/self/status'], check=True)"
+        )
+
+        def ignore() -> None:
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=run.ROOT,
+            preexec_fn=ignore,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        mask = int(done.stdout.split()[1], 16)
+        self.assertEqual([number for number in ignored if mask & 1 << number - 1], [], done.stdout)
 
 
 class TrialTests(SynchronousTestCase):

@@ -1,4 +1,4 @@
-"""`tawebeval.supervisor`: systemd is told what the protocol says, and a silent one harms nobody."""
+"""`daemon.systemd`: systemd is told what the protocol says, and a silent one harms nobody."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.supervisor import Supervisor, find_supervisor
+from tawebeval.daemon.systemd import Supervisor, find_supervisor
 
 
 class Notices:

@@ -1,4 +1,4 @@
-"""`tawebeval.tally`: what is counted."""
+"""`core.tally`: what is counted."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.life import STEPS, State
-from tawebeval.tally import FOREVER, MOMENTS, CacheTally, EvaluationTally, Histogram
+from tawebeval.core.states import STEPS, State
+from tawebeval.core.tally import FOREVER, MOMENTS, CacheTally, EvaluationTally, Histogram
 
 
 class HistogramTests(SynchronousTestCase):
@@ -58,7 +58,7 @@ class EvaluationTests(SynchronousTestCase):
         forgotten = (State.DRAINED, State.EXPIRED)
         for state in State:
             there = sum(life[-1] is state for life in all_lives)
-            been = sum(state in life for life in all_lives)
+            been = sum(life.count(state) for life in all_lives)
             if state in forgotten:
                 self.assertEqual((tally.states[state], tally.forgotten[state]), (0, there))
                 continue

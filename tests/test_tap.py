@@ -1,4 +1,4 @@
-"""`tawebeval.tap`: the command `twistd tawebeval`, its options and its messages."""
+"""`daemon.tap`: the command `twistd tawebeval`, its options and its messages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from twisted.python.usage import UsageError
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval import __version__, ceilings, preload, tap
+from tawebeval import __version__
 from tawebeval.config import Configuration
+from tawebeval.daemon import preload, tap
+from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
+from tawebeval.daemon.reload import Reloading
+from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
-from tawebeval.reconfiguring import ConfigurationFile, read_configuration
-from tawebeval.reloading import Reloading
-from tawebeval.rereading import Outcome
-from tawebeval.tap import Options, makeService
+from tawebeval.linux import rlimits
+from tawebeval.reloadable import Outcome
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
 from tests.own_python import printed_by
@@ -193,16 +195,14 @@ class MakeServiceTests(SynchronousTestCase):
     def test_hard_limits(self) -> None:
         """A hard limit that is lower than an evaluator's is one of these messages."""
         self.root.mkdir()
-        self.patch(
-            ceilings, "_hard", lambda number: 10 if number == resource.RLIMIT_FSIZE else None
-        )
+        self.patch(rlimits, "_hard", lambda number: 10 if number == resource.RLIMIT_FSIZE else None)
         with self.assertRaises(SystemExit) as caught:
             self.make()
         self.assertIn("tawebeval: limits.file_size: ", str(caught.exception.code))
 
     def test_few_processes(self) -> None:
         """Where there may be too few processes the log warns."""
-        self.patch(ceilings, "processes_allowed", lambda: 10)
+        self.patch(rlimits, "processes_allowed", lambda: 10)
         with capturedLogs() as events:
             self.make()
         said = [str(formatEvent(event)) for event in events]
@@ -263,7 +263,7 @@ class PluginTests(SynchronousTestCase):
         maker = tawebeval_plugin.tawebeval
         verifyObject(IServiceMaker, maker)
         self.assertTrue(IPlugin.providedBy(maker))
-        self.assertEqual((maker.tapname, maker.module), ("tawebeval", "tawebeval.tap"))
+        self.assertEqual((maker.tapname, maker.module), ("tawebeval", "tawebeval.daemon.tap"))
         self.assertIs(maker.options, Options)
 
     def test_cheap(self) -> None:

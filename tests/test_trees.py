@@ -1,4 +1,4 @@
-"""`tawebeval.trees`: a list of git's, measured while it comes."""
+"""`git.trees`: a list of git's, measured while it comes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import EvaluationError
-from tawebeval.trees import TreeLimits, TreeMeter
+from tawebeval.git.trees import TreeLimits, TreeMeter
 
 LIST = (
     b"040000 tree 0123     -\tbin\0"

@@ -1,24 +1,29 @@
-"""`tawebeval.web.upload`: forms, fed whole, byte by byte and in any pieces."""
+"""`web.upload`: forms, fed whole, byte by byte and in any pieces."""
 
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, Limits
+from tawebeval.core.form import SubmissionFile
+from tawebeval.core.spool import Spool
 from tawebeval.errors import (
     RequestError,
 )
-from tawebeval.form import SubmissionFile
-from tawebeval.registry import Upload
-from tawebeval.spool import Spool
+from tawebeval.evaluations.registry import Upload
+from tawebeval.evaluations.uploads import UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fake_clients import BOUNDARY, MULTIPART, Part, form, parts
-from tests.fakes import OID
+from tests.fake_uploads import FakeSource
+from tests.fakes import OID, InlineThreads
 
 CONFIGURATION = Configuration(limits=Limits(request_body=20_000, fields=10, field=1024))
 
@@ -55,8 +60,24 @@ class UploadTestCase(SynchronousTestCase):
     ) -> FormReceiver:
         """Return what takes one form."""
         self.count += 1
-        directory = self.uploads / str(self.count)
-        return FormReceiver(content_type, length, directory, key, configuration, self.spool)
+        threads: Any = InlineThreads()
+        files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.spool, threads)
+        return FormReceiver(content_type, length, files, key, configuration, self.spool)
+
+    def discard(self, directory: Path, size: int) -> None:
+        """Remove what there is of a form."""
+        shutil.rmtree(directory)
+        self.spool.give_back(size)
+
+    def finish(self, receiver: FormReceiver) -> Upload:
+        """Return the form that has come. Raises what is wrong with it."""
+        outcomes: list[Any] = []
+        Deferred.fromCoroutine(receiver.finish()).addBoth(outcomes.append)
+        (outcome,) = outcomes
+        if isinstance(outcome, Failure):
+            raise outcome.value
+        upload: Upload = outcome
+        return upload
 
     def receive(self, body: bytes, **settings: Any) -> Upload:
         """Receive a form in all ways, which must make no difference; return it."""
@@ -65,7 +86,7 @@ class UploadTestCase(SynchronousTestCase):
             receiver = self.receiver(len(body), **settings)
             for chunk in chunks:
                 receiver.feed(chunk)
-            uploads.append(receiver.finish())
+            uploads.append(self.finish(receiver))
         for upload in uploads[1:]:
             self.assertEqual(upload.request, uploads[0].request)
             self.assertEqual(upload.digest, uploads[0].digest)
@@ -82,8 +103,8 @@ class UploadTestCase(SynchronousTestCase):
             with self.assertRaises(error) as raised:
                 for chunk in chunks:
                     receiver.feed(chunk)
-                receiver.finish()
-            receiver.abandon()
+                self.finish(receiver)
+            receiver.abandon(self.discard)
             caught.append(raised.exception)
         self.assertEqual({type(one) for one in caught}, {error})
         for one in caught:
@@ -137,6 +158,10 @@ class GoodFormTests(UploadTestCase):
             request = self.receive(body).request
             self.assertEqual((request.repository.branch, request.repository.depth), (None, None))
             self.assertEqual((request.directory, request.seed), ("", None))
+
+    def test_empty_line_before(self) -> None:
+        """An empty line may stand before the first boundary."""
+        self.assertEqual(self.receive(b"\r\n" + form(parts())).request.commit_oid, OID)
 
     def test_bytes_are_kept(self) -> None:
         """Files are kept to the byte, whatever is in them, boundaries that are none among it."""

@@ -1,12 +1,13 @@
-"""`tawebeval.web.upload`: forms that are refused, as early as that can be known."""
+"""`web.upload`: forms that are refused, as early as that can be known."""
 
 from __future__ import annotations
 
-import os
+from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, Repositories
-from tawebeval.errors import InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
-from tawebeval.form import MAX_FIELD_NAME
+from tawebeval.config import Configuration, Limits, Repositories
+from tawebeval.core.form import MAX_FIELD_NAME
+from tawebeval.errors import Busy, InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
+from tawebeval.evaluations.uploads import BATCH
 from tests.fake_clients import BOUNDARY, Part, form, parts
 from tests.test_upload import UploadTestCase, without
 
@@ -118,7 +119,7 @@ class LimitTests(UploadTestCase):
         with self.assertRaises(TooLarge) as caught:
             receiver.feed(body[20_000:20_001])
         self.assertEqual(caught.exception.members, {"limit": 20_000})
-        receiver.abandon()
+        receiver.abandon(self.discard)
 
     def test_exactly(self) -> None:
         """As much as the limit is allowed."""
@@ -127,13 +128,48 @@ class LimitTests(UploadTestCase):
         self.assertEqual(len(body), 20_000)
         receiver = self.receiver(20_000)
         receiver.feed(body)
-        receiver.finish()
+        self.finish(receiver)
 
     def test_text(self) -> None:
         """A text field over its limit is refused and named; at its limit it is taken."""
         self.receive(form(parts(evaluator_cmd=b"x" * 1024)))
         error = self.refuse(TooLarge, form(parts(evaluator_cmd=b"x" * 1025)), "evaluator_cmd")
         self.assertEqual(error.members["limit"], 1024)
+
+    def test_each_text(self) -> None:
+        """Each text field has a limit of its own, in bytes of UTF-8; the error tells how much came.
+
+        Fields that have no other are bounded by `limits.field`, and so are all where that is less.
+        """
+        fields = {
+            "repository[url]": ("url", 2048, b"https://example.org/"),
+            "repository[branch]": ("branch", 255, b""),
+            "directory": ("directory", 4096, b""),
+            "evaluator_cmd": ("evaluator_cmd", 65_536, b""),
+        }
+        usual = Configuration(limits=Limits(request_body=200_000))
+        for name, (short, limit, before) in fields.items():
+            most = (before + "é".encode() * ((limit - len(before)) // 2)).ljust(limit, b"x")
+            receiver = self.receiver(configuration=usual)
+            receiver.feed(form(parts(**{short: most})))
+            self.finish(receiver)
+            receiver = self.receiver(configuration=usual)
+            with self.assertRaises(TooLarge) as caught:
+                receiver.feed(form(parts(**{short: most + b"y"})))
+            self.assertEqual(
+                caught.exception.members, {"field": name, "size": limit + 1, "limit": limit}
+            )
+            self.assertIn(f"{name}: {limit + 1} bytes have come so far", caught.exception.detail)
+            own = name != "evaluator_cmd"
+            self.assertEqual("limits.field" in caught.exception.detail, not own)
+        for name in ("depth", "commit_oid", "seed"):
+            receiver = self.receiver(configuration=usual)
+            with self.assertRaises(TooLarge) as caught:
+                receiver.feed(form(parts(**{name: b"1" * 65})))
+            self.assertEqual(caught.exception.members["limit"], 64)
+        error = self.refuse(TooLarge, form(parts(url=b"https://" + b"x" * 1017)), "repository[url]")
+        self.assertEqual(error.members["limit"], 1024)
+        self.assertIn("the limit is 1024 (limits.field)", error.detail)
 
     def test_text_that_is_ignored(self) -> None:
         """What is ignored is not kept, and has no limit of its own."""
@@ -184,13 +220,13 @@ class MalformedTests(UploadTestCase):
             receiver = self.receiver()
             receiver.feed(body[:length])
             with self.assertRaises(MalformedRequest):
-                receiver.finish()
-            receiver.abandon()
+                self.finish(receiver)
+            receiver.abandon(self.discard)
 
     def test_nothing(self) -> None:
         """Neither is nothing."""
         with self.assertRaises(MalformedRequest):
-            self.receiver(0).finish()
+            self.finish(self.receiver(0))
 
     def test_garbage(self) -> None:
         """Nor what does not hold together."""
@@ -198,8 +234,12 @@ class MalformedTests(UploadTestCase):
         for body in (
             b"hello",
             b"x" + form(parts()),
+            b"x" * 20
+            + form([Part("token", b"x"), *parts()]),  # of which a cut hides the first part
+            b"hello\r\n" + form(parts()),
             form(parts()).replace(b"\r\n", b"\n"),
             form([b"no header\r\n\r\nx"]),
+            form([b'Content-Disposition: form-data; name="a";\n\r\n\r\nx', *parts()]),
             form([b"\r\n\r\nx"]),
             form([good.replace(b"form-data", b"attachment")]),
             form([b"Content-Length: 3\r\n" + good]),
@@ -232,24 +272,29 @@ class MalformedTests(UploadTestCase):
         receiver = self.receiver(len(body) - 10)
         with self.assertRaises(MalformedRequest):
             receiver.feed(body)
-        receiver.abandon()
+        receiver.abandon(self.discard)
 
     def test_abandoned(self) -> None:
-        """What is given up in the middle holds no file open, and can be given up twice."""
-        before = len(os.listdir("/proc/self/fd"))
-        receiver = self.receiver()
-        receiver.feed(form(parts(source=b"x" * 10_000))[:5000])
-        self.assertEqual(len(os.listdir("/proc/self/fd")), before + 1)
-        receiver.abandon()
-        receiver.abandon()
-        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+        """What is given up in the middle counts no more, whether it was on the disk or not."""
+        large = Configuration(limits=Limits(request_body=4 * BATCH))
+        for size in (10_000, 2 * BATCH):
+            receiver = self.receiver(configuration=large)
+            receiver.feed(form(parts(source=b"x" * size))[:-1000])
+            self.assertEqual(receiver.received, self.spool.held)
+            self.assertEqual(len(list(self.uploads.iterdir())), size > BATCH)
+            receiver.abandon(self.discard)
+            self.assertEqual((self.spool.held, self.spool.in_memory), (0, 0))
+            self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_disk(self) -> None:
-        """What the disk does not take is an OSError, for the web to answer."""
+        """What the disk does not take is said without its path, which the log has."""
         self.uploads.rmdir()
-        with self.assertRaises(FileNotFoundError):
-            self.receiver().feed(form(parts()))
-        self.assertFalse(self.uploads.exists())
-        self.uploads.write_text("no directory")
-        with self.assertRaises(NotADirectoryError):
-            self.receiver().feed(form(parts()))
+        for why in ("No such file or directory", "Not a directory"):
+            receiver = self.receiver()
+            receiver.feed(form(parts()))
+            with capturedLogs() as events, self.assertRaises(Busy) as caught:
+                self.finish(receiver)
+            self.assertEqual(caught.exception.detail, f"the form cannot be stored: {why}")
+            self.assertIn(str(self.uploads), formatEvent(events[0]))
+            if not self.uploads.exists():
+                self.uploads.write_text("no directory")

@@ -1,4 +1,4 @@
-"""`tawebeval.utf8`: cutting bytes so that they decode as the whole does."""
+"""`core.text`: cutting bytes so that they decode as the whole does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.utf8 import boundary, complete, pieces, tail
+from tawebeval.core.text import boundary, complete, pieces, tail
 from tests.strategies import texts
 
 some_bytes = st.one_of(

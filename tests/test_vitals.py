@@ -1,4 +1,4 @@
-"""`tawebeval.vitals`: figures of the process itself."""
+"""`daemon.vitals`: figures of the process itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.vitals import Vitals, open_descriptors
+from tawebeval.daemon.vitals import Vitals, open_descriptors
 
 
 class VitalsTests(SynchronousTestCase):

@@ -1,20 +1,22 @@
-"""`tawebeval.watch`: the look at all cells, again and again, as long as there are any."""
+"""`sandbox.monitor`: the look at all cells, again and again, as long as there are any."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Limits
+from tawebeval.config import MIB, Limits
 from tawebeval.errors import EvaluationError
-from tawebeval.watch import Watch, exceeded
-from tawebeval.workspace import Workspace
+from tawebeval.sandbox.disk import LITTLE, TooMuchWork
+from tawebeval.sandbox.monitor import Watch, exceeded
+from tawebeval.sandbox.workspace import Workspace
 from tests.fake_cells import FakeCell
 from tests.fakes import InlineThreads, SlowThreads
 
@@ -43,8 +45,8 @@ class BrokenCell(FakeCell):
     error: Exception = OSError(2, "gone")
     failing = True
 
-    def exceeded(self, final: bool = False) -> EvaluationError | None:
-        over = super().exceeded(final)
+    def exceeded(self, final: bool = False, work: float = inf) -> EvaluationError | None:
+        over = super().exceeded(final, work)
         if self.failing:
             raise self.error
         return over
@@ -54,10 +56,11 @@ class WatchTestCase(SynchronousTestCase):
     """A watch whose looks take no time."""
 
     threads: Any = InlineThreads()
+    others: Any = InlineThreads()
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.watch = Watch(self.clock, self.threads)
+        self.watch = Watch(self.clock, self.threads, self.others)
         self.stopped: list[tuple[object, EvaluationError]] = []
         self.open = contextlib.ExitStack()
         self.addCleanup(self.open.close)
@@ -198,6 +201,191 @@ class SlowTests(WatchTestCase):
             self.assertEqual(self.stopped, [(cell, OVER)])
 
 
+class MuchWorkTests(WatchTestCase):
+    """Cells that have so many files that a look at them takes long."""
+
+    def setUp(self) -> None:
+        self.others = SlowThreads()
+        super().setUp()
+        self.large, self.small = make_cell(), make_cell()
+        self.large.needed, self.small.needed = LITTLE + 1, LITTLE
+        self.open.enter_context(self.over(self.small))
+
+    def test_apart(self) -> None:
+        """They are looked at by others, once at a time, and nobody waits for it."""
+        with self.over(self.large):
+            self.clock.pump([PAUSE] * 5)
+            self.assertEqual(self.looks(self.small), [5])
+            self.assertEqual(len(self.others.waiting), 1)
+            before = len(self.large.looks)
+            self.others.step()
+            self.assertEqual(len(self.large.looks), before + 1)
+            self.assertEqual(self.others.waiting, [])
+            self.clock.advance(PAUSE)
+            self.assertEqual(len(self.others.waiting), 1)
+            self.others.step()
+        self.assertEqual(self.stopped, [])
+
+    def test_nothing_meanwhile(self) -> None:
+        """While they are looked at nothing is counted twice; other limits are asked for."""
+        works: list[float] = []
+        self.patch(FakeCell, "exceeded", lambda cell, work: works.append(work) or self.judge(work))
+        self.watch.end(self.small)
+        with self.over(self.large):
+            self.clock.pump([PAUSE] * 3)
+            self.others.step()
+            self.clock.advance(PAUSE)
+            self.others.step()
+        self.assertEqual(works, [LITTLE, 0, 0, inf, LITTLE, inf])
+        self.watch.begin(self.small, self.stopped.append)
+
+    def judge(self, work: float) -> None:
+        """Need a bit more than a little work."""
+        if work <= LITTLE:
+            raise TooMuchWork
+
+    def test_over(self) -> None:
+        """What others find stops one as ever, and so does a limit that takes no count."""
+        self.large.over = OVER
+        with self.over(self.large):
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.stopped, [])
+            self.others.step()
+            self.assertEqual(self.stopped, [(self.large, OVER)])
+            self.clock.advance(PAUSE)
+            self.large.needed = 0
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.stopped, [(self.large, OVER)] * 2)
+            self.others.step()
+
+    def test_ended_meanwhile(self) -> None:
+        """One that has ended while others looked at it is not stopped."""
+        self.large.over = OVER
+        with self.over(self.large):
+            self.clock.advance(PAUSE)
+        self.others.step()
+        self.assertEqual((self.stopped, self.others.waiting), ([], []))
+
+    def test_blind(self) -> None:
+        """One that others cannot look at is stopped after eight times, too."""
+        broken = BrokenCell(Limits(), Workspace(Path("/some")).as_it_is(), needed=LITTLE + 1)
+        with self.over(broken):
+            for _ in range(8):
+                self.assertEqual(self.stopped, [])
+                self.clock.pump([PAUSE] * 3)
+                self.others.step()
+        ((cell, why),) = self.stopped
+        self.assertEqual((cell, why.reason), (broken, "lost"))
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+
+
+class NearlyFullTests(WatchTestCase):
+    """A disk of which too little is free. The limit is 100 MiB."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cells = [make_cell() for _ in range(3)]
+        for number, cell in enumerate(self.cells):
+            cell.limits = Limits(free_disk=100 * MIB)
+            cell.written = (number + 1) * 10 * MIB
+            self.open.enter_context(self.over(cell))
+        self.small, self.medium, self.large = self.cells
+        self.free(101)
+
+    def free(self, mib: float) -> None:
+        """Have so much of the disk free."""
+        for cell in self.cells:
+            cell.free = mib * MIB
+
+    def end(self, cell: Any) -> None:
+        """Have a cell end."""
+        self.watch.end(cell)
+        self.addCleanup(self.watch.begin, cell, self.stopped.append)
+        self.cells.remove(cell)
+
+    def stops(self, *cells: Any, looks: int = 1) -> None:
+        """Hold that these are stopped, in this order, within so many looks."""
+        self.stopped.clear()
+        self.clock.pump([PAUSE] * looks)
+        self.assertEqual([cell for cell, _ in self.stopped], [*cells])
+        self.assertTrue(all(why.reason == "disk" for _, why in self.stopped))
+
+    def test_enough(self) -> None:
+        """Exactly the limit is enough; nobody is stopped, whatever they write."""
+        self.free(100)
+        self.large.written = 10**12
+        self.stops(looks=20)
+
+    def test_one(self) -> None:
+        """The one that has most there is stopped; then all wait for what that brings."""
+        self.free(99)
+        self.stops(self.large)
+        self.stops(looks=4)
+        self.end(self.large)
+        self.free(129)
+        self.stops(looks=20)
+
+    def test_another(self) -> None:
+        """Where it brings too little the next one follows, after a second."""
+        self.free(50)
+        self.stops(self.large)
+        self.stops(looks=4)
+        self.stops(self.medium)
+        self.stops(looks=4)
+        self.stops(self.small)
+        self.stops(looks=20)
+
+    def test_fast(self) -> None:
+        """Nobody waits while the disk goes on filling up."""
+        self.free(50)
+        self.stops(self.large)
+        self.free(48)
+        self.stops(self.medium)
+        self.free(46)
+        self.stops(self.small)
+
+    def test_who_writes_little(self) -> None:
+        """Who has less than a MiB there is let alone: to stop such a run brings nothing."""
+        self.free(50)
+        for cell in self.cells:
+            cell.written = MIB - 1
+        self.stops(looks=20)
+        self.small.written = MIB
+        self.stops(self.small)
+
+    def test_hidden(self) -> None:
+        """But while the disk goes on filling up, however slowly, somebody hides what he writes."""
+        self.free(50)
+        for cell in self.cells:
+            cell.written = 1000
+        self.stops()
+        stopped: list[object] = []
+        for step in range(9):
+            self.free(50 - (step + 1) / 4)
+            self.stopped.clear()
+            self.clock.advance(PAUSE)
+            stopped += [cell for cell, _ in self.stopped]
+        self.assertEqual(stopped, [self.large], "which has begun last")
+
+    def test_afterwards(self) -> None:
+        """When there was enough again all begins anew."""
+        self.free(50)
+        self.stops(self.large)
+        self.end(self.large)
+        self.free(200)
+        self.stops()
+        self.free(50)
+        self.stops(self.medium)
+
+    def test_stopped_already(self) -> None:
+        """Who is stopped and has not ended is not stopped again in the place of another."""
+        self.free(50)
+        self.stops(self.large)
+        self.large.written = 10**12
+        self.free(40)
+        self.stops(self.medium)
+
+
 class BlindTests(WatchTestCase):
     """Cells that cannot be looked at."""
 
@@ -245,7 +433,8 @@ class ExceededTests(SynchronousTestCase):
     def check(self) -> None:
         """Hold that the others are looked at, and what is told of each."""
         found = [None, self.broken.error, OVER]
-        self.assertEqual(exceeded(self.cells), list(zip(self.cells, found, strict=True)))
+        told = exceeded(dict.fromkeys(self.cells, LITTLE))
+        self.assertEqual(told, list(zip(self.cells, found, strict=True)))
         self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
 
     def test_gone(self) -> None:
@@ -259,4 +448,4 @@ class ExceededTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """No cells, nothing found."""
-        self.assertEqual(exceeded([]), [])
+        self.assertEqual(exceeded({}), [])

@@ -1,4 +1,4 @@
-"""`tawebeval.web`: the routes, through treq and our own site, in memory."""
+"""`web`: the routes, through treq and our own site, in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import __version__
 from tawebeval.config import Buffers, Configuration, Limits, Polls
 from tawebeval.config import Service as Process
-from tawebeval.workspace import directory_of
+from tawebeval.sandbox.workspace import directory_of
 from tests import described
 from tests.fake_children import FakeChild
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, parts

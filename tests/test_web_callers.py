@@ -1,12 +1,12 @@
-"""`tawebeval.web`: tokens, callers, shares and origins, over HTTP in memory."""
+"""`web`: tokens, callers, shares and origins, over HTTP in memory."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tawebeval.callers import new_token
 from tawebeval.config import Callers, Configuration
+from tawebeval.core.tokens import new_token
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, head, parts
 from tests.fakes import read_again
 from tests.test_web import WebTestCase

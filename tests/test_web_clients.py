@@ -1,4 +1,4 @@
-"""`tawebeval.web.clients`: who asks, over a connection of his own or a proxy's."""
+"""`web.server.clients`: who asks, over a connection of his own or a proxy's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, Http, Log
 from tawebeval.errors import Unauthorized
-from tawebeval.web.clients import Clients
+from tawebeval.web.server.clients import Clients
 from tests.fake_clients import MULTIPART, Connection, form, parts
 from tests.test_web_problems import RawTestCase
 from tests.test_web_shortcut import UsualRoad

@@ -1,4 +1,4 @@
-"""`tawebeval.web.connections`: how many connections there may be."""
+"""`web.server.limits`: how many connections there may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tawebeval.web.deadlines`: what is to be done in time, with as few timers as can be."""
+"""`web.server.deadlines`: what is to be done in time, with as few timers as can be."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.web.deadlines import Deadline
+from tawebeval.web.server.deadlines import Deadline
 
 # None is `never`; so many seconds pass after each step.
 STEPS = st.lists(st.tuples(st.none() | st.integers(1, 30), st.integers(0, 40)), max_size=20)

@@ -1,4 +1,4 @@
-"""`tawebeval.web.description`: it is sound, and it is of this API.
+"""`web.description`: it is sound, and it is of this API.
 
 All that the tests of the web are answered in memory is held against it, too (`tests.described`),
 and schemathesis does as it says with a real daemon (`tests.integration.test_description`).
@@ -16,17 +16,19 @@ import orjson
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import __version__, errors, form
-from tawebeval.callback import Stage
+from tawebeval import __version__, errors
 from tawebeval.config import MIB, Configuration
+from tawebeval.core import form
+from tawebeval.core.identifiers import IDENTIFIER
+from tawebeval.core.states import State
 from tawebeval.errors import Reason
-from tawebeval.identity import IDENTIFIER
-from tawebeval.life import State
-from tawebeval.web import assets, problems
+from tawebeval.web import static_files
 from tawebeval.web.description import DESCRIPTION, complete
 from tawebeval.web.events import OFFERED
-from tawebeval.web.exchange import MAX_DIGITS
+from tawebeval.web.responses import MAX_DIGITS
 from tawebeval.web.routes import make_app
+from tawebeval.web.server import problems
+from tawebeval.webhooks.callback import Stage
 from tests import described
 from tests.described import DOCUMENT, complaints, operations, resolve
 from tests.test_web import WebTestCase
@@ -62,6 +64,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.TooSlow: ALL,
     errors.UnsupportedMediaType: {"evaluate"},
     errors.UnsupportedVersion: {"readEvents"},
+    errors.HTTPVersionNotSupported: {"readEvents"},
     errors.KeyReused: {"evaluate"},
     errors.Unauthorized: {*SECURED, "readMetrics"},
     errors.Forbidden: {"readMetrics"},
@@ -190,10 +193,14 @@ class ContentTests(SynchronousTestCase):
     def test_form(self) -> None:
         """The fields of the form, and what each may say."""
         files = {name for name in FORM["properties"] if name.startswith("submission[")}
-        self.assertEqual(set(FORM["properties"]) - files, form.TEXT_FIELDS)
+        self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELDS))
+        for name, limit in form.TEXT_FIELDS.items():
+            described = FORM["properties"][name]
+            if limit is not None and described["type"] == "string" and name != "commit_oid":
+                self.assertEqual(described["maxLength"], limit)
+                self.assertIn(f"{limit} bytes", described["description"])
         self.assertEqual(FORM["properties"]["seed"]["maximum"], form.MAX_SEED)
         self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_DEPTH)
-        self.assertEqual(FORM["properties"]["callback_url"]["maxLength"], form.MAX_CALLBACK_URL)
         (pattern,) = FORM["patternProperties"]
         for name, good in (
             ("submission[a]", True),
@@ -211,7 +218,7 @@ class ContentTests(SynchronousTestCase):
 
     def test_numbers(self) -> None:
         """Numbers in a query have up to so many digits."""
-        for name in ("wait", "skip"):
+        for name in ("wait", "limit", "skip"):
             schema = DOCUMENT["components"]["parameters"][name]["schema"]
             self.assertEqual(schema["maximum"], 10**MAX_DIGITS - 1)
 
@@ -220,7 +227,7 @@ class ContentTests(SynchronousTestCase):
         self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER}$")
         location = DOCUMENT["components"]["headers"]["Location"]
         self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER}$")
-        self.assertIn(f"({IDENTIFIER})$", assets.ASSETS["/static/page.js"].content.decode())
+        self.assertIn(f"({IDENTIFIER})$", static_files.ASSETS["/static/page.js"].content.decode())
 
     def test_submission(self) -> None:
         """A form without a file is none."""
@@ -256,6 +263,7 @@ class ContentTests(SynchronousTestCase):
             f"a field that is no file {settings.limits.field // 1024} KiB",
             f"there are {settings.limits.fields} fields at most",
             f"Up to {settings.buffers.page // 1024} KiB of events",
+            f"daemon's own limit, by default {settings.buffers.page // 1024} KiB",
             f"caps it, by default at {settings.polls.wait:g} ",
             f"it waits up to {settings.polls.older:g} seconds",
             f"After {settings.streams.heartbeat:g} seconds with nothing to say",

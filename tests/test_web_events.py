@@ -1,4 +1,4 @@
-"""`tawebeval.web.events`: what the headers of a request for events ask for."""
+"""`web.events`: what the headers of a request for events ask for."""
 
 from __future__ import annotations
 
@@ -46,6 +46,33 @@ class ChoiceTests(StreamTestCase):
         self.assertIn("application/jsonl", answer.json()["offered"])
         self.assertEqual(answer.headers["vary"], "Accept")
         self.page(identifier)
+
+    def test_old_version(self) -> None:
+        """Over HTTP/1.0 there is no stream whose end looks like a cut; the others are answered."""
+        identifier = self.evaluate()
+        self.print(b"a\n")
+        self.finish()
+        for accept, status, whole in (
+            ("application/jsonl", 505, b"}"),
+            ("application/x-ndjson", 505, b"}"),
+            ("text/event-stream", 200, b"event: end\ndata: null\nid: end\n\n"),
+            ("application/json", 200, b"]}"),
+        ):
+            for method in ("GET", "HEAD"):
+                connection = self.connect()
+                connection.send(
+                    f"{method} /evaluation/{identifier}/events HTTP/1.0\r\n"
+                    f"Accept: {accept}\r\n\r\n".encode()
+                )
+                self.turn()
+                answer = connection.answer(method)
+                self.assertEqual(answer.status, status, accept)
+                if method == "GET":
+                    self.assertTrue(answer.body.endswith(whole), answer.body)
+                if method == "GET" and status == 505:
+                    said = answer.json()["detail"]
+                    self.assertIn("application/json, text/event-stream", said)
+                    self.check_nothing_left(identifier)
 
     def test_numbers(self) -> None:
         """A number that is none is refused, also by the kind of answer that has no use for it."""
@@ -145,6 +172,50 @@ class PageTests(StreamTestCase):
         self.assertEqual(found, 200)
         self.assertEqual(seen[-1], f"/evaluation/{identifier}/events?after={END}")
         self.assertGreater(len(seen), 2)
+
+    def test_limit(self) -> None:
+        """A page is as small as the client wants, but for one event; never above the server's."""
+        identifier = self.evaluate()
+        self.print(b"a\n" * 100 + b"b" * 1000 + b"\n")
+        self.finish()
+        path, found = f"/evaluation/{identifier}/events?limit=100", 0
+        text, end = '{"type":"text","payload":"a"}', '{"type":"text","payload":"\\n"}'
+        self.assertLess(len(text) + len(end) + 2, 100)
+        while path:
+            answer = self.request("GET", path)
+            data = answer.json()["data"]
+            found += len(data)
+            self.assertLessEqual(len(data), 3)
+            path = answer.headers.get("link", "").partition("<")[2].partition(">")[0]
+            self.assertTrue(not path or path.endswith("&limit=100"), path)
+        self.assertEqual(found, 202)
+        identifier = self.evaluate()
+        self.print(b"a\n" * 1000)
+        usual = self.page(identifier)
+        self.assertLess(len(usual["data"]), 1000)
+        self.assertEqual(self.page(identifier, "?limit=999999999999999"), usual)
+        self.assertEqual(len(self.page(identifier, "?limit=1")["data"]), 1)
+        older = f"/evaluation_events?evaluation={identifier}&limit=1"
+        self.assertEqual(len(self.request("GET", older).json()["data"]), 1)
+        head = self.request("HEAD", f"/evaluation/{identifier}/events?limit=1")
+        self.assertTrue(head.headers["link"].endswith('?after=1&limit=1>; rel="next"'))
+
+    def test_limit_of_a_page_that_waits(self) -> None:
+        """It holds of a page that was waited for, too."""
+        identifier = self.evaluate()
+        waiting = self.ask("GET", f"/evaluation/{identifier}/events?wait=5&limit=1")
+        self.print(b"a\n" * 100)
+        self.assertEqual(len(self.answer(waiting).json()["data"]), 1)
+
+    def test_no_limit(self) -> None:
+        """What is no number of bytes from 1 on is refused, by whatever kind of answer."""
+        path = f"/evaluation/{self.evaluate()}/events"
+        for accept in ("application/json", "text/event-stream"):
+            for limit in ("0", "00", "x", "-1", "", "1.5", "1000000000000000", "1&limit=1"):
+                answer = self.request(
+                    "GET", f"{path}?limit={limit}", 400, headers={"Accept": accept}
+                )
+                self.assertIn("limit", answer.json()["detail"])
 
     def test_retry_after(self) -> None:
         """Who has polled in vain is told to take a little time; nobody else is."""

@@ -1,4 +1,4 @@
-"""`tawebeval.web.channel`: requests whose end could be seen in two places, and long heads.
+"""`web.server.channel`: requests whose end could be seen in two places, and long heads.
 
 Behind a proxy that sees another end of a request than the daemon does, a stranger could put a
 request of his own in front of another's. So nothing of what follows a doubtful head is taken.
@@ -68,6 +68,7 @@ CHUNKS = {
 
 def statuses(connection: Connection) -> list[bytes]:
     """Return the statuses of the answers that have come."""
+    connection.settle()
     return re.findall(rb"HTTP/1\.1 ([0-9]{3}) ", connection.received)
 
 

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import ring
 from tawebeval.config import Buffers, Configuration, Http, Limits
+from tawebeval.core import ring
 from tawebeval.web import streams
 from tests.fake_clients import MULTIPART, Service, form, parts
 from tests.fake_streams import FOLLOWERS, Follower

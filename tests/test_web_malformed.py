@@ -1,8 +1,8 @@
-"""`tawebeval.web`: what is no request, and bodies where none is expected."""
+"""`web`: what is no request, and bodies where none is expected."""
 
 from __future__ import annotations
 
-from tawebeval.workspace import directory_of
+from tawebeval.sandbox.workspace import directory_of
 from tests.fake_clients import MULTIPART, form, head, parts
 from tests.test_web_problems import RawTestCase
 
@@ -141,10 +141,48 @@ class MalformedTests(RawTestCase):
         """Requests that are sent at once are answered in turn."""
         connection = self.connect()
         connection.send(head("GET /health", {}) + head("GET /nowhere", {"Connection": "close"}))
+        connection.settle()
         first, second = connection.received.split(b"HTTP/1.1 ")[1:]
         self.assertTrue(first.startswith(b"200"))
         self.assertTrue(second.startswith(b"404"))
         self.assertTrue(connection.closed)
+
+    def test_pipelined_flood(self) -> None:
+        """Of the requests that one read brings, a turn of the reactor answers one."""
+        connection = self.connect()
+        connection.send(head("GET /health", {}) * 100)
+        self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 1)
+        self.assertEqual(len(self.service.reactor.getDelayedCalls()), 1)
+        connection.settle()
+        self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 100)
+        self.assertFalse(connection.closed)
+
+    def test_bytes_of_a_turn(self) -> None:
+        """Only of a body of known length a turn of the reactor reads much: it costs least."""
+        connection = self.connect()
+        self.assertEqual(connection.transport.bufferSize, 4096)
+        for framing, size in (
+            ({"Transfer-Encoding": "chunked"}, 4096),
+            ({"Content-Length": "1"}, 65536),
+        ):
+            connection.send(head("POST /nowhere", framing))
+            self.assertEqual(connection.transport.bufferSize, size)
+            connection.send(b"1\r\nx\r\n0\r\n\r\n" if size == 4096 else b"x")
+            self.assertEqual(connection.answer().status, 404)
+            self.assertEqual(connection.transport.bufferSize, 4096)
+
+    def test_pipelined_and_gone(self) -> None:
+        """A client that goes, or is cut off, between two of its requests leaves nothing."""
+        for end in ("lose", "abort"):
+            connection = self.connect()
+            connection.send(head("GET /health", {}) * 2)
+            if end == "abort":
+                connection.channel.forceAbortClient()
+                connection.settle()
+            connection.lose()
+            self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 1)
+            self.assertEqual(connection.channel.requests, [])
+            self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
     def test_idle(self) -> None:
         """A connection on which nothing happens is closed."""

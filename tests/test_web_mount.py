@@ -1,4 +1,4 @@
-"""`tawebeval.web.mount`: the API below a path of its host."""
+"""`web.server.base_path`: the API below a path of its host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import listing
 from tawebeval.config import OWN_PATHS, Configuration, Http
 from tawebeval.errors import Elsewhere
-from tawebeval.web.mount import Mount
+from tawebeval.evaluations import listing
+from tawebeval.web.server.base_path import Mount
 from tests.fake_clients import MULTIPART, Answer, form, parts
 from tests.test_web_assets import LINK
 from tests.test_web_clients import PROXY, SETTINGS

@@ -1,4 +1,4 @@
-"""`tawebeval.web.older`: what TuringArena's clients of 2018 want."""
+"""`web.legacy`: what TuringArena's clients of 2018 want."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tawebeval.web.operations`: what the operator's programs ask."""
+"""`web.operations`: what the operator's programs ask."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
 
 from tawebeval import __version__
-from tawebeval.access import Access, Rate
 from tawebeval.config import Configuration, Metrics
+from tawebeval.web.auth import Access, Rate
 from tawebeval.web.operations import METRICS_TYPE, Operations
 from tests.fake_clients import Answer
 from tests.fakes import read_again

@@ -1,4 +1,4 @@
-"""`tawebeval.web.presence`: the end of all connections, in whatever phase each is."""
+"""`web.server.presence`: the end of all connections, in whatever phase each is."""
 
 from __future__ import annotations
 
@@ -276,10 +276,26 @@ class LeavingTests(LeavingTestCase):
         over = self.leave()
         self.turn()
         self.assertEqual((follower.payloads, follower.code), (["a"], 1001))
+        follower.send(8, (1001).to_bytes(2, "big"))
         self.assertTrue(follower.connection.closed)
         follower.lose()
         self.successResultOf(over)
         self.check_nothing_left(identifier)
+
+    def test_websocket_that_is_behind(self) -> None:
+        """The close frame is the last of what a slow client takes."""
+        identifier = self.evaluate()
+        follower = self.follow(SocketFollower, identifier)
+        follower.full = True
+        self.print(b"a\n" * 50_000)
+        over = self.leave()
+        self.turn()
+        follower.take()
+        self.turn()
+        self.assertEqual((follower.code, follower.frames[-1][0]), (1001, 8))
+        self.assertLess(len(follower.payloads), 99_999)
+        follower.lose()
+        self.successResultOf(over)
 
     def test_websocket_that_has_ended(self) -> None:
         """One whose client has yet to close its half has its code already."""

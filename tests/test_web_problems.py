@@ -1,4 +1,4 @@
-"""`tawebeval.web`: everything that goes wrong is a problem document, whoever makes it."""
+"""`web`: everything that goes wrong is a problem document, whoever makes it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from klein import Klein
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
-from tawebeval.web import problems
 from tawebeval.web.routes import make_app
+from tawebeval.web.server import problems
 from tests.fake_clients import Answer, Connection
 from tests.test_web import WebTestCase
 
@@ -65,6 +65,7 @@ class TableTests(SynchronousTestCase):
                 "TooSlow": 408,
                 "UnsupportedMediaType": 415,
                 "UnsupportedVersion": 426,
+                "HTTPVersionNotSupported": 505,
                 "KeyReused": 422,
                 "Unauthorized": 401,
                 "ForeignPage": 403,

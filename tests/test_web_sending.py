@@ -1,8 +1,10 @@
-"""`tawebeval.web.sending`: what is written arrives, at once or in the reactor's turns."""
+"""`web.server.transport`: what is written arrives, at once or in the reactor's turns."""
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -30,15 +32,23 @@ from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactor
 from twisted.python.failure import Failure
-from twisted.trial.unittest import SynchronousTestCase, TestCase
+from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
 from zope.interface import implementer
 from zope.interface.verify import verifyObject
 
-from tawebeval.web.sending import PromptEndpoint, PromptServer, PromptUnixServer
+from tawebeval.web.server.transport import (
+    PromptEndpoint,
+    PromptServer,
+    PromptUnixServer,
+    SocketProgress,
+    limit_silence,
+)
 from tests.integration.receivers import make_certificate
+from tests.patience import PATIENCE
 
 KERNEL = 4096  # bytes that the kernel is asked to keep; it keeps about twice as many
 LITTLE = 32 * 1024  # more than it takes
+GROWN = 256 * 1024  # bytes by which a kernel may let a window grow of which nothing is read
 BUFFER = 64 * 1024  # bytes in memory from which on Twisted pauses a producer
 
 
@@ -431,7 +441,7 @@ class EndpointTests(TestCase):
                 begin(self.transport)
                 super().connectionMade()
 
-        port = await PromptEndpoint(endpoint).listen(Factory.forProtocol(Noted))
+        port = await PromptEndpoint(endpoint, 120).listen(Factory.forProtocol(Noted))
         self.addCleanup(port.stopListening)
         expected = b"".join(Source.pieces)
         sink = Sink(len(expected))
@@ -490,10 +500,135 @@ class EndpointTests(TestCase):
 
     def test_others(self) -> None:
         """A port that is none of Twisted's own stays as it is."""
-        endpoint = PromptEndpoint(serverFromString(MemoryReactor(), "tcp:1"))
+        endpoint = PromptEndpoint(serverFromString(MemoryReactor(), "tcp:1"), 120)
         port = self.successResultOf(endpoint.listen(Factory.forProtocol(Protocol)))
         self.assertFalse(hasattr(port, "transport"))
 
 
+class SilenceTests(TestCase):
+    """Clients that have vanished without a word."""
+
+    timeout = PATIENCE
+
+    async def vanish(self, begin: Callable[[Any], object]) -> None:
+        """Have a client vanish, and wait until its connection is lost; `begin` gets that before."""
+        made: Deferred[Protocol] = Deferred()
+        lost: Deferred[None] = Deferred()
+
+        class Waiting(Protocol):
+            def connectionMade(self) -> None:
+                made.callback(self)
+
+            def connectionLost(self, reason: Failure = connectionDone) -> None:
+                lost.callback(None)
+
+        endpoint = PromptEndpoint(serverFromString(reactor, "tcp:0:interface=127.0.0.1"), 1)
+        port = await endpoint.listen(Factory.forProtocol(Waiting))
+        self.addCleanup(port.stopListening)
+        with socket.create_connection(("127.0.0.1", port.getHost().port)) as client:
+            server = await made
+            # No packet gets to it any more, so none is answered.
+            nothing = struct.pack("=HBBI", 6, 0, 0, 0)  # BPF_RET | BPF_K, 0 bytes
+            program = ctypes.create_string_buffer(nothing)
+            filter_ = struct.pack("@HP", 1, ctypes.addressof(program))
+            try:
+                client.setsockopt(socket.SOL_SOCKET, 26, filter_)  # SO_ATTACH_FILTER
+            except PermissionError:
+                raise SkipTest("here only root may attach a filter to a socket") from None
+            begin(server.transport)
+            await lost
+
+    async def test_idle(self) -> None:
+        """One to which nothing is sent is found out."""
+        await self.vanish(lambda transport: None)
+
+    async def test_sending(self) -> None:
+        """So is one to which something is on its way, as to a reader of a stream."""
+        await self.vanish(lambda transport: transport.write(b"a heartbeat"))
+
+    async def test_probed(self) -> None:
+        """So is one whose window is asked for, to which nothing is sent."""
+        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).probe(True))
+
+    async def test_full(self) -> None:
+        """So is one to which much is on its way."""
+        await self.vanish(lambda transport: transport.write(bytes(2**23)))
+
+
 def _client_of(host: Any) -> Any:
     return TCP4ClientEndpoint(reactor, "127.0.0.1", host.port)
+
+
+class SocketProgressTests(SynchronousTestCase):
+    """What a connection shows of its client, by real sockets."""
+
+    def setUp(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.client = socket.create_connection(server.getsockname())
+            self.server, _ = server.accept()
+        self.addCleanup(self.client.close)
+        self.addCleanup(self.server.close)
+        self.server.setblocking(False)
+        self.progress = SocketProgress(self.server)
+        self.sent = self.received = 0
+
+    def send(self) -> None:
+        """Send as much as the kernels take."""
+        while True:
+            try:
+                self.sent += self.server.send(b"x" * 65536)
+            except BlockingIOError:
+                return
+
+    def receive(self, size: int) -> None:
+        """Let the client read so much."""
+        while size > 0:
+            got = len(self.client.recv(min(size, 65536)))
+            self.received += got
+            size -= got
+
+    def test_nothing_is_read(self) -> None:
+        """What is in the client's kernel does not count, nor what is on its way there."""
+        self.send()
+        given, read = self.progress.progress()
+        self.assertEqual(given, self.sent)
+        self.assertLessEqual(read, GROWN)
+
+    def test_never_too_much(self) -> None:
+        """However a client reads, no more counts than it has read, but for what its window grows.
+
+        In the end all of it counts.
+        """
+        for size in (1, 70_000, 200_000, 1_000_000, 3_000_000, 10, 2_000_000):
+            while self.sent < self.received + size:
+                self.send()
+                self.receive(min(size, self.sent - self.received))
+            given, read = self.progress.progress()
+            self.assertEqual(given, self.sent)
+            self.assertLessEqual(read, self.received + GROWN)
+        self.receive(self.sent - self.received)
+        while self.progress.progress()[1] < self.sent:
+            # Only what is sent has the client's kernel say what there is room for.
+            self.sent += self.server.send(b"x")
+            self.receive(1)
+
+    def test_probed(self) -> None:
+        """While that is wanted the kernel asks the client's, which has nothing to say by itself.
+
+        Otherwise it asks as rarely as before, for a client may vanish at any time.
+        """
+        limit_silence(self.server, 120)
+        probes = [self.probes()]
+        for wanted in (True, True, False, False):
+            self.progress.probe(wanted)
+            probes.append(self.probes())
+        self.assertEqual(probes, [(60, 15), (1, 1), (1, 1), (60, 15), (60, 15)])
+
+    def probes(self) -> tuple[int, int]:
+        """Return the seconds before the first probe, and between two of them."""
+        self.assertTrue(self.server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        idle, pause = (
+            self.server.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        )
+        return idle, pause

@@ -1,11 +1,11 @@
-"""`tawebeval.web.shortcut`: plain polls are answered as on the usual road, byte by byte."""
+"""`web.fastpath`: plain polls are answered as on the usual road, byte by byte."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from twisted.web.http import datetimeToString
 
 from tawebeval.config import Buffers, Callers, Configuration, Http, Log
 from tawebeval.config import Service as Process
-from tawebeval.web import site
+from tawebeval.web.server import request
 from tests.fake_clients import MULTIPART, Connection, Service, form, parts
 from tests.fakes import EPOCH
 from tests.test_web import END
@@ -109,6 +109,10 @@ QUERIES = (
     *("?after=x", "?after=-1", "?after=99", "?after=00", "?after=%31", "?after=1&skip=1"),
     *("?wait=", "?wait=x", "?wait=2147483647", "?wait=1000000000000000", "?&"),
     *("?after=" + "9" * 200, "?after=1#x"),
+    *("?limit=1", "?after=0&limit=40", "?after=&wait=2&limit=99", "?after=1&wait=2&limit=1"),
+    *("?limit=1&after=1", "?wait=2&", "?limit=999999999999999", "?limit=1&", "?limit=01"),
+    *("?limit=0", "?limit=", "?limit=-1", "?limit=x", "?limit=1000000000000000"),
+    *("?limit=1&limit=1", "?limit=%31", "?after=1limit=1", "?after=1&wait=2limit=1"),
 )
 STARTS = st.sampled_from(["GET"] * 12 + ["HEAD", "POST", "get", "OPTIONS", "", "\r\nGET"])
 VERSIONS = st.sampled_from(["HTTP/1.1"] * 12 + ["HTTP/1.0", "HTTP/1.2", "http/1.1", ""])
@@ -253,6 +257,28 @@ class World:
         assert not left, left
 
 
+def check_alike(
+    kind: str, steps: Iterable[Any], check: Callable[[World], object] = lambda world: None
+) -> None:
+    """Hold that both roads lead to the same, step by step; `check` more of one of them."""
+    root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+    try:
+        worlds = [
+            World(root / name, CONFIGURATIONS[kind], kind == "tokens", name == "short")
+            for name in ("short", "usual")
+        ]
+        for step in steps:
+            for world in worlds:
+                world.take(step)
+            short, usual = (world.seen() for world in worlds)
+            assert short == usual, step
+            check(worlds[0])
+        for world in worlds:
+            world.close()
+    finally:
+        shutil.rmtree(root)
+
+
 class EqualityTests(RawTestCase):
     """The shortcut and the usual road, side by side."""
 
@@ -270,22 +296,8 @@ class EqualityTests(RawTestCase):
     @given(st.sampled_from(sorted(CONFIGURATIONS)), STEPS)
     def test_bytes(self, kind: str, steps: list[Any]) -> None:
         """Whatever is asked, in whatever state, each client gets the same bytes."""
-        root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
-        try:
-            worlds = [
-                World(root / name, CONFIGURATIONS[kind], kind == "tokens", name == "short")
-                for name in ("short", "usual")
-            ]
-            for step in steps:
-                for world in worlds:
-                    world.take(step)
-                short, usual = (world.seen() for world in worlds)
-                self.assertEqual(short, usual, step)
-            for world in worlds:
-                world.close()
-        finally:
-            shutil.rmtree(root)
-            self.flushLoggedErrors()
+        check_alike(kind, steps)
+        self.flushLoggedErrors()
 
 
 class ShortcutTests(RawTestCase):
@@ -298,14 +310,14 @@ class ShortcutTests(RawTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.made = 0
-        make = site.ApiRequest.__init__
+        make = request.ApiRequest.__init__
 
-        def count(request: site.ApiRequest, *arguments: Any, **more: Any) -> None:
+        def count(request: request.ApiRequest, *arguments: Any, **more: Any) -> None:
             self.made += 1
             make(request, *arguments, **more)
 
         self.identifier = self.evaluate()
-        self.patch(site.ApiRequest, "__init__", count)
+        self.patch(request.ApiRequest, "__init__", count)
 
     def poll(self, query: str = "", *headers: str) -> bytes:
         """Return a request for a page."""
@@ -313,7 +325,10 @@ class ShortcutTests(RawTestCase):
 
     def test_plain(self) -> None:
         """No request is made for a plain poll, such as clients send them."""
-        for query in ("?wait=0", "?after=0&wait=0", "?after=&wait=0", "?after=0&wait=1"):
+        for query in (
+            *("?wait=0", "?after=0&wait=0", "?after=&wait=0", "?after=0&wait=1"),
+            *("?wait=1&limit=9", "?after=0&wait=1&limit=9", "?after=&wait=0&limit=1"),
+        ):
             for header in PLAIN:
                 connection = self.connect()
                 connection.send(self.poll(query, header))
@@ -407,6 +422,7 @@ class ShortcutTests(RawTestCase):
         self.assertEqual(connection.transport.producerState, "paused")
         self.assertLess(sum(map(len, connection.channel._dataBuffer)), 20_000)
         self.child.print(b"a\n")
+        connection.settle()
         found = re.findall(rb'{"(begin|status)"', connection.received)
         self.assertEqual(found[:2], [b"begin", b"status"])
         self.assertEqual(found.count(b"begin"), 1)

@@ -1,4 +1,4 @@
-"""`tawebeval.web.pacing`: clients that are slow to send, and to take what they asked for."""
+"""`web.server.timeouts`: clients that are slow to send, and to take what they asked for."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ class HeadTests(SlowTestCase):
             connection = self.connect()
             connection.send(START + b"\r\n" + start)
             self.assertIn(b"200 OK", connection.received)
+            connection.settle()
             connection.transport.clear()
             self.advance(10)
             self.check_raw(connection.answer(), 408)
@@ -153,8 +154,8 @@ class BodyTests(SlowTestCase):
         connection, body = self.upload(chunked=True)
         for at in range(20):
             self.check_quiet(connection)
-            for _ in range(5):
-                connection.send(b"1;" + b"x" * 1000 + b"\r\n" + body[at : at + 1] + b"\r\n")
+            for byte in body[5 * at : 5 * at + 5]:
+                connection.send(b"1;" + b"x" * 1000 + b"\r\n" + bytes([byte]) + b"\r\n")
             self.advance(1)
         self.cut_off(connection)
 

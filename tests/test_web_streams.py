@@ -1,4 +1,4 @@
-"""`tawebeval.web.streams`: following by each transport, in memory, under a Clock."""
+"""`web.streams`: following by each transport, in memory, under a Clock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from tawebeval.config import Buffers, Configuration, Http, Limits, Streams
-from tawebeval.events import Batch
-from tawebeval.following import Following
+from tawebeval.core.events import Batch
+from tawebeval.evaluations.following import RESUME, Following, Opaque
 from tawebeval.web import streams
 from tests import described
 from tests.fake_streams import (
@@ -316,7 +316,7 @@ class BackPressureTests(StreamTestCase):
         self.assertEqual("".join(follower.payloads), self.text.decode())
 
     def test_slowest_of_several(self) -> None:
-        """The slowest one decides, until it is gone."""
+        """The slowest one decides, until it is gone and has not come back for a time."""
         identifier = self.evaluate()
         slow, quick = (self.follow(kind, identifier) for kind in (LineFollower, SourceFollower))
         slow.full = True
@@ -328,8 +328,30 @@ class BackPressureTests(StreamTestCase):
         self.assertLess(len("".join(quick.payloads)), 60_000)
         slow.lose()
         self.service.reactor.pump([0] * 199)
+        self.assertTrue(self.child.paused)
+        self.service.reactor.pump([RESUME] + [0] * 199)
         self.assertFalse(self.child.paused)
         self.assertGreater(len("".join(quick.payloads)), 99_000)
+
+    def test_resumed(self) -> None:
+        """The client of a stream that was cut behind a quick one finds all that it lacks."""
+        identifier = self.evaluate()
+        slow, quick = (self.follow(kind, identifier) for kind in (LineFollower, SourceFollower))
+        slow.full = True
+        for at in range(0, 100_000, 1000):
+            self.child.print(self.text[at : at + 1000])
+        self.turn()
+        received = len(slow.payloads)
+        slow.lose()
+        self.service.reactor.pump([1] * 20)
+        self.assertTrue(self.child.paused)
+        resumed = self.follow(LineFollower, identifier, f"?skip={received}")
+        self.service.reactor.pump([0] * 199)
+        self.assertFalse(self.child.paused)
+        self.finish()
+        self.service.reactor.pump([0] * 199)
+        self.assertEqual("".join(slow.payloads + resumed.payloads), self.text[:100_000].decode())
+        self.assertEqual("".join(quick.payloads), self.text[:100_000].decode())
 
     def test_not_taken(self) -> None:
         """Who does not take it in time is cut off; the evaluation goes on, and can be resumed."""
@@ -486,7 +508,7 @@ class KernelTests(SynchronousTestCase):
                 return one
 
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
-        streams.limit_send_buffer(wrap(Transport()))
+        self.assertIsInstance(streams.connection_of(wrap(Transport())), Opaque)  # it is no TCP
         return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def test_send_buffer(self) -> None:
@@ -508,7 +530,7 @@ class KernelTests(SynchronousTestCase):
 
     def test_no_socket(self) -> None:
         """A transport without a socket is left as it is."""
-        streams.limit_send_buffer(StringTransport())
+        self.assertIsInstance(streams.connection_of(StringTransport()), Opaque)
 
 
 class DefectTests(StreamTestCase):

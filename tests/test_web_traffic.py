@@ -1,4 +1,4 @@
-"""`tawebeval.web.traffic`: requests are counted, and logged where that is wanted."""
+"""`web.access_log`: requests are counted, and logged where that is wanted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.config import Configuration, Http
-from tawebeval.pages import Page
-from tawebeval.web.traffic import EVENTS, GONE, OTHER, Routes
-from tawebeval.workspace import log_name
+from tawebeval.core.pages import Page
+from tawebeval.sandbox.workspace import log_name
+from tawebeval.web.access_log import EVENTS, GONE, OTHER, Routes
 from tests.fake_clients import MULTIPART, Connection, form, parts
 from tests.test_web import WebTestCase
 from tests.test_web_shortcut import UsualRoad

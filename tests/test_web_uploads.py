@@ -1,4 +1,4 @@
-"""`tawebeval.web`: uploads that are refused while they arrive, or given up."""
+"""`web`: uploads that are refused while they arrive, or given up."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from tawebeval import registry
-from tawebeval.workspace import directory_of
+from tawebeval.config import Configuration, Limits
+from tawebeval.evaluations import registry
+from tawebeval.evaluations.uploads import BATCH
+from tawebeval.sandbox.workspace import directory_of
 from tests.fake_clients import MULTIPART, Connection, Part, form, head, parts
 from tests.test_web_problems import RawTestCase
 
@@ -180,12 +182,12 @@ class EarlyRefusalTests(RawTestCase):
         self.assertEqual(connection.received, b"")
 
     def test_disk_full(self) -> None:
-        """503 where the disk does not take it, with a time and without a path."""
+        """503 where the disk does not take it, with a time and without a path; nothing counts."""
         (self.root / "uploads").rename(self.root / "elsewhere")
         (self.root / "uploads").write_text("no directory")
-        connection = self.begin(10_000)
+        connection = self.begin(len(form(parts())))
         with capturedLogs() as events:
-            connection.send(form(parts())[:-10])
+            connection.send(form(parts()))
         answer = self.check_raw(connection.answer(), 503)
         self.assertIn("retry-after", answer.headers)
         self.assertIn(b"the form cannot be stored: Not a directory", answer.body)
@@ -195,6 +197,8 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").unlink()
         (self.root / "uploads").mkdir()
         connection.lose()
+        spool = self.service.registry.spool
+        self.assertEqual((spool.held, spool.in_memory), (0, 0))
 
     def test_long_name(self) -> None:
         """400 where it is the client's own name that the disk does not take."""
@@ -209,16 +213,18 @@ class EarlyRefusalTests(RawTestCase):
 class GivenUpTests(RawTestCase):
     """Clients that go away."""
 
+    configuration = Configuration(limits=Limits(request_body=4 * BATCH))
+
     def test_in_the_middle(self) -> None:
         """In the middle of an upload: nothing is left, no file open, no call, no directory."""
         before = len(os.listdir("/proc/self/fd"))
-        body = form(parts(source=b"x" * 50_000))
-        for length in (0, 1, 200, 20_000, len(body) - 1):
+        body = form(parts(source=b"x" * 2 * BATCH))
+        for length in (0, 1, 200, BATCH + 1000, len(body) - 1):
             connection = self.connect()
             fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
             connection.send(head("POST /evaluate", fields))
             connection.send(body[:length])
-            if length >= 20_000:
+            if length > BATCH:
                 self.assertEqual(len(self.service.leftovers()), 1)
                 (upload,) = (self.root / "uploads").iterdir()
                 self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
@@ -262,7 +268,7 @@ class GivenUpTests(RawTestCase):
         spool, arrears = self.service.registry.spool, self.service.registry._surroundings.arrears
         self.patch(registry, "remove", fail_once)
         with capturedLogs() as events:
-            self.post(400, form(parts(seed=b"x")))
+            self.post(400, form(parts(seed=b"x", source=b"x" * BATCH)))
         self.assertGreater(spool.held, 0)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("the removal of an upload is not done yet", said)

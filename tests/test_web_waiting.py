@@ -1,4 +1,4 @@
-"""`tawebeval.web`: long polls, status, cancelling."""
+"""`web`: long polls, status, cancelling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval import __version__
-from tawebeval.pages import Page
+from tawebeval.core.pages import Page
 from tests.test_web import END, WebTestCase
 
 

@@ -1,4 +1,4 @@
-"""`tawebeval.web.websockets`: handshakes, what clients send, and the ends of connections."""
+"""`web.websockets`: handshakes, what clients send, and the ends of connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor
 from zope.interface import alsoProvides
 
 from tawebeval.config import Callers, Configuration
-from tawebeval.web.traffic import EVENTS
+from tawebeval.web.access_log import EVENTS
 from tests.fake_clients import Answer
 from tests.fake_streams import KEY, UPGRADE, SocketFollower
 from tests.test_web_streams import StreamTestCase
@@ -210,6 +210,63 @@ class ClientTests(SocketTestCase):
         self.print(b"a\n")
         self.assertEqual([opcode for opcode, _ in follower.frames], [TEXT])
 
+    def test_acknowledgements(self) -> None:
+        """What a client says that it has counts; nothing else that it says has a meaning."""
+        follower = self.open()
+        (following,) = self.service.registry.followers._present
+        follower.send(TEXT, b'{"acknowledge": 0}')
+        self.print(b"a\nb\n")
+        for said, taken in (
+            (b"hello", 0),
+            (b'{"acknowledge": 1}', 1),
+            (b'{"acknowledge": 0}', 1),
+            (b'{"acknowledge": -1}', 1),
+            (b'{"acknowledge": 1.5}', 1),
+            (b'{"acknowledge": "3"}', 1),
+            (b"[" * 3000, 1),
+            (b"3", 1),
+            (b'{"more": null, "acknowledge": 3}', 3),
+        ):
+            follower.send(TEXT, said)
+            self.assertEqual(following._reader.taken, taken, said)
+        self.assertIsNone(follower.code)
+
+    def test_acknowledged_from_a_cursor(self) -> None:
+        """The messages are counted on each WebSocket anew."""
+        self.identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        follower: SocketFollower = self.follow(SocketFollower, self.identifier, "?after=1&skip=1")
+        (following,) = self.service.registry.followers._present
+        follower.send(TEXT, b'{"acknowledge": 1}')
+        self.print(b"c\nd\n")
+        follower.send(TEXT, b'{"acknowledge": 2}')
+        self.assertEqual(following._reader.taken, 4)
+
+    def test_acknowledged_too_much(self) -> None:
+        """Who says to have what was not sent has lost count, and the WebSocket is closed."""
+        follower = self.open(b"a\nb\n")
+        follower.send(TEXT, b'{"acknowledge": 4}')
+        self.assertEqual(follower.code, 1008)
+
+    def test_acknowledged_after_the_end(self) -> None:
+        """What comes when all was sent makes no difference."""
+        follower = self.open(b"a\n")
+        self.finish()
+        self.assertEqual(follower.code, 1000)
+        follower.send(TEXT, b'{"acknowledge": 99}')
+        self.assertEqual(follower.code, 1000)
+
+    def test_any_number_of_acknowledgements(self) -> None:
+        """They do not count as what a client says for nothing."""
+        follower = self.open(b"a\n")
+        for _ in range(5000):
+            follower.send(TEXT, b'{"acknowledge": 1}')
+        self.assertIsNone(follower.code)
+
+    def test_bytes_of_a_turn(self) -> None:
+        """A turn of the reactor reads few frames, for each ping has an answer of its own."""
+        self.assertEqual(self.open().connection.transport.bufferSize, 1024)
+
     def test_ping(self) -> None:
         """Its pings are answered."""
         follower = self.open()
@@ -304,19 +361,44 @@ class EndTests(SocketTestCase):
     """The ends of connections."""
 
     def test_half_closed(self) -> None:
-        """After the last message our half is closed, and the client's close is waited for."""
+        """After the last message the client's close is waited for; then our half is closed."""
         follower = self.open(b"a\n")
         transport: Any = follower.connection.transport
         alsoProvides(transport, IHalfCloseableDescriptor)
         ended = []
         transport.loseWriteConnection = lambda: ended.append(True)
         self.finish()
-        self.assertEqual((follower.code, ended), (1000, [True]))
-        self.assertFalse(follower.connection.closed)
+        self.assertEqual((follower.code, ended), (1000, []))
+        follower.send(TEXT, b'{"acknowledge": 1}')
+        follower.send(PING)
+        self.assertEqual(ended, [])
         follower.send(CLOSE, (1000).to_bytes(2, "big"))
+        self.assertEqual(ended, [True])
+        self.assertFalse(follower.connection.closed)
         self.assertEqual([opcode for opcode, _ in follower.frames], [TEXT, TEXT, CLOSE])
         self.service.reactor.advance(60)
         self.assertTrue(follower.connection.aborted)
+
+    def test_no_answer(self) -> None:
+        """A client that does not answer the close frame has as long as any has for an answer."""
+        follower = self.open(b"a\n")
+        self.finish()
+        self.assertEqual(follower.code, 1000)
+        self.assertFalse(follower.connection.closed)
+        self.service.reactor.advance(self.service.configuration.http.window + 1)
+        self.assertTrue(follower.connection.closed)
+        follower.lose()
+        self.check_nothing_left(self.identifier)
+
+    def test_too_much_after_the_end(self) -> None:
+        """A client that does not answer, but goes on and on, is not heard to the end."""
+        follower = self.open(b"a\n")
+        self.finish()
+        for _ in range(2):
+            follower.send(TEXT, b"x" * 40_000)
+        self.assertTrue(follower.connection.closed)
+        follower.lose()
+        self.check_nothing_left(self.identifier)
 
     def test_counted(self) -> None:
         """It is a connection like any other, until it is gone."""

@@ -1,4 +1,4 @@
-"""`tawebeval.workspace`: directories, and paths that lead out of them."""
+"""`sandbox.workspace`: directories, and paths that lead out of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import EvaluationError
-from tawebeval.form import SubmissionFile
-from tawebeval.workspace import FileRefused, Workspace
+from tawebeval.sandbox.workspace import FileRefused, Workspace
 
 
 class WorkspaceTestCase(SynchronousTestCase):
@@ -50,6 +50,33 @@ class DirectoryTests(WorkspaceTestCase):
         places = [own.tree, own.temporary, own.home, own.work, own.root / "submission"]
         for place in places:
             self.assertEqual([p for p in places if p.is_relative_to(place)], [place])
+
+    def test_quota_directory(self) -> None:
+        """What the evaluator writes to is made there, and removed there; it is seen as ever."""
+        quota_directory = self.root / "quota"
+        quota_directory.mkdir()
+        upload = self.root / "upload"
+        (upload / "submission/source").mkdir(parents=True)
+        workspace = Workspace(self.root / "two", quota_directory)
+        view = workspace.elsewhere(Path("/evaluation"))
+        workspace.create(upload, view)
+        self.assertEqual([path.name for path in workspace.root.iterdir()], ["submission"])
+        made = {path.name for path in quota_directory.iterdir()}
+        self.assertEqual(made, {"tree", "tmp", "home", "scratch", "shm"})
+        file = workspace.submission_path(SubmissionFile("source", "x.py"))
+        for path, seen in (
+            (workspace.tree / "a", "/evaluation/tree/a"),
+            (workspace.temporary, "/evaluation/tmp"),
+            (file, "/evaluation/submission/source/x.py"),
+        ):
+            self.assertEqual(view.of(path), Path(seen))
+            self.assertEqual(workspace.as_it_is().of(path), path)
+        (workspace.temporary / "file").write_text("mine")
+        self.assertEqual(workspace.read_file("../tmp/file", workspace.tree, 9, view), b"mine")
+        (workspace.tree / "shut").mkdir(0)
+        workspace.remove()
+        self.assertEqual(list(quota_directory.iterdir()), [])
+        self.assertFalse(workspace.root.exists())
 
     def test_working_directory(self) -> None:
         """A directory of the tree, also by a link that stays within it."""

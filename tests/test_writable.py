@@ -1,4 +1,4 @@
-"""`tawebeval.writable` with launchers that are none: what follows from what they can do."""
+"""`sandbox.overlay` with launchers that are none: what follows from what they can do."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import attrs
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import writable as module
-from tawebeval.launching import Launch, Layers
-from tawebeval.privileges import User
-from tawebeval.reports import NotMounted
-from tawebeval.starting import Started
-from tawebeval.workspace import Workspace
-from tawebeval.writable import Trees
+from tawebeval.linux.launcher_client import Launch, Layers
+from tawebeval.linux.privileges import User
+from tawebeval.linux.reports import NotMounted, Overlay
+from tawebeval.linux.starting import Started
+from tawebeval.sandbox import overlay as module
+from tawebeval.sandbox.overlay import Trees
+from tawebeval.sandbox.workspace import Workspace
 from tests.fake_children import NO_PROCESS
 
 LAUNCH = Launch(["./it"], {}, "/")
 STARTED = Started(NO_PROCESS, -1, -1, -1)
-TOP = 77
+OVERLAY = Overlay(77, frozenset({39}))
 
 
 @attrs.define
@@ -39,11 +39,11 @@ class FakeLaunching:
         if self.cannot is not None:
             raise self.cannot
 
-    def start(self, launch: Launch, layers: Layers | None = None) -> tuple[Started, int | None]:
+    def start(self, launch: Launch, layers: Layers | None = None) -> tuple[Started, Overlay | None]:
         self.asked.append((launch, layers))
         if self.errors:
             raise self.errors.pop()
-        return STARTED, None if layers is None else TOP
+        return STARTED, None if layers is None else OVERLAY
 
     def close(self) -> None:
         self.closed += 1
@@ -69,7 +69,7 @@ class TreesTests(SynchronousTestCase):
         self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else self.not_even))
         return self.made[-1]
 
-    def start(self) -> tuple[Workspace, tuple[Started, int | None], list[str]]:
+    def start(self) -> tuple[Workspace, tuple[Started, Overlay | None], list[str]]:
         """Start something; return its workspace, what came of it, and what was logged."""
         self.count += 1
         upload = self.root / "upload"
@@ -96,7 +96,7 @@ class TreesTests(SynchronousTestCase):
         for directory in (work, workspace.tree):
             self.assertEqual(list(directory.iterdir()), [])
             self.assertEqual(directory.stat().st_mode, workspace.home.stat().st_mode)
-        self.assertEqual((started, said), ((STARTED, TOP), []))
+        self.assertEqual((started, said), ((STARTED, OVERLAY), []))
 
     def test_never_asked(self) -> None:
         """Then there are copies."""
@@ -158,7 +158,7 @@ class TreesTests(SynchronousTestCase):
         self.assertEqual(len(said), 1)
         self.assertIn("No space left", said[0])
         _, started, said = self.start()
-        self.assertEqual((started, said), ((STARTED, TOP), []))
+        self.assertEqual((started, said), ((STARTED, OVERLAY), []))
 
     def test_cannot_be_started(self) -> None:
         """What cannot be started although its tree is there is not tried again with a copy."""

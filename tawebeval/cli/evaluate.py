@@ -8,17 +8,17 @@ from typing import Any
 import click
 from twisted.internet.defer import Deferred
 
-from tawebeval.cli.asking import GOOD, Server, asks_server, make_screen, run
 from tawebeval.cli.checkout import NoCheckout, look, without_user
 from tawebeval.cli.fields import Submission, parse_fields
-from tawebeval.cli.following import Reading
+from tawebeval.cli.follow import Reading
 from tawebeval.cli.interrupting import interrupted
+from tawebeval.cli.output import Screen
+from tawebeval.cli.runtime import GOOD, Server, asks_server, make_screen, run
 from tawebeval.cli.saving import Folder
-from tawebeval.cli.screen import Screen
 from tawebeval.cli.streams import OutputLost
 from tawebeval.cli.words import TEXT
 from tawebeval.client import Client, ClientError
-from tawebeval.form import MAX_DEPTH, MAX_SEED
+from tawebeval.core.form import MAX_DEPTH, MAX_SEED
 
 
 def _submission(context: click.Context, _: click.Parameter, given: tuple[str, ...]) -> Submission:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tawebeval.client.submission import check_text
-from tawebeval.filenames import base_name
-from tawebeval.form import FIELD_NAME
+from tawebeval.core.filenames import base_name
+from tawebeval.core.form import FIELD_NAME
 
 DEFAULT_FIELDS = ("source",)
 """The fields that paths without a name are, in this order."""

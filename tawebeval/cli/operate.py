@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 import click
 
-from tawebeval.callers import new_token
+from tawebeval.core.tokens import new_token
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
@@ -78,8 +78,8 @@ def doctor(config: Path | None, as_json: bool) -> None:
     The exit status is 0 if all is ok, 1 if something is weaker, 2 if something is broken.
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
-    from tawebeval.doctor import examine
-    from tawebeval.findings import Health
+    from tawebeval.daemon.doctor import examine
+    from tawebeval.daemon.findings import Health
 
     worst = Health.OK
     found = []
@@ -125,7 +125,7 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
       3    there is no daemon, or it does not answer
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
-    from tawebeval.orders import find_socket, order_reload
+    from tawebeval.daemon.control import find_socket, order_reload
 
     try:
         place = socket or find_socket(os.environ) or _ORDERS
@@ -140,7 +140,7 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
 
 def _originals(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the names of what systemd hands over, and digests of the files as they are now."""
-    from tawebeval.secretfiles import digest
+    from tawebeval.linux.secretfiles import digest
 
     for one in copied:
         name, _, path = one.partition(":")
@@ -185,3 +185,41 @@ def new(name: str) -> None:
         raise click.BadParameter(str(error), param_hint="NAME") from None
     click.echo(f"The token of {name}, which is shown only now:\n\n    {made}\n")
     click.echo(f"The line for the file of tokens:\n\n    {line}")
+
+
+@click.command()
+@CONFIG
+@click.option(
+    "--first-project",
+    type=click.IntRange(1, 2**31),
+    default=1_000_000,
+    show_default=True,
+    help="The project of the first evaluation; each other has the next number.",
+)
+def quota(config: Path | None, first_project: int) -> None:
+    """Have the file system bound what each evaluation writes, as root.
+
+    It makes a directory for each evaluation that may run at once, in $STATE_DIRECTORY/quotas, and
+    gives each a project quota. The file system has to be ext4 or xfs, mounted with prjquota, from
+    Linux 5.14 on. Run it before the daemon starts, and again after a change of evaluations.running,
+    limits.disk, limits.disk_files, repositories.tree_bytes or repositories.tree_files. Two daemons
+    with one file system need different projects.
+
+    \b
+      STATE_DIRECTORY=/var/lib/tawebeval tawebeval quota --config /etc/tawebeval/tawebeval.toml
+    """  # noqa: D301  (\b keeps click from filling the lines)
+    # Imported late: they import much of the daemon.
+    from tawebeval.daemon.reconfiguring import read_configuration
+    from tawebeval.daemon.state import locate
+    from tawebeval.linux.kernel import Process
+    from tawebeval.sandbox.project_quotas import prepare_quotas, quota_of
+
+    try:
+        configuration = read_configuration(config)
+        state, _ = locate(os.environ)
+        count = prepare_quotas(state, configuration, first_project, Process())
+    except ConfigurationError as error:
+        click.echo(f"tawebeval: {error}", err=True)
+        raise SystemExit(2) from None
+    each = quota_of(configuration)
+    click.echo(f"{state}/quotas: {count} times {each.size} bytes and {each.files} files")

@@ -10,12 +10,12 @@ from twisted.internet.interfaces import IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.cli.screen import Screen
+from tawebeval.cli.output import Screen
 from tawebeval.cli.streams import OutputLost
 from tawebeval.client import Text
-from tawebeval.markers import Markers
-from tawebeval.process import ChildProcess, Spawner
-from tawebeval.starting import Started
+from tawebeval.core.markers import Markers
+from tawebeval.linux.child import ChildProcess, Spawner
+from tawebeval.linux.starting import Started
 
 _NAMES = {
     "data_begin": "<<< data begins >>>",
@@ -26,7 +26,7 @@ _NAMES = {
 
 
 class Marked:
-    """Replaces the markers, where they are whole lines, by words for people."""
+    """Replaces the markers, where they are lines with a terminator, by words for people."""
 
     def __init__(self, markers: Markers) -> None:
         self._names: Mapping[bytes, bytes] = {
@@ -54,7 +54,7 @@ class Marked:
     def finish(self) -> str:
         """Return the rest, after the end of stdout."""
         held, self._held = self._held, b""
-        return self._decoder.decode(self._names.get(held, held), final=True)
+        return self._decoder.decode(held, final=True)
 
 
 class OverhearingSpawner(Spawner):

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.client import File
-from tawebeval.filenames import base_name
+from tawebeval.core.filenames import base_name
 
 
 @attrs.frozen

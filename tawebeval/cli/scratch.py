@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tawebeval.leftovers import end_leftovers
-from tawebeval.opening import LISTED, open_directory
-from tawebeval.removal import remove
+from tawebeval.linux.filetree import remove
+from tawebeval.linux.leftovers import end_leftovers
+from tawebeval.linux.opening import LISTED, open_directory
 
 _PREFIX = "tawebeval-try-"
 

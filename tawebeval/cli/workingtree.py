@@ -9,12 +9,11 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.checkouts import Checkout
-from tawebeval.commits import Commit
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.form import Repository
+from tawebeval.deferreds import Threads
 from tawebeval.errors import EvaluationError
-from tawebeval.form import Repository
-from tawebeval.signals import Threads
-from tawebeval.trees import TreeLimits
+from tawebeval.git.trees import TreeLimits
 
 NO_COMMIT = "0" * 40
 """What stands for the commit that there is not."""
@@ -32,7 +31,13 @@ class WorkingTree:
     _limits: TreeLimits
     _threads: Threads
 
-    async def check_out(self, repository: Repository, oid: str, caller: str) -> Checkout:
+    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Tell that no network is needed."""
+        return False
+
+    async def check_out(
+        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+    ) -> Checkout:
         """Return a copy of all of it, but git's own directory. Raises EvaluationError."""
         tree = self.without / "checkout"
         files, size = await self._threads.run(self._copy, tree)

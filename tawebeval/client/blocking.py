@@ -58,9 +58,11 @@ class BlockingClient:
         for page in self.pages(identifier, after):
             yield from page.events
 
-    def pages(self, identifier: str, after: str | None = None) -> Iterator[Page]:
+    def pages(
+        self, identifier: str, after: str | None = None, *, limit: int | None = None
+    ) -> Iterator[Page]:
         """Yield the pages of an evaluation; asking for the next one acknowledges."""
-        return self._each(self._client.pages(identifier, after))
+        return self._each(self._client.pages(identifier, after, limit=limit))
 
     def status(self, identifier: str) -> Document:
         """Return the status document."""

@@ -15,14 +15,15 @@ import msgspec
 from treq.client import HTTPClient
 from twisted.internet.task import Cooperator, deferLater
 from twisted.web.client import Agent, HTTPConnectionPool
+from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IAgent
 
 from tawebeval import __version__
-from tawebeval.backoff import Backoff
 from tawebeval.client.errors import EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
-from tawebeval.client.exchange import Answer, Exchange, Question
+from tawebeval.client.http import Answer, Exchange, Question, is_unknown
 from tawebeval.client.submission import Content, Form
+from tawebeval.core.backoff import Backoff
 
 ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10, longest_asked=120)
 """How often to ask before giving up: for about 10 seconds, unless the server asks for more."""
@@ -43,8 +44,8 @@ class Client:
     `asking` and `following` say how often a question is repeated that got no answer, none that is
     whole, or one that says "later" (429, 5xx); `told(why, seconds)` is called before each pause,
     `answered()` when a question is answered after one. A server that says how much later is never
-    asked sooner. What is refused raises `Refused` at once; what has failed too often, or may not
-    be repeated before `longest_asked`, raises `Unavailable`.
+    asked sooner. What is refused raises `Refused` at once; what has failed too often, may not be
+    repeated before `longest_asked`, or shows that no tawebeval answers there, `Unavailable`.
 
     Connections are kept until `close`, which `async with` calls. `agent` is what to ask by
     instead of connections of its own. Raises ValueError for what is no URL.
@@ -83,6 +84,7 @@ class Client:
             time.time,
             told,
             answered,
+            functools.partial(is_unknown, reactor),
         )
         self._asking = asking
         self._following = following
@@ -151,10 +153,13 @@ class Client:
             for event in page.events:
                 yield event
 
-    async def pages(self, identifier: str, after: str | None = None) -> AsyncIterator[Page]:
+    async def pages(
+        self, identifier: str, after: str | None = None, *, limit: int | None = None
+    ) -> AsyncIterator[Page]:
         """Yield the pages of an evaluation up to its end, as they come; none is empty.
 
-        `after` is the `cursor` of an event, or the `end` of a page: it goes on from there.
+        `after` is the `cursor` of an event, or the `end` of a page: it goes on from there. A page
+        has up to `limit` bytes of events as JSON, or one event; None leaves that to the server.
         Asking for the next page acknowledges this one: then the server has it no more. So who may
         not lose an event stores its cursor, or that of the page, together with what came of it.
 
@@ -167,7 +172,7 @@ class Client:
         while True:
             question = Question(
                 "GET",
-                f"{path}?{urlencode({'after': after})}" if after else path,
+                path + _query(after=after, limit=limit),
                 {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
                 timeout=_WAIT + _PATIENCE,
             )
@@ -205,17 +210,15 @@ class Client:
     async def cancel(self, identifier: str) -> None:
         """End an evaluation; return when nothing of it runs. One that has ended stays as it is."""
         await self._exchange.ask(
-            Question("DELETE", _path_of(identifier)), self._asking, lambda answer: None
+            Question("DELETE", _path_of(identifier)), self._asking, _check_cancelled
         )
 
     async def evaluations(self) -> AsyncIterator[Document]:
         """Yield the caller's own evaluations that are not forgotten, those accepted first first."""
         after: str | None = None
         while True:
-            query = f"?{urlencode({'after': after})}" if after else ""
-            evaluations, after = await self._exchange.ask(
-                Question("GET", f"/evaluations{query}"), self._asking, _listing
-            )
+            question = Question("GET", f"/evaluations{_query(after=after)}")
+            evaluations, after = await self._exchange.ask(question, self._asking, _listing)
             for evaluation in evaluations:
                 yield evaluation
             if after is None:
@@ -236,6 +239,12 @@ def base_url(server: str) -> str:
 
 def _path_of(identifier: str) -> str:
     return f"/evaluation/{quote(identifier, safe='')}"
+
+
+def _query(**parameters: str | int | None) -> str:
+    """Return the query of a URL, with the parameters that are given."""
+    given = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _document(answer: Answer) -> Document:
@@ -261,6 +270,11 @@ class _Listing(msgspec.Struct):
 
 def _identifier(answer: Answer) -> str:
     return _decode(answer, _Accepted).evaluation_id
+
+
+def _check_cancelled(answer: Answer) -> None:
+    if answer.status != NO_CONTENT:
+        raise ValueError(f"what came is no answer of this API: {answer.status}")
 
 
 def _listing(answer: Answer) -> tuple[list[Document], str | None]:

@@ -19,7 +19,10 @@ class ClientError(TawebevalError):
 
 
 class Unavailable(ClientError):
-    """There was no answer, or none but "later", however often the server was asked."""
+    """There was no answer, or none but "later", however often the server was asked.
+
+    Or it was asked once, and what came shows that there is no tawebeval.
+    """
 
 
 class Refused(ClientError):

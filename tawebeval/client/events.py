@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import binascii
 import json
+import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 import msgspec
+
+_CURSOR = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _cursor() -> Any:
@@ -95,6 +98,10 @@ class Page:
     events: Sequence[Event]
 
 
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+_DEPTH = 4  # of a payload: in an event, in a list, in a page
+
+
 class _WireEvent(msgspec.Struct):
     type: str
     payload: msgspec.Raw
@@ -109,12 +116,51 @@ class _WirePage(msgspec.Struct):
 def parse_page(body: bytes, after: str | None) -> Page:
     """Return the page that was asked for `after` a cursor. Raises ValueError if it is none."""
     try:
-        page = msgspec.json.decode(body, type=_WirePage)
+        page = _decode(body)
         if page.begin != after:
             raise ValueError(f"it begins at {page.begin!r} instead of {after!r}")
+        if page.end is not None and not _CURSOR.fullmatch(page.end):
+            raise ValueError(f"its end {page.end[:80]!r} is no cursor")
         return Page(page.begin, page.end, tuple(_events(page)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"what came is no page of events: {error}") from None
+
+
+def _decode(body: bytes) -> _WirePage:
+    """Return a page as it came. Raises ValueError, RecursionError.
+
+    How deeply values may be nested depends for the parser on what is on the stack. So the daemon
+    may have taken one that is too deep here: then payloads are cut out, and nobody looks into them.
+    """
+    try:
+        return msgspec.json.decode(body, type=_WirePage)
+    except RecursionError:
+        rest, payloads = _cut_payloads(body)
+    page = msgspec.json.decode(rest, type=_WirePage)
+    for event in page.data:
+        payload = bytes(event.payload)
+        if payload.startswith(b"["):
+            event.payload = msgspec.Raw(payloads[int(payload[1:-1])])
+    return page
+
+
+def _cut_payloads(body: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a page with `[number]` for each payload that is no scalar, and these by number."""
+    rest: list[bytes] = []
+    payloads: list[bytes] = []
+    depth = begin = end = 0
+    for token in _TOKEN.finditer(body):
+        if token[0] in (b"[", b"{"):
+            depth += 1
+            if depth == _DEPTH:
+                begin = token.start()
+        elif token[0] in (b"]", b"}"):
+            if depth == _DEPTH:
+                rest += [body[end:begin], b"[%d]" % len(payloads)]
+                end = token.end()
+                payloads.append(body[begin:end])
+            depth -= 1
+    return b"".join((*rest, body[end:])), payloads
 
 
 def _events(page: _WirePage) -> Iterator[Event]:

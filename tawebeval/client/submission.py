@@ -16,7 +16,7 @@ from twisted.internet.interfaces import IConsumer
 from twisted.internet.task import Cooperator
 from twisted.web.client import FileBodyProducer
 
-from tawebeval.filenames import base_name
+from tawebeval.core.filenames import base_name
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from tawebeval import __version__
-from tawebeval.web.exchange import general_headers
 from tawebeval.web.fixed import Fixed
+from tawebeval.web.responses import general_headers
 
 PATH = "/openapi.json"
 

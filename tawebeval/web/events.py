@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from twisted.web.http import NO_CONTENT
 
-from tawebeval.errors import MalformedRequest
-from tawebeval.framing import EVENT_STREAM, LINES
-from tawebeval.pages import Page
-from tawebeval.web.exchange import argument, number, preferred_wait, send, set_headers
+from tawebeval.core.framing import EVENT_STREAM, LINES
+from tawebeval.core.pages import Page
+from tawebeval.errors import HTTPVersionNotSupported, MalformedRequest
 from tawebeval.web.negotiation import negotiate
 from tawebeval.web.polls import Poll
+from tawebeval.web.responses import argument, number, preferred_wait, send, set_headers
 from tawebeval.web.streams import send_stream
 from tawebeval.web.websockets import send_messages, take_handshake, wants_websocket
 
 if TYPE_CHECKING:
-    from tawebeval.web.api import Api
-    from tawebeval.web.site import ApiRequest
+    from tawebeval.web.context import Api
+    from tawebeval.web.server.request import ApiRequest
 
 STREAMS = {
     "text/event-stream": EVENT_STREAM,
@@ -32,12 +32,15 @@ STREAMS = {
 PAGE = "application/json"
 OFFERED = (PAGE, *STREAMS)
 
+# What a client knows to be whole by itself, whatever ends the connection.
+_COMPLETE = ", ".join(kind for kind in OFFERED if kind == PAGE or STREAMS[kind].end)
+
 
 async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
     """Answer `GET /evaluation/{id}/events` with what its headers ask for."""
     request.responseHeaders.addRawHeader(b"Vary", b"Accept")
     # What is of no use to the kind that is asked for is refused all the same where it is wrong.
-    skip, _ = number(request, "skip") or 0, number(request, "wait")
+    skip, _, _ = number(request, "skip") or 0, number(request, "wait"), _page_limit(request)
     if wants_websocket(request):
         api.check_websocket(request.requestHeaders)
         take_handshake(request)
@@ -66,9 +69,10 @@ async def read_page(
     """
     after, preferred = argument(request, "after"), preferred_wait(request)
     most = api.configuration.polls.wait
-    poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait)
+    limit = _page_limit(request)
+    poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait, limit)
     if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
-        page = api.registry.peek(identifier, after, request.caller)
+        page = api.registry.peek(identifier, after, request.caller, limit)
     else:
         now = poll.page(api.registry)
         request.waits = now is None
@@ -77,10 +81,24 @@ async def read_page(
     return poll, page
 
 
+def _page_limit(request: ApiRequest) -> int | None:
+    """Return the bytes of events that a page may have by `?limit=N`. Raises MalformedRequest."""
+    limit = number(request, "limit")
+    if limit == 0:
+        raise MalformedRequest("limit: is 0; the least is 1 byte, with which a page has one event")
+    return limit
+
+
 async def _send_stream(
     api: Api, request: ApiRequest, identifier: str, media_type: str, skip: int
 ) -> None:
-    after = argument(request, "after")
+    framing, after = STREAMS[media_type], argument(request, "after")
+    if not framing.end and request.clientproto == b"HTTP/1.0":
+        # There an answer of unknown length ends with its connection, as one that is cut off does.
+        raise HTTPVersionNotSupported(
+            f"{media_type}: over HTTP/1.0 the end of this stream would look like a broken"
+            f" connection; use HTTP/1.1, or ask for {_COMPLETE}"
+        )
     if media_type == "text/event-stream":
         # A browser that comes back repeats the URL, in which the first cursor stands.
         last = _last_event(request)
@@ -100,7 +118,7 @@ async def _send_stream(
     request.setHeader(b"X-Accel-Buffering", b"no")  # nginx would keep them back
     if following is not None:
         request.waits = True
-        framing, heartbeat = STREAMS[media_type], api.configuration.streams.heartbeat
+        heartbeat = api.configuration.streams.heartbeat
         await send_stream(request, following, framing, api.clock, heartbeat)
 
 

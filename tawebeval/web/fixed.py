@@ -14,7 +14,7 @@ from twisted.web.http import NOT_MODIFIED
 from twisted.web.iweb import IRequest
 from werkzeug.http import parse_etags
 
-from tawebeval.web.exchange import JSON, send
+from tawebeval.web.responses import JSON, send
 
 
 @attrs.frozen

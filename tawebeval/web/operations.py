@@ -12,14 +12,14 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
 
 from tawebeval import __version__
-from tawebeval.access import Access
 from tawebeval.errors import Forbidden, NotReady
-from tawebeval.exposure import is_ours
-from tawebeval.web.exchange import received, send, send_json
+from tawebeval.web.auth import Access
+from tawebeval.web.exposure import is_ours
+from tawebeval.web.responses import received, send, send_json
 
 if TYPE_CHECKING:
-    from tawebeval.web.api import Api
-    from tawebeval.web.site import ApiRequest
+    from tawebeval.web.context import Api
+    from tawebeval.web.server.request import ApiRequest
 
 HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
 

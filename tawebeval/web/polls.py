@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import attrs
 
-from tawebeval.pages import Page
-from tawebeval.registry import Registry
+from tawebeval.core.pages import Page
+from tawebeval.evaluations.registry import Registry
 
 _POLL_AGAIN = b"1"  # seconds after an empty page, for those who do not wait
 
@@ -18,7 +18,8 @@ class Poll:
     """A question of `caller` for the events of `identifier` that follow the cursor `after`.
 
     While there are none the answer comes up to `wait` seconds later; `asked_to` is whether it
-    was the client who has said so.
+    was the client who has said so. `limit` is the most bytes of events that the client wants on a
+    page, None if it has not said so.
     """
 
     caller: str
@@ -26,6 +27,7 @@ class Poll:
     after: str | None
     wait: int = 0
     asked_to: bool = False
+    limit: int | None = None
 
     @classmethod
     def of(
@@ -36,17 +38,18 @@ class Poll:
         preferred: int | None,
         most: int,
         usual: int = 0,
+        limit: int | None = None,
     ) -> Poll:
         """Return the poll of a client that would wait for `preferred` seconds, and may for `most`.
 
         None stands for `usual` ones.
         """
         wait = min(usual if preferred is None else preferred, most)
-        return cls(caller, identifier, after, wait, bool(wait and preferred))
+        return cls(caller, identifier, after, wait, bool(wait and preferred), limit)
 
     def page(self, registry: Registry) -> Page | None:
         """Return the page; None where it is still to be waited for. Raises RequestErrors."""
-        page = registry.page(self.identifier, self.after, self.caller)
+        page = registry.page(self.identifier, self.after, self.caller, self.limit)
         return None if self.wait and not page.has_news else page
 
     async def later(self, registry: Registry) -> Page:
@@ -54,7 +57,9 @@ class Poll:
 
         Raises RequestErrors.
         """
-        return await registry.next_page(self.identifier, self.after, self.wait, self.caller)
+        return await registry.next_page(
+            self.identifier, self.after, self.wait, self.caller, self.limit
+        )
 
     def headers(self, page: Page) -> dict[bytes, bytes]:
         """Return the headers that tell when to ask again."""
@@ -68,6 +73,7 @@ class Poll:
         """Return the header that tells for what to ask then, if anything."""
         if page.end is None:
             return {}
-        target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}"
+        limit = "" if self.limit is None else f"&limit={self.limit}"
+        target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}{limit}"
         link = f'<{target}>; rel="next"'
         return {b"Link": link.encode()}

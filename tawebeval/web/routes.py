@@ -11,10 +11,11 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, NotFound
 
 from tawebeval.errors import RequestError
-from tawebeval.web import assets, description, older, operations, problems
-from tawebeval.web.api import Api
+from tawebeval.web import description, legacy, operations, static_files
+from tawebeval.web.context import Api
 from tawebeval.web.events import send_events
-from tawebeval.web.exchange import argument, received, send, send_json
+from tawebeval.web.responses import argument, received, send, send_json
+from tawebeval.web.server import problems
 
 log = Logger()
 
@@ -25,15 +26,15 @@ def make_app(api: Api) -> Klein:
     registry, base_path = api.registry, api.mount.path
 
     @app.route("/evaluate", methods=["POST"])
-    def evaluate(request: IRequest) -> bytes:
+    async def evaluate(request: IRequest) -> bytes:
         """Begin an evaluation with the form that has arrived."""
         form = received(request).form
         if form is None:
             raise NotFound  # another spelling of the path, for which no form was received
-        identifier = registry.accept(form.finish(), received(request).caller)
+        identifier = registry.accept(await form.finish(), received(request).caller)
         received(request).form = None  # from now on its files are the evaluation's
         request.setHeader(b"Location", f"{base_path}/evaluation/{identifier}".encode())
-        return send_json(request, older.answer_to_form(identifier))
+        return send_json(request, legacy.answer_to_form(identifier))
 
     @app.route("/evaluation/<identifier>/events", methods=["GET"])
     async def events(request: IRequest, identifier: str) -> bytes:
@@ -50,8 +51,8 @@ def make_app(api: Api) -> Klein:
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
         return send_json(request, attrs.asdict(listing))
 
-    older.add_routes(app, api)
-    assets.add_routes(app)
+    legacy.add_routes(app, api)
+    static_files.add_routes(app)
     operations.add_routes(app, api)
 
     @app.route("/evaluation/<identifier>", methods=["GET"])

@@ -8,7 +8,7 @@ streams go forward together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from socket import SO_SNDBUF, SOL_SOCKET, socket
+from socket import AF_INET, AF_INET6, SO_SNDBUF, SOL_SOCKET, socket
 from typing import Any
 
 import attrs
@@ -17,17 +17,18 @@ from twisted.internet.defer import TimeoutError as NothingHappened
 from twisted.internet.interfaces import IPushProducer, IReactorTime, ISystemHandle
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.protocols.policies import ProtocolWrapper
 from twisted.web.http import Request
 from zope.interface import implementer
 
-from tawebeval.following import Following
-from tawebeval.framing import Framing
-from tawebeval.signals import Signal
+from tawebeval.core.framing import Framing
+from tawebeval.deferreds import Signal
+from tawebeval.evaluations.following import Connection, Following, Opaque
+from tawebeval.web.server.transport import SocketProgress, below_tls
 
 PIECE = 64 * 1024
 """Bytes of JSON Lines that are framed and written at once, save that one event always is."""
 
+_LOOK = 0.25  # seconds between two looks at what a client has read that holds its evaluator
 _SEND_BUFFER = 64 * 1024  # bytes, of which Linux makes twice as many; half would stall loopback
 
 log = Logger()
@@ -40,6 +41,7 @@ class Flow:
 
     clock: IReactorTime
     _paused: bool = False
+    _stopped: bool = False
     _resumed: Signal[None] = attrs.field(factory=Signal)
 
     def pauseProducing(self) -> None:
@@ -48,12 +50,12 @@ class Flow:
 
     def resumeProducing(self) -> None:
         """Go on: the connection has taken what it was given."""
-        self._paused = False
+        self._paused = self._stopped
         self._resumed.fire(None)
 
     def stopProducing(self) -> None:
         """Wait for ever: the connection is about to end, and that is told in another way."""
-        self._paused = True
+        self._paused = self._stopped = True
 
     async def ready(self) -> None:
         """Return in another turn of the reactor, when the connection takes more."""
@@ -81,12 +83,14 @@ async def stream(
             batch = following.read(PIECE)
             if batch.count:
                 write(framing.events(following.position - batch.count, batch))
+            elif following.asks():
+                await _happens(following.changed().addTimeout(_LOOK, flow.clock))
             elif not await _happens(following.changed().addTimeout(heartbeat, flow.clock)):
                 await flow.ready()
                 beat()
             # Also when something has just been printed: more may come in the same turn.
             await flow.ready()
-            following.took()
+            following.handed_over()
         write(framing.end)
 
 
@@ -103,7 +107,7 @@ async def send_stream(
 ) -> None:
     """Answer with the events, framed so; the answer ends with the evaluation."""
     channel = request.channel
-    limit_send_buffer(channel.transport)
+    following.connection = connection_of(channel.transport)
     flow = Flow(clock)
     request.registerProducer(flow, True)
     try:
@@ -124,13 +128,14 @@ async def send_stream(
     request.unregisterProducer()
 
 
-def limit_send_buffer(transport: Any) -> None:
-    """Let the kernel keep less of what is sent: it is lost when the connection breaks.
+def connection_of(transport: Any) -> Connection:
+    """Return what shows how far the client of a stream reads on this transport.
 
-    A client that comes back finds what it has not got only as far as the ring reaches.
+    The kernel is to keep little of what is sent: it is lost when the connection breaks.
     """
-    while isinstance(transport, ProtocolWrapper):  # TLS, which has no socket of its own
-        transport = transport.transport
+    transport = below_tls(transport)
     handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
-    if isinstance(handle, socket):
-        handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
+    if not isinstance(handle, socket):
+        return Opaque()
+    handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
+    return SocketProgress(handle) if handle.family in (AF_INET, AF_INET6) else Opaque()

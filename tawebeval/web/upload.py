@@ -1,14 +1,14 @@
 """The body of `POST /evaluate`, taken apart while it arrives and spooled to disk.
 
 twisted.web would hold the whole form in memory, twice, and lose the names of files. Here
-only text fields are in memory, each below its limit.
+only text fields are in memory, each below its limit, and as much of files as `uploads` gathers.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from multipart import (
     MultipartError,
@@ -17,55 +17,62 @@ from multipart import (
     PushMultipartParser,
     parse_options_header,
 )
+from twisted.logger import Logger
 
 from tawebeval.config import Configuration
+from tawebeval.core.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
+from tawebeval.core.spool import Spool
 from tawebeval.errors import (
+    Busy,
     InvalidField,
     MalformedRequest,
     RequestError,
     TooLarge,
     UnsupportedMediaType,
 )
-from tawebeval.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
-from tawebeval.records import Upload
-from tawebeval.spool import Spool
-from tawebeval.web.older import FIELDS
+from tawebeval.evaluations.records import Upload
+from tawebeval.evaluations.uploads import UploadWriter
+from tawebeval.web.legacy import FIELDS
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
+_RETRY_AFTER = 60  # seconds, where the disk does not take a form
 _NOT_UTF8 = "the headers of a part have to be UTF-8, with the names in them"
+
+log = Logger()
 
 
 class FormReceiver:
-    """Takes one form and puts its files below `directory`, in a subdirectory `submission`.
+    """Takes one form and has its files written by `files`, in a subdirectory `submission`.
 
     `key` is the request's `Idempotency-Key`. `received` is how many bytes have come; the spool
     counts them until who removes the directory gives them back. All methods raise
-    RequestErrors, or OSError when the disk does not take it.
+    RequestErrors.
     """
 
     def __init__(
         self,
         content_type: str,
         length: int | None,
-        directory: Path,
+        files: UploadWriter,
         key: str | None,
         configuration: Configuration,
         spool: Spool,
     ) -> None:
         """Look at the headers; nothing is made on disk before the first byte arrives."""
-        self.directory = directory
+        self._files = files
         self._key = key
         self._protocols = configuration.repositories.protocols
         self._limits = configuration.limits
         self.received = 0
         self._spool = spool
-        self._fields: dict[str, str] = {}
+        self._fields: dict[str, bytes] = {}  # in UTF-8
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
         # The part that is arriving: where its bytes go, if anywhere.
         self._name = ""
         self._text: bytearray | None = None
-        self._file: BinaryIO | None = None
+        self._most = 0  # bytes that the text may have
+        self._in_file = False
         self._hash = hashlib.sha256()
 
         media_type, options = parse_options_header(content_type)
@@ -86,6 +93,8 @@ class FormReceiver:
             )
         except MultipartError as error:
             raise _unreadable(error) from None
+        self._begin_with = b"\r\n--" + self._parser.boundary
+        self._begun = b""  # the first bytes, up to as many as these
         spool.check(length or 0)
 
     def _check_length(self, length: int) -> None:
@@ -100,6 +109,8 @@ class FormReceiver:
         self._check_length(self.received + len(chunk))
         self._spool.take(len(chunk))
         self.received += len(chunk)
+        if len(self._begun) < len(self._begin_with):
+            self._check_beginning(chunk)
         try:
             for event in self._parser.parse(chunk):
                 if isinstance(event, MultipartSegment):
@@ -107,7 +118,7 @@ class FormReceiver:
                 elif event is None:
                     self._end()
                 else:
-                    self._take(bytes(event))
+                    self._take(event)
         except ParserLimitReached as error:
             raise TooLarge(
                 f"the form has over {self._limits.fields} fields, or too long headers: {error}"
@@ -115,23 +126,44 @@ class FormReceiver:
         except MultipartError as error:
             raise _unreadable(error) from None
 
-    def finish(self) -> Upload:
-        """Take the end of the body; return the form."""
+    def _check_beginning(self, chunk: bytes) -> None:
+        """Refuse what stands before the first boundary, as RFC 2046 would allow.
+
+        The parser overlooks a boundary there when it arrives in pieces.
+        """
+        missing = len(self._begin_with) - len(self._begun)
+        self._begun += chunk[:missing]
+        for begin in (self._begin_with, self._begin_with[2:]):
+            if begin.startswith(self._begun[: len(begin)]):
+                return
+        raise MalformedRequest("the form does not begin with its boundary")
+
+    async def finish(self) -> Upload:
+        """Take the end of the body; return the form when its files are on the disk."""
         try:
             self._parser.close()
         except MultipartError as error:
             raise _unreadable(error) from None
-        request = parse_form(self._fields, self._submission, self._protocols)
+        fields = {name: text.decode() for name, text in self._fields.items()}
+        request = parse_form(fields, self._submission, self._protocols)
         digest = hashlib.sha256(repr(sorted(self._digests.items())).encode()).digest()
-        return Upload(request, self.directory, self._key, digest, self.received)
+        try:
+            await self._files.finish()
+        except OSError as error:
+            raise not_stored(error) from None
+        return Upload(request, self._files.directory, self._key, digest, self.received)
 
-    def abandon(self) -> None:
-        """Close what is open; the directory is for the caller to remove."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+    def abandon(self, discard: Callable[[Path, int], object]) -> None:
+        """Write nothing more; then have `discard` remove what there is, of so many bytes."""
+        if self._files.used:
+            self._files.abandon(lambda: discard(self._files.directory, self.received))
+        else:
+            self._files.abandon(lambda: self._spool.give_back(self.received))
 
     def _begin(self, part: MultipartSegment) -> None:
+        # The parser refuses it only where the line arrives in pieces.
+        if any("\n" in value for _, value in part.headerlist):
+            raise MalformedRequest("a header in the form has a line feed without a carriage return")
         name = part.name or ""
         name = self._name = FIELDS.get(name, name)
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
@@ -143,40 +175,54 @@ class FormReceiver:
         self._digests[name] = b""
         if file is None:
             self._text = bytearray()
+            self._most = min(TEXT_FIELDS[name] or self._limits.field, self._limits.field)
         else:
             self._submission.append(file)
-            # What is around it is not made here: it is for nobody else to look into.
-            self.directory.mkdir(mode=0o755, exist_ok=True)
-            folder = self.directory / "submission" / file.field
-            folder.mkdir(mode=0o755, parents=True)
-            self._file = open(folder / file.filename, "xb")
+            self._in_file = True
+            self._files.begin(Path("submission", file.field, file.filename))
 
-    def _take(self, chunk: bytes) -> None:
+    def _take(self, chunk: bytes | bytearray) -> None:
         if self._key is not None:
             self._hash.update(chunk)
-        if self._file is not None:
-            self._file.write(chunk)
+        if self._in_file:
+            self._files.add(chunk)
         elif self._text is not None:
-            self._text += chunk
-            if len(self._text) > self._limits.field:
-                raise TooLarge(
-                    f"{self._name}: is over the limit of {self._limits.field} bytes",
-                    field=self._name,
-                    limit=self._limits.field,
-                )
+            self._take_text(self._text, chunk)
+
+    def _take_text(self, text: bytearray, chunk: bytes | bytearray) -> None:
+        size, most = len(text) + len(chunk), self._most
+        if size > most:
+            setting = " (limits.field)" if most == self._limits.field else ""
+            raise TooLarge(
+                f"{self._name}: {size} bytes have come so far; the limit is {most}{setting}",
+                field=self._name,
+                size=size,
+                limit=most,
+            )
+        text += chunk
 
     def _end(self) -> None:
-        if self._file is not None:
-            self.abandon()
+        if self._in_file:
+            self._in_file = False
         elif self._text is not None:
             try:
-                self._fields[self._name] = self._text.decode()
+                self._text.decode()
             except UnicodeDecodeError:
                 raise InvalidField(self._name, "is not UTF-8") from None
+            self._fields[self._name] = bytes(self._text)
             self._text = None
         else:
             return
         self._digests[self._name] = self._hash.digest()
+
+
+def not_stored(error: OSError) -> Busy:
+    """Return the refusal of a form that the disk does not take, which is logged with the path.
+
+    It is the machine's fault, not a defect of ours: it needs no traceback.
+    """
+    log.error("a form cannot be stored: {error}", error=error)
+    return Busy(f"the form cannot be stored: {error.strerror}", _RETRY_AFTER)
 
 
 def _unreadable(error: MultipartError) -> RequestError:

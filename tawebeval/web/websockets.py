@@ -1,17 +1,20 @@
-"""WebSockets (RFC 6455): the events of one evaluation, each a message, in one direction.
+"""WebSockets (RFC 6455): the events of one evaluation, each a message.
 
-The protocol is Twisted's. What it leaves to others is here and in the channel: handshakes
-that fail are answered with problem documents, what a client may send is bounded, and the
-connection is closed in such a way that the last messages arrive.
+In the other direction a client may say what it has: a text message `{"acknowledge": N}` for N of
+the messages. The protocol is Twisted's. What it leaves to others is here and in the channel:
+handshakes that fail are answered with problem documents, what a client may send is bounded, and
+the connection is closed in such a way that the last messages arrive.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
+import msgspec
 from h11 import LocalProtocolError as NotHTTP
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IReactorTime
@@ -24,13 +27,13 @@ from wsproto import ConnectionType
 from wsproto.handshake import WEBSOCKET_UPGRADE, WEBSOCKET_VERSION, H11Handshake
 from wsproto.utilities import ProtocolError
 
+from tawebeval.core.framing import MESSAGES
 from tawebeval.errors import MalformedRequest, UnsupportedVersion
-from tawebeval.following import Following
-from tawebeval.framing import MESSAGES
-from tawebeval.web.streams import Flow, limit_send_buffer, stream
+from tawebeval.evaluations.following import Following
+from tawebeval.web.streams import Flow, connection_of, stream
 
 if TYPE_CHECKING:
-    from tawebeval.web.site import ApiRequest
+    from tawebeval.web.server.request import ApiRequest
 
 COMPLETE = 1000
 """The close code after the last event."""
@@ -38,15 +41,38 @@ COMPLETE = 1000
 FAILED = 1011
 """That of a defect of ours."""
 
+NOT_SENT = 1008
+"""That of an acknowledgement of messages that were not sent."""
+
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
 log = Logger()
 
 
+class Acknowledgement(msgspec.Struct):
+    """What a client says of the messages of this WebSocket: it has so many."""
+
+    acknowledge: Annotated[int, msgspec.Meta(ge=0)]
+
+
+_decode = msgspec.json.Decoder(Acknowledgement).decode
+
+
+def _pass_over(count: int) -> bool:
+    """Take an acknowledgement of which nothing follows: nobody sends any more, or yet."""
+    return True
+
+
 @attrs.define
 class EventSocket:
-    """One WebSocket, as Twisted drives it; whatever the client says is passed over."""
+    """One WebSocket, as Twisted drives it.
 
+    `acknowledge(n)` takes from the client that it has n of the messages, and tells whether that
+    many were sent. `understood(size)` is called before, with the size of what the client said.
+    """
+
+    understood: Callable[[int], object]
+    acknowledge: Callable[[int], bool] = _pass_over
     transport: WebSocketTransport = attrs.field(init=False)
 
     def buildProtocol(self, request: Request) -> EventSocket:
@@ -64,7 +90,14 @@ class EventSocket:
         """Pass over the answer to a ping, which was to keep the connection open."""
 
     def textMessageReceived(self, message: str) -> None:
-        """Pass over what a client says."""
+        """Take an acknowledgement, and pass over what is none."""
+        try:
+            count = _decode(message).acknowledge
+        except (msgspec.DecodeError, RecursionError):
+            return
+        self.understood(len(message))
+        if not self.acknowledge(count):
+            self.transport.loseConnection(NOT_SENT)
 
     def bytesMessageReceived(self, data: bytes | bytearray) -> None:
         """Pass over what a client says."""
@@ -140,12 +173,16 @@ async def send_messages(
 
     Without anybody who follows there are none. The handshake must have been taken.
     """
-    channel, events = request.channel, EventSocket()
-    limit_send_buffer(channel.transport)
+    channel = request.channel
+    events = EventSocket(channel.socket_was_understood)
+    connection = connection_of(channel.transport)
     WebSocketResource(events).render_GET(request)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
     code = COMPLETE
     if following is not None:
+        following.connection = connection
+        begin = following.position
+        events.acknowledge = lambda count: following.acknowledge(begin + count)
         flow = Flow(clock)
         request.registerProducer(flow, True)
         try:
@@ -156,5 +193,7 @@ async def send_messages(
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure("a stream failed")
             code = FAILED
-    events.transport.loseConnection(code)
+        finally:
+            events.acknowledge = _pass_over
+    channel.close_socket(code)
     await Deferred()

@@ -182,8 +182,12 @@ class Client:
 
     async def streams(self) -> int:
         """Return how many streams of events the daemon has."""
+        return int(await self.figure("streams"))
+
+    async def figure(self, name: str) -> float:
+        """Return a metric of the daemon that has no labels."""
         figures = (await self.get("/metrics")).body.decode()
-        return int(float(re.findall(r"(?m)^tawebeval_streams (\S+)$", figures)[0]))
+        return float(re.findall(rf"(?m)^tawebeval_{name} (\S+)$", figures)[0])
 
     # Events
 

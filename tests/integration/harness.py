@@ -20,8 +20,8 @@ from twisted.internet import reactor
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from tawebeval.directories import label_of
-from tawebeval.launching import NAME
+from tawebeval.daemon.state import label_of
+from tawebeval.linux.launcher_client import NAME
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import children, command_line
@@ -150,6 +150,10 @@ class Daemon:
     def lines(self) -> list[str]:
         """The lines that it has logged; of the last one there may be only a part as yet."""
         return self.log.rpartition("\n")[0].splitlines()
+
+    async def logged(self, words: str, times: int = 1) -> None:
+        """Wait until words are in the log, so often: a thread writes it."""
+        await until(lambda: self.log.count(words) >= times, f"{words!r} is in the log")
 
     @property
     def memory(self) -> int:

@@ -219,7 +219,9 @@ def installed() -> Machine:
         if done.returncode:
             raise AssertionError(done.stdout + done.stderr)
         Path(layer).chmod(0o755)  # it becomes that of /
-        return Machine(Path(layer))
+        machine = Machine(Path(layer))
+        machine.run("systemd-sysusers", "tawebeval.conf")
+        return machine
 
 
 def _enter(network: int) -> None:

@@ -14,7 +14,7 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 from twisted.web.websocket import WebSocketClientEndpoint
 
 from tawebeval import client as library
-from tawebeval.workspace import log_name
+from tawebeval.sandbox.workspace import log_name
 from tests.event_source import EventSource
 from tests.integration.client import Client, Event, failure, python, text
 from tests.integration.curl import Http2Client

@@ -12,7 +12,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.callers import new_token
+from tawebeval.core.tokens import new_token
 from tests.fakes import straw
 from tests.integration.machine import Connection, installed, missing, wait_until
 from tests.integration.raw import BOUNDARY, body_of, part
@@ -22,7 +22,7 @@ from tests.patience import PATIENCE
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"
 TOKENS = "/etc/tawebeval/tokens"
-STATE = "/var/lib/private/tawebeval"
+STATE = "/var/lib/tawebeval"
 TOKEN, LINE = new_token("alice", straw())
 
 CONFIGURATION = """
@@ -111,6 +111,10 @@ class ServiceTestCase(SynchronousTestCase):
     def journal(self) -> str:
         """Return what the service has logged in this test, with what systemd says of it."""
         return self.machine.journal("--unit", SERVICE)
+
+    def logged(self, words: str) -> None:
+        """Wait until the service has logged these words."""
+        wait_until(lambda: words in self.journal(), f"{words!r} is in the journal")
 
     def until(self, what: str, value: str) -> None:
         """Wait until a property of the service is this."""

@@ -21,16 +21,15 @@ _MOUNT = (
     "done\n"
     'exec "$@"'
 )
-
-
-_PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
+PRIVATE = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
+"""What runs a script of the shell whose mounts nobody else sees."""
 
 
 class SmallDisks(Daemon):
     """Such a daemon, with so many bytes on each of the two."""
 
     program = (
-        *(*_PRIVATE, _MOUNT, "sh"),
+        *(*PRIVATE, _MOUNT, "sh"),
         str(TWISTD),
     )
 
@@ -87,7 +86,7 @@ class SmallDisks(Daemon):
 class LoggedThere(SmallDisks):
     """One that logs to the disk of its cache."""
 
-    program = (*_PRIVATE, f'{_MOUNT} >"$CACHE_DIRECTORY/log" 2>&1', "sh", str(TWISTD))
+    program = (*PRIVATE, f'{_MOUNT} >"$CACHE_DIRECTORY/log" 2>&1', "sh", str(TWISTD))
 
     @property
     def log(self) -> str:

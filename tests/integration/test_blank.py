@@ -1,4 +1,4 @@
-"""`tawebeval.blank`, held against what git makes."""
+"""`git.blank`, held against what git makes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import blank
+from tawebeval.git import blank
 from tests.integration.repositories import GitRepository, git
 
 

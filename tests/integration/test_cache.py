@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +13,9 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from tests.integration.client import failure, joined, text
 from tests.integration.harness import DaemonTestCase, until
+from tests.integration.processes import command_line, everybody
 from tests.integration.repositories import GitRepository, HttpServer, git
+from tests.integration.unprivileged import give
 
 COMMAND = "sha256sum < big | head -c 64"
 
@@ -86,7 +90,8 @@ class CacheTests(DaemonTestCase):
         await self.client.cancel(identifier)
         failure(await self.client.follow(identifier), "cancelled")
         await self.daemon.nothing_left()
-        self.assertEqual(list(self.cached.glob("objects/pack/*tmp*")), [])
+        urls = [file.read_text() for file in self.daemon.cache.glob("repositories/*/url")]
+        self.assertNotIn(self.url + "\n", urls)
         self.server.release()
         await self.check()
         git(self.cached, "fsck", "--strict")
@@ -103,6 +108,47 @@ class CacheTests(DaemonTestCase):
         self.assertEqual(list(self.cached.glob("objects/pack/*tmp*")), [])
         await self.check()
         git(self.cached, "fsck", "--strict")
+
+    async def test_a_repository_of_many_files_is_packed(self) -> None:
+        """The daemon tidies up what many fetches leave, here refs, soon after the last of them."""
+        await self.check()
+        refs = self.cached / "refs" / "origin"
+        refs.mkdir()
+        give(refs)
+        for number in range(100):
+            (refs / str(number)).write_text(f"{self.commit}\n")
+            give(refs / str(number))
+        self.repository.write("other", "other")
+        self.commit = self.repository.commit()
+        await self.check()
+        await until(lambda: not list(refs.glob("*")), "the refs are packed")
+        packed = self.cached / "packed-refs"
+        await until(lambda: len(list(self.cached.glob("objects/pack/*.pack"))) == 1, "one pack")
+        self.assertEqual(len(packed.read_text().split("refs/origin/")) - 1, 100)
+        await self.check()
+        git(self.cached, "fsck", "--connectivity-only")
+
+    async def test_git_that_is_killed_is_not_blamed_on_the_repository(self) -> None:
+        """The kernel kills what takes too much memory: `lost`, and the next one works."""
+        for words in (
+            rb"\S*/git\0.*\0index-pack\0",
+            rb"\S*/git-remote-http\0",
+            rb"git\0--git-dir=.*\0fetch\0",
+        ):
+            self.server.hold()
+            self.server.half_sent.clear()
+            identifier = await self.begin_here()
+            await until(self.server.half_sent.is_set, "a pack is half sent")
+            cached, url = str(self.cached).encode(), self.url.encode()
+            for pid in everybody():
+                line = command_line(pid)
+                if re.match(words, line) and (cached in line or url in line):
+                    os.kill(pid, signal.SIGKILL)
+            self.server.release()
+            error = failure(await self.client.follow(identifier), "lost")
+            self.assertIn("git was killed", error["message"])
+            self.assertEqual((await self.client.get("/health/ready")).code, 200)
+        await self.check()
 
     async def test_a_failed_fetch_is_tried_again_by_the_next(self) -> None:
         """A server that comes back is asked again: failures are not remembered."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
+import resource
 from typing import Any
 
 from twisted.trial.unittest import SkipTest
 
+from tawebeval.sandbox.seccomp import make_filter
+from tests.bpf_interpreter import ALLOW, ERRNO, Filter
 from tests.integration.attacks import calls
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import python
@@ -33,15 +37,36 @@ class CallAttacks(AttackCase):
         found = await self.outcomes(calls.MISSING)
         self.assertEqual(found, dict.fromkeys(calls.MISSING, errno.ENOSYS))
 
-    async def test_families(self) -> None:
-        """Netlink, packets, virtual machines' sockets and rarer ones: no such family."""
-        found = await self.outcomes(calls.FAMILIES)
-        self.assertEqual(found, dict.fromkeys(calls.FAMILIES, errno.EAFNOSUPPORT))
+    async def test_arguments(self) -> None:
+        """What an allowed call would take from everybody is refused by its arguments."""
+        self.assertEqual(await self.outcomes(calls.BY_ARGUMENT), calls.ANSWERS)
 
-    async def test_raw_sockets(self) -> None:
-        """Raw sockets of the internet's families need a privilege, which nobody has."""
-        found = await self.outcomes(calls.RAW)
-        self.assertEqual(found, dict.fromkeys(calls.RAW, errno.EPERM))
+    async def test_numbers(self) -> None:
+        """No number that the list does not name reaches the kernel, known today or not."""
+        program = self.filter()
+        expected = {}
+        # The kernel passes uretprobe and uprobe, its own calls, by all filters, and sends SIGILL.
+        probes = {335, 336} if platform.machine() == "x86_64" else set()
+        for number in {*range(1024), *range(2**30, 2**30 + 16), 2**31 - 1} - probes:
+            answer = program.answer(number, *[2**64 - 1] * 6, architecture=calls.ARCHITECTURE)
+            if answer != ALLOW:
+                expected[str(number)] = answer - ERRNO
+        self.assertGreater(len(expected), 600)
+        attacked = await self.attack(calls.NUMBERS, json.dumps([*map(int, expected)]))
+        self.assertEqual(json.loads(attacked.text), expected)
+
+    def filter(self) -> Filter:
+        """Return the filter that evaluators have."""
+        descriptor = make_filter(internet=False)
+        self.addCleanup(os.close, descriptor)
+        return Filter.parse(os.pread(descriptor, 2**20, 0))
+
+    async def test_families(self) -> None:
+        """The Internet, netlink, packets, virtual machines' sockets: no such family."""
+        tables = (calls.FAMILIES, calls.INTERNET, calls.RAW)
+        found = await self.outcomes(*tables)
+        self.assertEqual(found, dict.fromkeys(found, errno.EAFNOSUPPORT))
+        self.assertEqual(len(found), sum(map(len, tables)))
 
     async def test_allowed(self) -> None:
         """What ordinary programs need works: the test above would tell if it did not."""
@@ -75,6 +100,18 @@ class PrivilegeAttacks(AttackCase):
         self.assertEqual(found["Uid"].split(), ["1000"] * 4)
         self.assertEqual(found["Gid"].split(), ["1000"] * 4)
         self.assertNotIn("0", found["Groups"].split())
+
+    async def test_limits(self) -> None:
+        """A crash starts no handler of the machine's, and no priority is above others'."""
+        script = """
+import resource
+for name in ("CORE", "NICE", "RTPRIO", "MSGQUEUE"):
+    print(name, *resource.getrlimit(getattr(resource, f"RLIMIT_{name}")))
+"""
+        found = (await self.attack(script)).text
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        core = f"CORE {1 if hard else 0} {hard}"
+        self.assertEqual(found, f"{core}\nNICE 0 0\nRTPRIO 0 0\nMSGQUEUE 0 0\n")
 
     async def run_status(self) -> dict[str, str]:
         """Return what /proc says of the evaluator."""

@@ -13,7 +13,7 @@ from typing import Any
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
-from tawebeval.workspace import log_name
+from tawebeval.sandbox.workspace import log_name
 from tests.integration.client import Client, text
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
 from tests.integration.ports import free_port
@@ -313,14 +313,14 @@ class ReloadTests(CallbacksTestCase):
         first = await self.evaluate(slow.url, "exit 3")
         await until(lambda: slow.posts, "an attempt without an answer")
         await self.reload("timeout = 10", "timeout = 0", "callbacks.timeout: ")
-        self.assertIn("nothing is reloaded: ", self.daemon.log)
+        await self.daemon.logged("nothing is reloaded: ")
         await self.reload(
             "timeout = 0", "timeout = 0.3\nattempts = 2", "the configuration: read again"
         )
         outcome = await self.outcome(first)
         self.assertEqual((outcome["state"], outcome["attempts"]), ("given_up", 2))
         self.assertIn("within 0.3 seconds", outcome["last_error"])
-        self.assertIn("no answer came within 10 seconds; again in", self.daemon.log)
+        await self.daemon.logged("no answer came within 10 seconds; again in")
         again = "the configuration: read again"
         await self.reload("longest_delay = 0.05", "longest_delay = 1", again)
         await self.reload("attempts = 2", "attempts = 100", again)

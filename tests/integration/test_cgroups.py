@@ -1,4 +1,4 @@
-"""`tawebeval.cgroups` against the kernel, as the root of this machine gives it away.
+"""`linux.cgroups.group` against the kernel, as the root of this machine gives it away.
 
 Each test is a process of its own, which opens the cgroups as root, becomes `nobody`, and does
 what the daemon does. It moves itself out of the group that the tests are in.
@@ -15,13 +15,13 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.hierarchies import parse_hierarchies
+from tawebeval.linux.cgroups.hierarchies import parse_hierarchies
 from tests.integration.processes import alive
 from tests.own_python import printed_by
 
 DAEMON = '''
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
-from tawebeval.cgroups import open_cgroups
+from tawebeval.linux.cgroups.group import open_cgroups
 from tawebeval.config import MIB, Limits
 
 NOBODY = 65534
@@ -182,7 +182,7 @@ group = cgroups.make("good", LIMITS)
 script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
 ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.entry()])
 result["status"], result["exceeded"] = ran.returncode, sorted(group.exceeded())
-result["cpu"] = group.usage().cpu_seconds
+result["cpu"] = group.usage(None).cpu_seconds
 group.remove()
 """
         )
@@ -213,7 +213,7 @@ until(lambda: members(group))
     def test_closed_as_root(self) -> None:
         """A daemon that has kept its rights leaves not even its place."""
         script = (
-            "import sys; from tawebeval.cgroups import open_cgroups\n"
+            "import sys; from tawebeval.linux.cgroups.group import open_cgroups\n"
             "before = open('/proc/self/cgroup').read()\n"
             "open_cgroups(sys.argv[1]).close()\n"
             "assert before == open('/proc/self/cgroup').read()"
@@ -224,7 +224,7 @@ until(lambda: members(group))
     def test_ordinary_user(self) -> None:
         """Who may not make groups gets none, sentences instead, and no error."""
         script = (
-            "import json, os, sys; from tawebeval.cgroups import open_cgroups\n"
+            "import json, os, sys; from tawebeval.linux.cgroups.group import open_cgroups\n"
             "os.setgroups([]); os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3)\n"
             "cgroups = open_cgroups(sys.argv[1])\n"
             "cgroups.close()\n"
@@ -232,7 +232,7 @@ until(lambda: members(group))
         )
         enforced, problems = json.loads(printed_by(script, self.name))
         self.assertEqual(enforced, [])
-        self.assertEqual(len(problems), 4, problems)
+        self.assertEqual(len(problems), 5, problems)
         self.assertIn("Permission denied", problems[0])
 
 
@@ -262,7 +262,7 @@ class LimitsTests(CgroupsTestCase):
 for inside in (heap, memfd, shared):
     group = cgroups.make(inside.__name__, LIMITS)
     killed = end(start(group, inside))
-    result[inside.__name__] = killed, sorted(group.exceeded()), group.usage().peak_memory
+    result[inside.__name__] = killed, sorted(group.exceeded()), group.usage(None).peak_memory
     group.remove()
 """
         )

@@ -1,17 +1,18 @@
-"""`tawebeval.client` against the daemon, over connections that are cut at random places."""
+"""`client` against the daemon, over connections that are cut at random places."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.threads import deferToThread
 
-from tawebeval.backoff import Backoff
 from tawebeval.client import Client, Data, EvaluationError, Event, InvalidRequest, Text
 from tawebeval.client.blocking import BlockingClient
-from tests.integration.client import joined
+from tawebeval.core.backoff import Backoff
+from tests.integration.client import joined, python
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.test_cut_connections import EVALUATOR, printed
@@ -75,6 +76,25 @@ class ClientTests(DaemonTestCase):
             else:
                 break
         self.assertEqual(joined(map(wire, found)), printed())
+
+    async def test_nesting(self) -> None:
+        """A value that is nested as deeply as the daemon takes it is read, where others are not."""
+        program = """
+            import os
+            for depth in range(850, 1050, 3):
+                value = "[" * depth + "]" * depth
+                print("", os.environ["EVALUATION_DATA_BEGIN"], value, sep="\\n")
+                print(os.environ["EVALUATION_DATA_END"])
+            """
+        async with Client(self.daemon.url, following=SOON) as client:
+            command = python(textwrap.dedent(program))
+            identifier = await client.evaluate({"source": "x"}, **self.fields(command))
+            events = [event async for event in client.events(identifier)]
+        read = [len(event.written) // 2 for event in events if isinstance(event, Data)]
+        refused = [event for event in events if isinstance(event, EvaluationError)]
+        self.assertEqual({event.reason for event in refused}, {"protocol"})
+        self.assertEqual(read, list(range(850, 1050, 3))[: len(read)])
+        self.assertEqual(len(read) + len(refused), len(range(850, 1050, 3)))
 
     async def test_too_large(self) -> None:
         """A large form that is refused in its middle is known to be."""

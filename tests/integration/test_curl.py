@@ -6,12 +6,29 @@ import json
 import os
 import shutil
 
+from twisted.internet import reactor
+from twisted.internet.endpoints import TCP4ServerEndpoint
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
+from tests.integration.harness import DaemonTestCase
+from tests.integration.raw import Connection
 from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
 from tests.patience import PATIENCE
 
 CURL = shutil.which("curl")
+
+
+class Cutter(Protocol):
+    """Answers a request for `/N` with the first N bytes of `answer`, and hangs up."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def dataReceived(self, data: bytes) -> None:
+        length = int(data.partition(b" ")[2].partition(b" ")[0][1:])
+        self.transport.write(self._answer[:length])
+        self.transport.loseConnection()
 
 
 class CurlTests(UploadTestCase):
@@ -96,3 +113,42 @@ class CurlTests(UploadTestCase):
         )
         self.assertEqual(code, 400)
         self.assertEqual(json.loads(body)["field"], "submission[Not]")
+
+
+class CutHeadTests(DaemonTestCase):
+    """Answers that are cut off in their heads."""
+
+    async def test_curl_reports_a_head_that_is_cut_off(self) -> None:
+        """From the first header on it knows that a body was to come, and does not report success.
+
+        (Before that curl 7.88 takes the status line for a whole answer, whatever is sent.)
+        """
+        self.assertIsNotNone(CURL, "these tests need curl: it is not installed")
+        identifier = await self.begin("echo hello")
+        await self.client.follow(identifier)
+        for accept in ("application/json", "application/jsonl"):
+            with Connection(self.daemon.port) as connection:
+                connection.send(
+                    f"GET /evaluation/{identifier}/events?after=end HTTP/1.1\r\n"
+                    f"Host: localhost\r\nAccept: {accept}\r\nConnection: close\r\n\r\n".encode()
+                )
+                answer = connection.rest()
+            first = answer.index(b"\r\n", answer.index(b"\r\n") + 2) + 2
+            end = answer.index(b"\r\n\r\n") + 4
+            self.assertGreater(end, first + 100)
+            self.assertEqual(await self.read_cut(answer, range(first, end + 1)), set())
+
+    async def read_cut(self, answer: bytes, lengths: range) -> set[int]:
+        """Return after how many bytes of an answer curl takes the cut for its end."""
+        factory = Factory()
+        factory.protocol = lambda: Cutter(answer)
+        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(factory)
+        self.addCleanup(port.stopListening)
+        base = f"http://127.0.0.1:{port.getHost().port}"
+        usual = ("--silent", "--noproxy", "*", "--write-out", "%{exitcode} ", "--max-time")
+        out, err, _ = await getProcessOutputAndValue(
+            CURL, [*usual, str(PATIENCE), *(f"{base}/{length}" for length in lengths)], os.environ
+        )
+        statuses = out.split()
+        self.assertEqual((len(statuses), err), (len(lengths), b""))
+        return {length for length, status in zip(lengths, statuses, strict=True) if status == b"0"}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from tests.integration.attacks import fillers
 from tests.integration.attacks.case import DISK, DISK_FILES, FILE_SIZE, AttackCase
 from tests.integration.client import failure, python
@@ -10,6 +13,7 @@ from tests.integration.client import failure, python
 PLACES = ("$PWD", "$TEMPORARY_DIRECTORY", "$HOME", "/tmp", "/dev/shm")
 # Of them one that is an overlay, and one that is not.
 MOUNTED = ("$PWD", "$TEMPORARY_DIRECTORY")
+UNSUPPORTED = f"{os.strerror(errno.EOPNOTSUPP)}\n"
 
 
 def filling(program: str, place: str = "$TEMPORARY_DIRECTORY") -> str:
@@ -45,11 +49,10 @@ class DiskAttacks(AttackCase):
             attacked = await self.attack_by(filling(fillers.NAMELESS, place))
             self.stopped(attacked, "disk", "disk", DISK)
 
-    async def test_mapped_files(self) -> None:
-        """Files that were removed and closed, and are mapped still."""
-        for place in MOUNTED:
-            attacked = await self.attack_by(filling(fillers.MAPPED, place))
-            self.stopped(attacked, "disk", "disk", DISK)
+    async def test_nameless_files_of_a_thread(self) -> None:
+        """Such that are open in another thread than the first, which has ended."""
+        attacked = await self.attack_by(filling(fillers.OF_A_THREAD))
+        self.stopped(attacked, "disk", "disk", DISK)
 
     async def test_closed_directories(self) -> None:
         """Files in a directory into which its owner may not look."""
@@ -73,6 +76,12 @@ class DiskAttacks(AttackCase):
         attacked = await self.attack_by(filling(fillers.SPARSE))
         self.assertEqual(attacked.text, "True\n")
         self.assertEqual(attacked.status["state"], "finished")
+
+    async def test_allocation(self) -> None:
+        """Nothing is allocated without a write; programs that ask for it write."""
+        for place in MOUNTED:
+            attacked = await self.attack_by(filling(fillers.ALLOCATED, place))
+            self.assertEqual(attacked.text, f"{2 * UNSUPPORTED}True\nTrue\n")
 
     async def test_read_only_places(self) -> None:
         """Nowhere else is anything to be filled."""

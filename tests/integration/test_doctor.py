@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 
 BECOME = """
 import os, sys
-from tawebeval.preload import preload
+from tawebeval.daemon.preload import preload
 preload()  # this Python may lie where only root can read
 import pyseccomp, twisted.internet.reactor
 os.setgroups([])
@@ -39,7 +39,7 @@ for place in "$STATE_DIRECTORY" "$CACHE_DIRECTORY"; do
     mount -o remount,bind,ro "$place"
 done
 """
-IMPATIENT = "import tawebeval.sandboxes as sandboxes\nsandboxes._PATIENCE = 0.2\n"
+IMPATIENT = "import tawebeval.sandbox.probe as sandboxes\nsandboxes._PATIENCE = 0.2\n"
 
 
 class DoctorTests(SynchronousTestCase):
@@ -120,7 +120,7 @@ class DoctorTests(SynchronousTestCase):
         self.assertLess(status, 2, found)
         self.assertEqual(found["sandbox"][0]["health"], "ok")
         self.assertIn("git version", found["git"][0]["what"])
-        self.assertEqual(len(found["limits"]), 3)
+        self.assertEqual(len(found["limits"]), 4)
 
     def test_no_sandbox(self) -> None:
         """It was told to have none."""
@@ -156,6 +156,7 @@ class DoctorTests(SynchronousTestCase):
     def test_closed(self) -> None:
         """Directories of the daemon's user in which it may not write; root could."""
         self.make_places()
+        self.addCleanup(self.state.chmod, 0o700)
         self.state.chmod(0o500)
         (said,) = self.not_to_be_written(self.run_command()[1])
         self.assertIn(f"chmod u+rwx {self.state}", said)
@@ -217,4 +218,4 @@ class DoctorTests(SynchronousTestCase):
         self.assertEqual(status, 1, found)
         self.assertEqual(found["sandbox"][0]["health"], "ok")
         self.assertEqual({each["health"] for each in found["limits"]}, {"weaker"})
-        self.assertIn("Delegate=", found["limits"][0]["remedy"])
+        self.assertIn("service.user", found["limits"][0]["remedy"])

@@ -180,8 +180,8 @@ class ShortDrainTests(DrainTestCase):
     async def test_requests_that_have_not_arrived(self) -> None:
         """At the end an upload that stalls, one that goes on and half a head get 503."""
         await self.run_to_the_gate()
-        form = body_of([part("submission[s]", b"x" * 50_000, "s")])
-        half = head_of(len(form)) + form[:20_000]
+        form = body_of([part("submission[s]", b"x" * 2_000_000, "s")])
+        half = head_of(len(form)) + form[:1_000_000]  # so much that it is on its way to the disk
         stalled, sending = self.connect(half), self.connect(half)
         headless = self.connect(HEALTH[:-2])
         idle = self.connect(HEALTH)
@@ -191,7 +191,7 @@ class ShortDrainTests(DrainTestCase):
         since = len(self.daemon.log)
         self.interrupt()
         await self.stopping(since)
-        sending.send(form[20_000:20_001])
+        sending.send(form[1_000_000:1_000_001])
         answers = [deferToThread(one.answer) for one in (sending, stalled, headless)]
         for answer in await gatherResults(answers):
             self.check_told(answer)

@@ -2,9 +2,92 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+
+from twisted.trial.unittest import SkipTest
+
 from tests.integration.client import failure, joined, python, text
 from tests.integration.harness import DaemonTestCase
 from tests.integration.processes import new_word, processes
+from tests.integration.test_cgroups import reason_to_skip
+
+# What TuringArena's drivers of 2018 and 2019 do in the child that becomes the submission.
+_DRIVER = """
+import os, resource
+pid = os.fork()
+if pid == 0:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (10, resource.RLIM_INFINITY))
+    print(resource.getrlimit(resource.RLIMIT_CPU), flush=True)
+    os._exit(0)
+print(os.waitpid(pid, 0)[1])
+"""
+_DRIVER_IN_C = r"""
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void) {
+    int status;
+    if (fork() == 0) {
+        struct rlimit core = {0, RLIM_INFINITY}, cpu = {10, RLIM_INFINITY};
+        if (setrlimit(RLIMIT_CORE, &core) || setrlimit(RLIMIT_CPU, &cpu)) {
+            perror("setrlimit");
+            return 1;
+        }
+        getrlimit(RLIMIT_CPU, &cpu);
+        printf("(%d, %d)\n", (int) cpu.rlim_cur, (int) cpu.rlim_max);
+        return 0;
+    }
+    wait(&status);
+    printf("%d\n", status);
+    return 0;
+}
+"""
+
+_CRASH = """
+import os, resource, signal
+resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2)
+try:
+    open("/proc/self/coredump_filter", "w").write("0x7f")
+except OSError:
+    pass
+block = b"x" * (50 * 2**20)
+if os.fork() == 0:
+    os.kill(os.getpid(), signal.SIGSEGV)
+print(os.WTERMSIG(os.wait()[1]))
+print(sum(entry.stat().st_size for entry in os.scandir() if "core" in entry.name))
+"""
+
+
+class DriverTests(DaemonTestCase):
+    """Limits that programs set for those that they start."""
+
+    async def unlimited(self, command: str) -> None:
+        """Hold that a driver has set its limits, where a group measures the processor time."""
+        reason = reason_to_skip()
+        if reason:
+            raise SkipTest(reason)
+        self.assertEqual(text(await self.run_command(command)), "(10, -1)\n0\n")
+
+    async def test_python(self) -> None:
+        """A hard limit of processor time or core dumps can be unlimited."""
+        await self.unlimited(python(_DRIVER))
+
+    async def test_c(self) -> None:
+        """Likewise for a program in C."""
+        if shutil.which("cc", path="/usr/bin:/bin") is None:
+            raise SkipTest("there is no C compiler here (Debian package gcc)")
+        await self.unlimited(
+            f"printf %s {shlex.quote(_DRIVER_IN_C)} >it.c && cc -o it it.c && ./it"
+        )
+
+    async def test_core_dump(self) -> None:
+        """Who wants one gets one with nothing of the memory in it."""
+        signal, size = map(int, text(await self.run_command(python(_CRASH))).split())
+        self.assertEqual(signal, 11)
+        self.assertLess(size, 2**20)
 
 
 class EvaluatorTests(DaemonTestCase):

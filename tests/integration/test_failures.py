@@ -147,6 +147,11 @@ time.sleep(600)
         failure(events, "cancelled")
         self.assertEqual(text(events), "ready\n" + "last words\n" * 5000)
 
+    async def test_no_grace_for_resources(self) -> None:
+        """What is over a limit of a resource is killed at once: here nothing else would end it."""
+        events = await self.run_command("trap '' TERM; yes")
+        self.assertEqual(failure(events, "output")["value"], OUTPUT)
+
     async def test_what_a_failing_run_printed_stands_before_the_error_whole(self) -> None:
         """Data, text, and a block that never ended: all of it, and then the failure."""
         command = (

@@ -60,7 +60,8 @@ return (async () => {
   const notices = [];
   const client = new Client({ server: arguments[1], notice: (pause) => notices.push(pause) });
   const found = [];
-  for await (const page of client[arguments[2]](arguments[3])) found.push(...page.data);
+  const pages = client[arguments[2]](arguments[3], { limit: 2048 });
+  for await (const page of pages) found.push(...page.data);
   return [found, notices.filter(Boolean).length];
 })();
 """

@@ -9,21 +9,27 @@ from typing import Any, ClassVar
 
 from twisted.trial.unittest import SkipTest, TestCase
 
-from tests.integration.client import failure, text
+from tests.integration.attacks import fillers
+from tests.integration.client import failure, python, text
 from tests.integration.harness import DaemonTestCase, until
+from tests.integration.processes import new_word
+from tests.integration.raw import Connection, head_of, part
 from tests.integration.small_disks import LoggedThere, SmallDisks
 from tests.integration.unprivileged import USER
 from tests.patience import LONG_PATIENCE
 
 MIB = 2**20
+# It takes some time, in which somebody looks.
+HIDDEN = fillers.MAPPED.replace("(file.name)", "(file.name)\n        __import__('time').sleep(0.1)")
 FULL = "No space left on device"
 CLOSED = "Read-only file system"
 
 
 class SmallDisksTestCase(DaemonTestCase):
-    """A daemon with 24 MiB for each of the two; what a test does to them is undone after it."""
+    """A daemon with `size` bytes for each of the two; what a test does to them is undone after."""
 
     kind: ClassVar[type[SmallDisks]] = SmallDisks
+    size: ClassVar[int] = 24 * MIB
 
     configuration = """
         [repositories]
@@ -32,6 +38,8 @@ class SmallDisksTestCase(DaemonTestCase):
         [evaluations]
         running = 4
         grace = 0.3
+        [limits]
+        free_disk = 1048576
         [health]
         free_disk = 1048576
         """
@@ -41,23 +49,33 @@ class SmallDisksTestCase(DaemonTestCase):
             raise SkipTest("only root can mount file systems of its own for a daemon")
         cls = type(self)
         if cls._shared is None:
-            cls._shared = self.disks = self.kind(cls.configuration, 24 * MIB)
+            cls._shared = self.disks = self.kind(cls.configuration, cls.size)
         else:
             assert isinstance(cls._shared, SmallDisks)
             self.disks = cls._shared
         await super().setUp()
-        self.assertEqual(await self.obstacles(), [])
+        await self.ready()
 
     async def obstacles(self) -> list[str]:
         """Return why the daemon says that it is not ready."""
         answer = await self.client.get("/health/ready")
         return [] if answer.code == 200 else list(answer.problem(503)["reasons"])
 
+    async def not_ready(self, reason: str) -> None:
+        """Wait until the daemon has found that it is not ready, for this reason at least."""
+        while reason not in await self.obstacles():
+            pass
+
+    async def ready(self) -> None:
+        """Wait until the daemon has found nothing wrong."""
+        while await self.obstacles():
+            pass
+
     async def check_mended(self) -> None:
         """Hold that all is as before, by itself: ready, and evaluations come to a good end."""
         await self.daemon.nothing_left()
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-        self.assertEqual(await self.obstacles(), [])
+        await self.ready()
 
 
 class DiskTests(SmallDisksTestCase):
@@ -85,7 +103,7 @@ class DiskTests(SmallDisksTestCase):
             problem = answer.problem(503)
             self.assertEqual(problem["detail"], f"the form cannot be stored: {FULL}")
             self.assertIsNotNone(answer.header("Retry-After"))
-        self.assertIn("the file system of the state is full", "".join(await self.obstacles()))
+        await self.not_ready("the file system of the state is full, or nearly so")
         self.disks.empty(self.disks.state)
         await self.check_mended()
 
@@ -96,11 +114,23 @@ class DiskTests(SmallDisksTestCase):
         answer.problem(503)
         await self.check_mended()
 
+    async def test_upload_given_up(self) -> None:
+        """Of a client that hangs up while there is no room nothing is left, and nothing counts."""
+        self.disks.fill(self.disks.state)
+        for size in (1000, 2 * MIB):
+            with Connection(self.daemon.port) as connection:
+                connection.send(head_of(10 * MIB) + part("submission[s]", bytes(size), "s")[:-2])
+                while not await self.client.figure("uploaded_bytes") and size == 1000:
+                    pass
+        self.disks.empty(self.disks.state)
+        while await self.client.figure("uploaded_bytes"):
+            pass
+        await self.check_mended()
+
     async def test_evaluator(self) -> None:
-        """An evaluator that fills the disk is told so; the daemon tells how it ended."""
-        events = await self.run_command("cat /dev/zero >file")
-        error = failure(events, "exit")
-        self.assertIn(FULL, error["stderr"])
+        """An evaluator that fills the disk is told so, and ends by that, however it ends."""
+        error = failure(await self.run_command("cat /dev/zero >file"), "disk")
+        self.assertEqual((error["limit"], error["value"]), ("limits.free_disk", MIB))
         await self.check_mended()
 
     async def test_running(self) -> None:
@@ -123,7 +153,7 @@ class DiskTests(SmallDisksTestCase):
         self.disks.fill(self.disks.cache)
         error = await self.lost()
         self.assertIn(FULL, error["message"])
-        self.assertIn("the file system of the cache is full", "".join(await self.obstacles()))
+        await self.not_ready("the file system of the cache is full, or nearly so")
         self.disks.empty(self.disks.cache)
         await self.check_mended()
 
@@ -132,7 +162,7 @@ class DiskTests(SmallDisksTestCase):
         self.repository.write("huge", os.urandom(25 * MIB))
         self.commit = self.repository.commit()
         error = await self.lost()
-        self.assertEqual(error["message"], f"the cache cannot be written to: {FULL}")
+        self.assertEqual(error["message"], f"git cannot use the disk: {FULL}")
         self.assertIn(FULL, error["stderr"])
         self.repository.write("huge", b"")
         self.commit = self.repository.commit()
@@ -145,8 +175,8 @@ class DiskTests(SmallDisksTestCase):
             self.other_commit()
             self.disks.close(place)
             try:
-                (obstacle,) = await self.obstacles()
-                self.assertEqual(obstacle, f"the file system of the {name} cannot be written to")
+                obstacle = f"the file system of the {name} cannot be written to: {CLOSED}"
+                await self.not_ready(obstacle)
                 if name == "state":
                     answer = await self.client.post(self.repository.url, self.commit, "true")
                     self.assertIn(CLOSED, answer.problem(503)["detail"])
@@ -164,7 +194,7 @@ class DiskTests(SmallDisksTestCase):
         while not folder.exists():
             await self.client.get("/health")
         await self.check_mended()
-        self.assertIn(f"{place / name} was gone, and is made anew", self.daemon.log)
+        await self.daemon.logged(f"{place / name} was gone, and is made anew")
 
     async def test_gone(self) -> None:
         """Directories that somebody removes while the daemon runs are made anew."""
@@ -172,6 +202,35 @@ class DiskTests(SmallDisksTestCase):
         for name in ("uploads", "evaluations", "accounts"):
             await self.remove(self.disks.state, name)
         await self.remove(self.disks.cache, "repositories")
+
+
+class NearlyFullTests(SmallDisksTestCase):
+    """Runs that would fill the disk, of which 8 MiB are to stay free."""
+
+    configuration = SmallDisksTestCase.configuration.replace("1048576", str(8 * MIB), 1)
+
+    async def stopped(self, command: str) -> None:
+        """Hold that a command is stopped before the disk is full, and another run goes on."""
+        waiting = "cd $TEMPORARY_DIRECTORY; touch gate; echo ready"
+        waiting += "; while test -e gate; do sleep 0.01; done; echo goes on"
+        identifier = await self.begin_and_wait(waiting)
+        (gate,) = self.disks.seen(self.disks.state / "evaluations").glob("*/tmp/gate")
+        error = failure(await self.run_command(command), "disk")
+        self.assertEqual((error["limit"], error["value"]), ("limits.free_disk", 8 * MIB))
+        gate.unlink()
+        self.assertEqual(text(await self.client.follow(identifier)), "ready\ngoes on\n")
+        await self.check_mended()
+
+    async def test_who_has_most(self) -> None:
+        """The run that has most there is stopped, which the log tells."""
+        await self.stopped(f"head -c {18 * MIB} /dev/zero >file; sleep 600")
+        await self.daemon.logged("limits.free_disk")
+        self.assertRegex(self.daemon.log, rf"limits.free_disk \({8 * MIB} bytes\): .* is stopped")
+
+    async def test_who_hides_it(self) -> None:
+        """So is one of whose files nothing is seen, where no other has written much."""
+        word = f'"$TEMPORARY_DIRECTORY" {new_word()}'
+        await self.stopped(f"{python(HIDDEN)} {word}")
 
 
 class LogTests(SmallDisksTestCase):

@@ -19,11 +19,11 @@ from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SkipTest
 
-from tawebeval import blank
-from tawebeval.git import Git
-from tawebeval.hosts import HostPolicy, Route
-from tawebeval.process import Spawner
-from tawebeval.remotes import Remotes
+from tawebeval.core.hosts import HostPolicy, Route
+from tawebeval.git import blank
+from tawebeval.git.command import Git
+from tawebeval.git.remotes import Remotes
+from tawebeval.linux.child import Spawner
 from tests.fake_resolver import FakeResolver
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
@@ -278,6 +278,34 @@ class RepositoryTests(AttackTestCase):
         """Have a tree evaluated, and return the error."""
         commit = make_commit(self.evil, tree)
         return await self.refuse(f"file://{self.evil}", commit, reason)
+
+    async def test_the_daemon_stays_ready(self) -> None:
+        """Neither paths nor words of a server make the daemon believe that it is broken."""
+        (self.folder / "loop").symlink_to("loop")
+        with socket.socket() as server:
+            server.bind(("127.0.0.1", 0))
+            server.listen()
+            words = b"ERR x\nfatal: No space left on device"
+
+            def answer() -> None:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(1000)
+                    connection.sendall(b"%04x%b" % (len(words) + 4, words))
+
+            thread = threading.Thread(target=answer, daemon=True)
+            thread.start()
+            for url, reason in (
+                (f"file://{self.folder}/{'x' * 300}", "repository"),
+                (f"file://{self.folder}/loop/x", "repository"),
+                (f"file://{self.folder}/No space left on device", "lost"),
+                (f"git://127.0.0.1:{server.getsockname()[1]}/x", "lost"),
+            ):
+                identifier = await self.client.evaluate(url, self.commit, "echo never")
+                failure(await self.client.follow(identifier), reason)
+                self.assertEqual((await self.client.get("/health/ready")).code, 200, url)
+            thread.join()
+        await self.honest()
 
     def limit(self, error: Any, name: str, value: int) -> None:
         """Check which limit an error tells."""

@@ -12,14 +12,14 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
-from tawebeval import blank
-from tawebeval.bubblewrap import network_view, programs_view, write_accounts
-from tawebeval.credentials import Login
 from tawebeval.errors import EvaluationError
-from tawebeval.git import Git, Outcome
-from tawebeval.gitbox import JUST_READ, GitBox, Reach
-from tawebeval.process import Spawner
-from tawebeval.seccomp import make_filter
+from tawebeval.git import blank
+from tawebeval.git.command import Git, Outcome
+from tawebeval.git.credentials import Login
+from tawebeval.linux.child import Spawner
+from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_accounts
+from tawebeval.sandbox.commands import JUST_READ, GitBox, Reach
+from tawebeval.sandbox.seccomp import make_filter
 from tests.integration.harness import until
 from tests.integration.processes import command_line, everybody
 from tests.patience import LONG_PATIENCE
@@ -36,7 +36,7 @@ class SandboxTests(TestCase):
         accounts = self.folder / "accounts"
         accounts.mkdir()
         write_accounts(accounts)
-        filter_ = make_filter()
+        filter_ = make_filter(internet=True)
         self.addCleanup(os.close, filter_)
         shown, online = tuple(programs_view(accounts)), tuple(network_view())
         box = GitBox(shutil.which("bwrap") or "", filter_, shown, online)

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from tawebeval.web.pacing import LINGER
+from tawebeval.web.server.timeouts import LINGER
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.raw import BOUNDARY, Connection, body_of, chunked, head_of, part
 from tests.integration.uploads import MIB, UploadTestCase

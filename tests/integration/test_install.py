@@ -12,7 +12,7 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
-from tests.documented import OPERATIONS, examples
+from tests.documented import doctors
 from tests.integration.machine import missing
 from tests.integration.service_case import SERVICE, STATE, TOKENS, ServiceTestCase
 from tests.links import leading_nowhere, links
@@ -58,7 +58,7 @@ class InstalledTests(ServiceTestCase):
         cache = STATE.replace("lib", "cache")
         look = ("stat", "--format=%n %a %U", STATE, cache, "/run/tawebeval")
         before = self.machine.run(*look)
-        for example in examples(OPERATIONS, "systemd-run"):
+        for example in doctors():
             done = self.machine.attempt(*example.command)
             self.assertNotIn("broken", done.stdout, done.stderr)
             self.assertIn("the daemon runs as tawebeval\n", done.stdout)
@@ -112,7 +112,7 @@ class InstalledTests(ServiceTestCase):
 
     def test_place(self) -> None:
         """What is installed knows where it is, and not where it was built."""
-        paths = "import tawebeval.tap; print(tawebeval.tap.makeService.__code__.co_filename)"
+        paths = "from tawebeval.daemon.tap import makeService as m; print(m.__code__.co_filename)"
         named = self.machine.run(f"{VENV}/bin/python", "-c", paths)
         self.assertTrue(named.startswith(f"{VENV}/lib/python3"), named)
 
@@ -201,6 +201,7 @@ class RemovalTests(SynchronousTestCase):
             "lib/tawebeval/bin/twistd",
             "lib/systemd/system/tawebeval.service",
             "lib/systemd/system/tawebeval.socket",
+            "lib/sysusers.d/tawebeval.conf",
             "share/doc/tawebeval/README.md",
             "share/man/man1/tawebeval-token-new.1",
             "share/bash-completion/completions/tawebeval",
@@ -209,7 +210,9 @@ class RemovalTests(SynchronousTestCase):
         )
         others = ("bin/other", "lib/systemd/system/other.service", "share/man/man1/other.1")
         settings = folder / "etc" / "tawebeval" / "tokens"
-        for path in (*(folder / "usr" / "local" / name for name in (*ours, *others)), settings):
+        profile = folder / "etc" / "apparmor.d" / "tawebeval"
+        installed = (folder / "usr" / "local" / name for name in (*ours, *others))
+        for path in (*installed, settings, profile):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         done = self.attempt(sys.executable, "--remove", "--destdir", str(folder))
@@ -221,6 +224,7 @@ class RemovalTests(SynchronousTestCase):
         }
         self.assertEqual(left, set(others))
         self.assertTrue(settings.exists())
+        self.assertFalse(profile.exists())
 
     def test_private_python(self) -> None:
         """A Python that daemons could not read is refused before anything is made."""

@@ -10,7 +10,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
-from tawebeval.workspace import log_name
+from tawebeval.sandbox.workspace import log_name
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes

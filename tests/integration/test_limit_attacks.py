@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from twisted.internet.defer import Deferred
 
 from tests.integration.attacks import bombs
@@ -79,6 +81,23 @@ class MemoryAttacks(AttackCase):
         """Anonymous mappings that are shared."""
         await self.too_much(bombs.SHARED_MAPPINGS)
 
+    async def test_out_of_memory_killer(self) -> None:
+        """Where the machine has no memory left the evaluators end before the daemon, always.
+
+        Nothing of what it takes from `/proc` to be spared can be written.
+        """
+        attacked = await self.attack_by(
+            "cat /proc/self/oom_score_adj;"
+            ' for score in -1000 0 499; do (echo $score >"/proc/$$/oom_score_adj") 2>&1; done;'
+            " cat /proc/self/oom_score_adj"
+        )
+        daemon = int(Path(f"/proc/{self.daemon.pid}/oom_score_adj").read_text())
+        before, *refused, after = attacked.text.splitlines()
+        self.assertEqual((int(before), int(after)), (max(daemon, 500),) * 2)
+        self.assertEqual(len(refused), 3, refused)
+        for line in refused:
+            self.assertIn("Read-only file system", line)
+
     async def test_no_file_system_in_memory_can_be_written(self) -> None:
         """There is none, so nothing can be hidden there: /dev and / are read-only."""
         attacked = await self.attack(
@@ -134,6 +153,14 @@ class OutputAttacks(AttackCase):
     async def test_a_line_of_ten_gigabytes(self) -> None:
         """A line that would not end before ten gigabytes."""
         await self.flood(python(bombs.LONG_LINE), "output", OUTPUT)
+
+    async def test_broken_values(self) -> None:
+        """Values that are none, which are much work and become nothing."""
+        await self.flood(python(bombs.BROKEN_VALUES), "output", OUTPUT)
+
+    async def test_the_same_file_again_and_again(self) -> None:
+        """50 KB that name 836 MB of files: these are output, too."""
+        await self.flood(python(bombs.SAME_FILE, "400"), "output", OUTPUT)
 
     async def test_floods_beside_others(self) -> None:
         """Floods that nobody reads wait, and others go on."""

@@ -1,16 +1,16 @@
-"""`tawebeval.launching` with overlays that are really mounted, by whoever the daemon would be."""
+"""`linux.launcher_client` with overlays that are really mounted, by whoever the daemon would be."""
 
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.launching import Launch, Launching, Layers
-from tawebeval.reports import NotMounted
-from tawebeval.starting import wait_for
+from tawebeval.linux.filetree import remove
+from tawebeval.linux.launcher_client import Launch, Launching, Layers
+from tawebeval.linux.reports import NotMounted
+from tawebeval.linux.starting import wait_for
 from tests.integration.unprivileged import WHO, give, temporary_folder
 from tests.patience import PATIENCE
 
@@ -22,7 +22,7 @@ class MountingTests(SynchronousTestCase):
         self.launching = Launching(mounting=True, user=WHO)
         self.addCleanup(self.launching.close)
         folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, folder)
+        self.addCleanup(remove, folder)  # the kernel closes a directory of its own in it
         self.layers = Layers(*(folder / name for name in ("lower", "upper", "work")))
         for path in (self.layers.lower, self.layers.upper, self.layers.work):
             path.mkdir()
@@ -32,9 +32,9 @@ class MountingTests(SynchronousTestCase):
     def run_it(self, command: str) -> str:
         """Return what a shell command prints that runs above the overlay."""
         launch = Launch(["/bin/sh", "-c", command], {}, str(self.layers.upper))
-        started, top = self.launching.start(launch, self.layers)
-        assert top is not None
-        os.close(top)
+        started, overlay = self.launching.start(launch, self.layers)
+        assert overlay is not None
+        os.close(overlay.top)
         status, printed = wait_for(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode()

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tawebeval.workspace import log_name
+from tawebeval.sandbox.workspace import log_name
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 
 

@@ -1,32 +1,46 @@
-"""`tawebeval.writable` with overlays that are really mounted, by whoever the daemon would be."""
+"""`sandbox.overlay` with overlays that are really mounted, by whoever the daemon would be."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval import launching
-from tawebeval.launching import Launch
-from tawebeval.starting import wait_for
-from tawebeval.workspace import Workspace
-from tawebeval.writable import Trees
+from tawebeval.linux import launcher_client
+from tawebeval.linux.filetree import remove
+from tawebeval.linux.launcher_client import Launch
+from tawebeval.linux.starting import wait_for
+from tawebeval.sandbox.disk import measure
+from tawebeval.sandbox.overlay import Trees
+from tawebeval.sandbox.workspace import Workspace
 from tests.integration.unprivileged import WHO, give, temporary_folder
 from tests.patience import PATIENCE
+
+_MOUNTS = 20  # the kernel's log is the machine's: others may mount overlays at the same time
+
+NAMELESS = """
+exec 3>new 4>>folder/file; rm new folder/file
+for each in 3 4; do head -c 1000000 /dev/zero >&$each; done
+echo ready; exec sleep 600
+"""
 
 
 class OverlaysTests(SynchronousTestCase):
     """A checkout, and a workspace with nothing of it."""
 
+    file = "file"
+
     def setUp(self) -> None:
         self.trees = Trees()
         self.addCleanup(self.trees.close)
         folder = temporary_folder()
-        self.addCleanup(shutil.rmtree, folder)
+        self.addCleanup(remove, folder)  # the kernel closes directories of its own in it
         self.checkout = folder / "checkout"
         self.checkout.mkdir()
         # What is made here by root is for whoever mounts; a daemon is that user by then.
@@ -38,13 +52,15 @@ class OverlaysTests(SynchronousTestCase):
 
     def run_it(self, command: str) -> list[str]:
         """Return the lines that a shell command prints in a tree, which is an overlay."""
-        file = self.checkout / "file"
+        file = self.checkout / self.file
+        file.parent.mkdir(exist_ok=True)
         file.write_text("from below\n")
-        give(file)
+        for path in (file.parent, file):
+            give(path)
         launch = Launch(["/bin/sh", "-c", command], {}, str(self.workspace.tree))
-        started, top = self.trees.start(self.checkout, self.workspace, launch)
-        assert top is not None
-        os.close(top)
+        started, self.overlay = self.trees.start(self.checkout, self.workspace, launch)
+        assert self.overlay is not None
+        os.close(self.overlay.top)
         status, printed = wait_for(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode().splitlines()
@@ -52,14 +68,14 @@ class OverlaysTests(SynchronousTestCase):
     def test_mounted_again(self) -> None:
         """When the launcher dies after it has mounted one the next makes another, no copy."""
         killed = self.workspace.root / "killed"
-        source, mounted = launching._SOURCE.decode(), "        step = START\n"
+        source, mounted = launcher_client._SOURCE.decode(), "        step = START\n"
         self.assertIn(mounted, source)
         die = (
             f"        if not os.path.exists({str(killed)!r}):\n"
             f"            open({str(killed)!r}, 'w').close()\n"
             "            os.kill(os.getpid(), signal.SIGKILL)\n"
         )
-        self.patch(launching, "_SOURCE", source.replace(mounted, mounted + die).encode())
+        self.patch(launcher_client, "_SOURCE", source.replace(mounted, mounted + die).encode())
         self.trees.mount(WHO)
         with capturedLogs() as events:
             told = self.run_it("cat file; echo more >>file; cat file")
@@ -68,10 +84,41 @@ class OverlaysTests(SynchronousTestCase):
         (said,) = (str(formatEvent(event)) for event in events)
         self.assertIn("another one is started", said)
 
-    def test_file_systems(self) -> None:
-        """All files of an overlay are of one device, also with a cache on another file system.
+    def check_devices(self, count: int) -> None:
+        """Hold that a directory, a new file, an old one and a changed one have known devices."""
+        self.trees.mount(WHO)
+        told = self.run_it(
+            "echo >new; stat -c %d . new; cd folder; stat -c %d file; echo >>file; stat -c %d file"
+        )
+        assert self.overlay is not None
+        self.assertEqual(len(told), 4, told)
+        self.assertEqual(self.overlay.devices, set(map(int, told)))
+        self.assertEqual(len(self.overlay.devices), count)
+        self.assertEqual({*os.listdir(self.workspace.tree)}, {"new", "folder"})
 
-        By that those which have lost their names are known, and count for the limit of the disk.
+    def check_nameless(self) -> None:
+        """Hold that a new file and a changed one count when both have lost their names."""
+        remove(self.workspace.work)
+        launch = Launch(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree))
+        started, overlay = self.trees.start(self.checkout, self.workspace, launch)
+        assert overlay is not None
+        os.close(overlay.top)
+        os.set_blocking(started.stdout, True)
+        self.assertEqual(os.read(started.stdout, 6), b"ready\n")
+        use = measure(self.workspace.tree, [started.pid], devices=overlay.devices)
+        self.assertRaises(TimeoutError, wait_for, started, 0)
+        self.assertGreaterEqual(use.size, 2 * 1_000_000)
+
+    def test_one_file_system(self) -> None:
+        """All files of an overlay have one device, which is known."""
+        self.file = "folder/file"
+        self.check_devices(1)
+        self.check_nameless()
+
+    def test_file_systems(self) -> None:
+        """With a cache on another file system there are three devices, and all are known.
+
+        By these the disk look knows files without a name, which count for `limits.disk`.
         """
         other = Path("/dev/shm")
         if other.stat().st_dev == self.checkout.stat().st_dev:
@@ -79,7 +126,30 @@ class OverlaysTests(SynchronousTestCase):
         self.checkout = Path(tempfile.mkdtemp(dir=other))
         self.addCleanup(shutil.rmtree, self.checkout)
         self.checkout.chmod(0o755)
+        (self.checkout / "empty").mkdir()  # as a submodule is
+        self.file = "folder/file"
+        self.check_devices(3)
+        self.check_nameless()
+
+    def test_kernel_log(self) -> None:
+        """A mount writes nothing into the kernel's log."""
+        try:
+            log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        except PermissionError:
+            raise SkipTest("the kernel's log is root's") from None
+        self.addCleanup(os.close, log)
         self.trees.mount(WHO)
-        devices = self.run_it("echo >new; stat -c %d . new file")
-        self.assertEqual(len(devices), 3)
-        self.assertEqual(len(set(devices)), 1, devices)
+        for _ in range(_MOUNTS):
+            os.lseek(log, 0, os.SEEK_END)
+            self.run_it("true")
+            said = b"".join(_records(log))
+            if b"overlayfs: " not in said:
+                return
+            remove(self.workspace.work)
+        self.fail(said)
+
+
+def _records(log: int) -> Iterator[bytes]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield os.read(log, 8192)

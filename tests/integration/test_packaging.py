@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import sysconfig
 import tarfile
 import tempfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import attrs
@@ -39,12 +41,12 @@ print(tawebeval.__file__, module.__file__, module.tawebeval in getPlugins(IServi
 TWISTD = "import sys; from twisted.scripts.twistd import run; sys.argv[0] = 'twistd'; run()"
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
     """Return what a command prints on stdout. Raises AssertionError if it fails."""
     # Neither is coverage of interest here, nor may this Python's path reach into others.
     own = ("COVERAGE_", "PYTHON", "PIP_REQUIRE_VIRTUALENV")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    environment.update(variables, PIP_DISABLE_PIP_VERSION_CHECK="1")
     done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=LONG_PATIENCE
     )
@@ -163,8 +165,8 @@ class PackagingTests(SynchronousTestCase):
         """All that a checkout has is there, to run the tests and the examples."""
         with tarfile.open(self.built.sdist) as sdist:
             names = {name.partition("/")[2] for name in sdist.getnames()}
-        folders = ("benchmarks", "debian", "docs", "etc", "examples", "scripts", "systemd", "tests")
-        for folder in folders:
+        folders = "benchmarks debian docs etc examples requirements scripts systemd tests"
+        for folder in folders.split():
             for path in (self.checkout / folder).rglob("*"):
                 name = str(path.relative_to(self.checkout))
                 self.assertTrue(name in names or path.is_dir(), name)
@@ -172,3 +174,31 @@ class PackagingTests(SynchronousTestCase):
             self.assertIn(name, names)
         self.assertEqual([name for name in names if name.endswith("dropin.cache")], [])
         self.assertNotIn("twisted/__init__.py", names)
+
+    def test_metadata(self) -> None:
+        """The licence is an expression of SPDX with its file; links work on any site."""
+        with zipfile.ZipFile(self.built.wheel) as wheel:
+            (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+            metadata = message_from_bytes(wheel.read(name))
+        self.assertEqual(metadata["License-Expression"], "MIT")
+        self.assertEqual(metadata.get_all("License-File"), ["LICENSE"])
+        self.assertIn(f"{name.partition('/')[0]}/licenses/LICENSE", self.names(self.built.wheel))
+        description = metadata.get_payload()
+        self.assertIn("A daemon that runs evaluators", description)
+        self.assertEqual(re.findall(r"\]\((?!https?://)", description), [])
+
+    def test_oldest_setuptools(self) -> None:
+        """The oldest that pyproject.toml allows builds what the locked one has built."""
+        folder = self.checkout.with_name(self._testMethodName)
+        oldest = self.checkout / "requirements" / "oldest" / "build.txt"
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes")
+        run(*pip, "--target", folder / "oldest", "--requirement", oldest, cwd=self.checkout)
+        command = (sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder)
+        run(*command, self.checkout, cwd=folder, PYTHONPATH=str(folder / "oldest"))
+        (wheel,) = folder.glob("*.whl")
+        self.assertEqual(self.names(wheel), self.names(self.built.wheel))
+
+    def names(self, wheel: Path) -> list[str]:
+        """Return the names of what is in a wheel, sorted."""
+        with zipfile.ZipFile(wheel) as file:
+            return sorted(file.namelist())

@@ -13,11 +13,13 @@ from pathlib import Path
 from twisted.internet import reactor
 from twisted.internet.task import deferLater
 
-from tests.integration.client import failure, joined, python, text
+from tests.integration.attacks.bombs import SAME_FILE
+from tests.integration.client import data, failure, joined, python, text
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.processes import alive, children, new_word, processes, state
 
 MIB = 2**20
+FILE = 3 * MIB  # what a file of 2,090,000 bytes becomes, and some more
 LINES = 100_000
 FILL = "x" * 1000
 LINE = "0123456789" * 10
@@ -37,7 +39,7 @@ class FloodTests(DaemonTestCase):
         small = self.daemon.memory
         word = new_word()
         identifier = await self.begin(python(FLOOD, word))
-        while (await self.client.status(identifier))["buffered_bytes"] < 4 * MIB:
+        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
             pass
         # The sandbox's own processes have children, down to the evaluator.
         (flood,) = (pid for pid in processes(word) if not children(pid))
@@ -49,7 +51,7 @@ class FloodTests(DaemonTestCase):
             await deferLater(reactor, 0.2)
         self.assertTrue(alive(flood), "it goes on although nobody reads")
         self.assertEqual(now["state"], "running")
-        self.assertLess(now["buffered_bytes"], 5 * MIB)
+        self.assertLess(now["buffered_bytes"], 9 * MIB)
         self.assertLess(self.daemon.memory - small, 48 * MIB)
         digest, cursor, most = sha256(), None, 0
         for pages in count(1):
@@ -66,10 +68,46 @@ class FloodTests(DaemonTestCase):
         self.assertEqual(digest.hexdigest(), wanted.hexdigest())
         self.assertLess(most - small, 48 * MIB)
 
+    async def test_files_wait_for_their_reader_and_arrive_exactly(self) -> None:
+        """Of files that a few bytes name one is in memory at a time, also after the evaluator."""
+        small = self.daemon.memory
+        word = new_word()
+        identifier = await self.begin(python(SAME_FILE, "40", word))
+        await until(lambda: not processes(word), "the evaluator has exited")
+        while (status := await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
+            pass
+        self.assertEqual(status["state"], "running")
+        self.assertLess(status["buffered_bytes"], 8 * MIB + FILE)
+        count, cursor, most = 0, None, 0
+        while True:
+            page = await self.client.page(identifier, cursor, wait=10)
+            for one in data(page["data"]):
+                self.assertEqual(len(one["content_base64"]), (2_090_000 + 2) // 3 * 4)
+                count += 1
+            most = max(most, self.daemon.memory)
+            cursor = page["end"]
+            if cursor is None:
+                break
+        self.assertEqual(count, 40)
+        self.assertLess(most - small, 48 * MIB)
+
+    async def test_files_that_nobody_reads_are_cancelled_soon(self) -> None:
+        """One whose files wait for a reader can be ended, and says which files are missing."""
+        word = new_word()
+        identifier = await self.begin(python(SAME_FILE, "40", word))
+        await until(lambda: not processes(word), "the evaluator has exited")
+        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
+            pass
+        await self.client.cancel(identifier)
+        *events, last = data(await self.client.follow(identifier))
+        self.assertEqual(last["reason"], "cancelled")
+        self.assertEqual(len(events), 40)
+        self.assertEqual({one.get("reason", "a file") for one in events}, {"a file", "protocol"})
+
     async def test_a_flood_that_nobody_reads_is_cancelled_soon(self) -> None:
         """An evaluator that is blocked can be ended, and what it had printed is there, whole."""
         identifier = await self.begin(python(FLOOD))
-        while (await self.client.status(identifier))["buffered_bytes"] < 4 * MIB:
+        while (await self.client.status(identifier))["buffered_bytes"] < 8 * MIB:
             pass
         await self.client.cancel(identifier)
         events = await self.client.follow(identifier)
@@ -113,6 +151,42 @@ class SmallBufferTests(DaemonTestCase):
             identifier = await self.begin(f"yes {LINE} | head -n {lines}")
             events = await self.client.follow(identifier)
             self.assertEqual(joined(events), [f"{LINE}\n" * lines], lines)
+
+
+class UnreadTests(DaemonTestCase):
+    """One place to run, and little patience with readers."""
+
+    configuration = """
+        [repositories]
+        protocols = ["file"]
+        [evaluations]
+        running = 1
+        grace = 0.3
+        paused = 4
+        [limits]
+        wall_clock = 600
+        """
+
+    async def test_a_place_is_not_held_by_who_only_looks(self) -> None:
+        """A reader who acknowledges nothing keeps an evaluator waiting for a while, and no more.
+
+        The next evaluation has its place then, and the flood is there, with its reason. So it is
+        if the evaluator has exited, and files that it named wait for room.
+        """
+        for command in ("(yes | head -c 8000000 &); sleep 100000", python(SAME_FILE, "10")):
+            flood = await self.begin(command)
+            while (await self.client.status(flood))["buffered_bytes"] < 4 * MIB:
+                pass
+            waiting = await self.begin("echo mine")
+            while (status := await self.client.status(flood))["state"] == "running":
+                self.assertEqual((await self.client.page(flood))["begin"], None)
+                await deferLater(reactor, 0.05)
+            self.assertGreaterEqual(status["paused_seconds"], 1)
+            self.assertEqual(joined(await self.client.follow(waiting)), ["mine\n"])
+            events = await self.client.follow(flood)
+            error = failure(events, "unread")
+            self.assertEqual((error["limit"], error["value"]), ("evaluations.paused", 4))
+            self.assertGreater(len(str(events)), 100_000)
 
 
 class FullAtTheEndTests(DaemonTestCase):

@@ -76,6 +76,7 @@ class PrivateTests(RepositoryTestCase):
         self.assertNotIn(_WORD, self.daemon.log)
         for top in (self.daemon.state, self.daemon.cache):
             for file in filter(Path.is_file, top.rglob("*")):
+                file.chmod(0o400)  # some can only be executed
                 self.assertNotIn(_WORD.encode(), file.read_bytes(), file)
 
     async def evaluate(self, client: Client, url: str | None = None) -> list[Any]:
@@ -115,6 +116,7 @@ class PrivateTests(RepositoryTestCase):
         await self.evaluate(alice)
         await self.daemon.stop()
         before, self.daemon = self.daemon, self.make(configured=False)
+        (before.state / "accounts/init").chmod(0o500)  # it can only be executed
         for old, new in ((before.cache, self.daemon.cache), (before.state, self.daemon.state)):
             subprocess.run(["cp", "-a", old, new], check=True)
         alice, _ = await self.start()

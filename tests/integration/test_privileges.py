@@ -248,7 +248,7 @@ class DropTests(RootTestCase):
         file.chmod(0o600)
         process = self.start(settings=f"{SERVICE}\n[callers]\ntokens = '{file}'")
         await self.ready(process)
-        self.assertIn(f"{file} cannot be read", self.log.read_text())
+        await until(lambda: f"{file} cannot be read" in self.log.read_text(), "it is logged")
         process.send_signal(signal.SIGHUP)
         await until(lambda: "nothing is reloaded" in self.log.read_text(), "it is logged")
         async with Client(f"http://127.0.0.1:{self.port}", token) as alice:

@@ -10,11 +10,16 @@ from tests.integration.processes import new_word, processes
 # Its environment, working directory and session are its own: nothing shows whose it is.
 HIDDEN = "echo hidden; cd /; exec env -i setsid yes"
 
+# Each line is two events, of 61 bytes together: the ring is full after 34,380 bytes at the latest.
+# What is left then fits into a pipe of 64 KiB: a larger one has only who was seen to fill it.
+RING = 2**20
+PRINTED = 80_000
+
 
 class RunawayTests(StrayTests, DaemonTestCase):
     """What they leave neither holds up the end nor fills the memory."""
 
-    configuration = CONFIGURATION + "[limits]\nprocesses = 2000\n"
+    configuration = CONFIGURATION + f"[limits]\nprocesses = 2000\n[buffers]\nevaluation = {RING}\n"
 
     async def test_one_that_hides_and_prints_for_ever(self) -> None:
         """The end waits for none who still writes, and in the sandbox there is no place to hide."""
@@ -31,8 +36,8 @@ class RunawayTests(StrayTests, DaemonTestCase):
 
     async def test_an_exit_with_a_full_ring(self) -> None:
         """One that has exited has ended, though nobody has read what it printed."""
-        identifiers = [await self.begin("yes a | head -c 300000") for _ in range(6)]
+        identifiers = [await self.begin(f"yes a | head -c {PRINTED}") for _ in range(6)]
         for identifier in identifiers:
             self.assertEqual((await self.client.ended(identifier))["state"], "finished")
         for identifier in identifiers:
-            self.assertEqual(text(await self.client.follow(identifier)), "a\n" * 150_000)
+            self.assertEqual(text(await self.client.follow(identifier)), "a\n" * (PRINTED // 2))

@@ -22,6 +22,8 @@ COMPLAINTS = {
     "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system": (
         "leave /proc/sys writable"
     ),
+    "bwrap: Can't open source /usr: Function not implemented": "openat2",
+    "bwrap: Creating new namespace failed: Permission denied": "/etc/apparmor.d/tawebeval",
     "bwrap: something that nobody has thought of": "mend that",
 }
 

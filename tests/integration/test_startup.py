@@ -10,7 +10,7 @@ import subprocess
 
 from twisted.trial.unittest import TestCase
 
-from tawebeval.directories import label_of
+from tawebeval.daemon.state import label_of
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, until
 from tests.integration.ports import claim, free_port, listens
@@ -153,6 +153,17 @@ class StartupTests(TestCase):
             self.skipTest("somebody else has port 8080")
         await until(lambda: claim(8080), "no other test has port 8080")
         await self.serve(port=8080)
+
+    async def test_hangup(self) -> None:
+        """SIGHUP during the start ends nothing, and is heeded after it."""
+        daemon = Daemon()
+        self.addCleanup(daemon.remove)
+        daemon.start()
+        await until(lambda: (daemon.state / "lock").exists() or not daemon.running, "it starts")
+        os.kill(daemon.pid, signal.SIGHUP)
+        await daemon.ready()
+        await daemon.logged("the configuration: read again")
+        await daemon.stop()
 
     async def serve(self, *arguments: str, port: int) -> None:
         """Start a daemon without a configuration, use it, and stop it."""

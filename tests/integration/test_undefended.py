@@ -16,7 +16,8 @@ import socket
 import subprocess
 import time
 
-from tests.integration.attacks import bombs, calls, fillers, views
+from tawebeval.config import Sandbox
+from tests.integration.attacks import bombs, budgets, calls, fillers, views
 from tests.integration.attacks.case import MIB
 from tests.integration.attacks.cell import (
     CellTestCase,
@@ -43,6 +44,8 @@ UNSHARE_USERS = python(
     "import ctypes; print(ctypes.CDLL(None).unshare(0x10000000))"  # CLONE_NEWUSER
 )
 
+ALLOCATED = f'{python(fillers.ALLOCATED)} "$TEMPORARY_DIRECTORY" file'
+
 
 class FirstProcessTests(CellTestCase):
     """Without a first process that is closed to its own user."""
@@ -50,7 +53,7 @@ class FirstProcessTests(CellTestCase):
     def test_first_process(self) -> None:
         """The one of bwrap can be written to, and its pipes are there."""
         self.assertEqual(self.run_program(views.FIRST_PROCESS), "")
-        with_bwrap = without("--as-pid-1")
+        with_bwrap = all_of(without("--as-pid-1"), without("--remount-ro", "/proc"))
         found = self.run_program(views.FIRST_PROCESS, change=with_bwrap).split()
         self.assertLessEqual({"mem", "environ", "fd", "maps", "syscall"}, {*found})
 
@@ -76,10 +79,34 @@ class FilterTests(CellTestCase):
         for name in ("ptrace", "keyctl", "add_key", "userfaultfd", "personality"):
             self.assertEqual(after[name], 0, name)
 
+    def test_allocation(self) -> None:
+        """Blocks are to be had without a write, and beyond the limit of a file's size."""
+        told = self.say(ALLOCATED, self.change)
+        self.assertEqual(told, "allocated\nallocated\nFalse\nTrue\n")
+
     def test_missing(self) -> None:
         """io_uring and clone3 are there."""
         self.assertEqual(set(self.outcomes(as_it_is, calls.MISSING).values()), {errno.ENOSYS})
         self.assertNotIn(errno.ENOSYS, self.outcomes(self.change, calls.MISSING).values())
+
+    def test_filters(self) -> None:
+        """Sockets and processes take filters, whose memory is the machine's."""
+        attack = (budgets.FILTERS, str(calls.number_of("seccomp")))
+        self.assertEqual(self.run_program(*attack), "sockets 0\nprocess 0\nprocess 0\n")
+        said = self.run_program(*attack, change=self.change)
+        self.assertEqual(said, "sockets 50\nprocess 1\nprocess 1\n")
+
+    def test_spies(self) -> None:
+        """Directories tell of what others open in them."""
+        for change, told in ((as_it_is, "0\n"), (self.change, "2\n")):
+            spy = self.start(python(budgets.SPY), change)
+            assert spy.stdout is not None
+            self.assertEqual(spy.stdout.readline(), "ready\n")
+            deadline = time.monotonic() + PATIENCE
+            while spy.poll() is None and time.monotonic() < deadline:
+                os.listdir(budgets.SPIED)
+                time.sleep(0.01)
+            self.assertEqual(spy.stdout.read(), told)
 
     def test_families(self) -> None:
         """Netlink sockets open in spite of the network's namespace."""
@@ -105,6 +132,8 @@ class FilterTests(CellTestCase):
 
 class NamespaceTests(CellTestCase):
     """Without one of the namespaces."""
+
+    settings = Sandbox(loopback=True)  # by which sockets of the Internet's families open
 
     def test_network(self) -> None:
         """With the machine's network its servers and abstract sockets are reached."""
@@ -203,6 +232,13 @@ class ViewTests(CellTestCase):
             script = f"(echo x > {place}/x) 2>/dev/null && echo written || echo no"
             self.assertEqual(self.say(script), "no\n")
             self.assertEqual(self.say(script, without("--remount-ro", place)), "written\n")
+
+    def test_kernel_figures(self) -> None:
+        """Without `--remount-ro` a process lowers its own `oom_score_adj` after it was raised."""
+        own = "/proc/self/oom_score_adj"
+        script = f"for score in 700 10; do echo $score >{own}; done 2>/dev/null; cat {own}"
+        self.assertEqual(self.say(script), "0\n")
+        self.assertEqual(self.say(script, without("--remount-ro", "/proc")), "10\n")
 
     def test_submission(self) -> None:
         """Bound as the other places are, the submission can be changed."""

@@ -25,6 +25,7 @@ class UnsandboxedTests(StrayTests, DaemonTestCase):
 
     async def test_the_log_warns(self) -> None:
         """Every start says what the lack of a sandbox means, and who the evaluators are."""
+        await self.daemon.logged("sandbox.kind")
         (line,) = [line for line in self.daemon.log.splitlines() if "sandbox.kind" in line]
         self.assertIn('sandbox.kind is "none": whoever can send a request can do', line)
         uid = 65534 if os.geteuid() == 0 else os.geteuid()

@@ -43,11 +43,16 @@ class UploadTests(UploadTestCase):
             ("x" * 255, "x" * 255),
             ("a\tb\x01", "a\tb\x01"),
             ("a%0Ab%00", "a\nb%00"),  # a newline as browsers write it
-            ("a\nb\r", "a\nb\r"),
+            ("a\rb", "a\rb"),
         ):
             answer = self.post([*self.fields(), part("submission[s]", b"x", sent)])
             found = await self.describe(identifier_of(answer))
             self.assertEqual(found, described(("s", kept, b"x")))
+
+    async def test_a_line_feed_in_a_header_is_refused(self) -> None:
+        """It would end the header; browsers write %0A for one in the name of a file."""
+        answer = self.post([*self.fields(), part("submission[s]", b"x", "a\nb")])
+        self.assertIn("line feed", str(answer.problem(400)["detail"]))
 
     async def test_other_fields_are_ignored(self) -> None:
         """A field that nobody knows changes nothing, file or not, however often it comes."""

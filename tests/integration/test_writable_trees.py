@@ -10,9 +10,9 @@ from pathlib import Path
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from tawebeval.copying import walk
-from tawebeval.launching import NAME
-from tawebeval.sandboxes import COPIED
+from tawebeval.linux.copying import walk
+from tawebeval.linux.launcher_client import NAME
+from tawebeval.sandbox.probe import COPIED
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
 from tests.integration.processes import alive, children, command_line, new_word, processes
@@ -234,7 +234,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
             os.kill(launcher, 9)
         await until(lambda: not any(map(alive, killed)), "they are dead")
         self.assertEqual(text(await self.run_command(command)), "1\nan evaluator\n")
-        self.assertIn("has ended: another one is started", self.daemon.log)
+        await self.daemon.logged("has ended: another one is started")
         self.assertNotEqual(await launchers(self.daemon), killed)
 
 
@@ -293,4 +293,4 @@ class RestartTests(DaemonTestCase):
         self.daemon.start()
         await self.daemon.ready()
         self.assertEqual(text(await self.run_command("cat README")), "an evaluator\n")
-        self.assertIn("is damaged, and removed", self.daemon.log)
+        await self.daemon.logged("is damaged, and removed")

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tawebeval.privileges import User
+from tawebeval.linux.privileges import User
 
 USER = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 """Whom daemons become; None where the tests, and so the daemons, are not root's."""

@@ -4,7 +4,7 @@ from twisted.application.service import ServiceMaker
 
 tawebeval = ServiceMaker(
     "tawebeval",
-    "tawebeval.tap",
+    "tawebeval.daemon.tap",
     "Runs evaluators over the web and streams what they print as events.",
     "tawebeval",
 )

@@ -81,17 +81,19 @@ export class Client {
   }
 
   /**
-   * Yield pages `{ begin, end, data }` by long polls, from the cursor `after` to the end.
+   * Yield pages `{ begin, end, data }` by long polls, from the cursor `after` to the end. A page
+   * has up to `limit` bytes of events as JSON, or one event; without it the daemon's own limit.
    *
    * A page is acknowledged when the next one is asked for. So store what has to survive this
    * page together with `end`, which is where to go on. Nothing is lost on any line; but nobody
    * can have again what was acknowledged, and after the end the daemon forgets the evaluation.
    */
-  async *pages(id, { after = "", wait = 25, signal } = {}) {
+  async *pages(id, { after = "", wait = 25, limit, signal } = {}) {
     const options = { headers: { Accept: "application/json", Prefer: `wait=${wait}` } };
     const patience = 1000 * wait + PATIENCE;
     while (after !== null) {
-      const path = `${place(id)}/events?after=${after}`;
+      const size = limit === undefined ? "" : `&limit=${limit}`;
+      const path = `${place(id)}/events?after=${after}${size}`;
       const { body, headers } = await this.#ask(path, options, { signal, patience });
       yield body;
       after = body.end;

@@ -118,6 +118,23 @@ for _ in range(10 * 2**30 // len(block)):
     os.write(1, block)
 """
 
+# Lines of a data block that are no JSON: each is little to print, and much to look at.
+BROKEN_VALUES = """
+import os
+os.write(1, os.environb[b"EVALUATION_DATA_BEGIN"] + b"\\n")
+while True:
+    os.write(1, b"x\\n" * 32768)
+"""
+
+# One file, named again and again: some hundred bytes of stdout for each time.
+SAME_FILE = """
+import os, sys
+with open("large", "wb") as large:
+    large.write(b"x" * 2_090_000)
+begin, end = (os.environb[b"EVALUATION_FILE_" + name] for name in (b"BEGIN", b"END"))
+os.write(1, (begin + b"\\nX-SEGI-As: path\\n\\nlarge\\n" + end + b"\\n") * int(sys.argv[1]))
+"""
+
 # A tree of those who ignore what can be ignored, in sessions of their own, with stdout open.
 STUBBORN = """
 import os, signal, sys, time

@@ -7,6 +7,7 @@ resolved where there is a library for that, outside.
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pyseccomp
@@ -41,6 +42,20 @@ print(json.dumps({name: outcome(number, arguments) for name, number, arguments i
 
 CALLS = _CALLS
 
+# Prints what each of some numbers answers, all of them in this process: for numbers that are
+# refused before the kernel does anything.
+NUMBERS = r"""
+import ctypes, json, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+found = {}
+for number in json.loads(sys.argv[1]):
+    ctypes.set_errno(0)
+    result = libc.syscall(ctypes.c_long(number), *[ctypes.c_long(-1)] * 6)
+    found[number] = ctypes.get_errno() if result == -1 else 0
+print(json.dumps(found))
+"""
+
 # The flags of namespaces for clone and unshare.
 NAMESPACES = {
     "mounts": 0x00020000,
@@ -54,9 +69,12 @@ NAMESPACES = {
 _SIGCHLD = 17
 _AT_FDCWD = -100
 
+ATTACKER = "tawebeval-attack"
+"""Source of what attacks mount, to be recognised in a list of mounts."""
+
 # What each is given would, as far as that can be, succeed for an ordinary user.
 REFUSED: dict[str, tuple[object, ...]] = {
-    "mount": ("none", "/tmp", "tmpfs", 0, 0),
+    "mount": (ATTACKER, "/tmp", "tmpfs", 0, 0),
     "umount2": ("/proc", 0),
     "pivot_root": ("/tmp", "/tmp"),
     "chroot": ("/tmp",),
@@ -93,6 +111,41 @@ MISSING: dict[str, tuple[object, ...]] = {
     "io_uring_enter": (0, 0, 0, 0, 0, 0),
     "io_uring_register": (0, 0, 0, 0),
     "clone3": ("page", 64),
+    "seccomp": (1, 0, "page"),
+    "io_setup": (1, "page"),
+    "io_submit": (0, 0, 0),
+    "inotify_init1": (0,),
+    "mq_open": ("attack", 0o102, 0o600, 0),
+    "get_mempolicy": (0, 0, 0, 0, 0),
+}
+# By these arguments calls are refused that are allowed otherwise, and what they answer.
+BY_ARGUMENT: dict[str, tuple[object, ...]] = {
+    "setsockopt:filter": (0, 1, 26, "page", 16),
+    "setsockopt:bpf": (0, 1, 50, "page", 4),
+    "setsockopt:port": (0, 1, 51, "page", 16),
+    "prctl:filter": (22, 2, "page", 0, 0),
+    "prctl:core": (62, 1, 0, 0, 0),
+    "fcntl:notify": (0, 1026, 1),
+    "fallocate": (0, 0, 0, 1),
+    "ioctl:reserve": (0, 0x40305828, "page"),
+    "ioctl:reserve64": (0, 0x4030582A, "page"),
+    "ioctl:zero": (0, 0x40305839, "page"),
+    "mmap:huge": (0, 4096, 3, 0x40022, -1, 0),
+    "memfd_create:huge": ("attack", 4),
+    "shmget:huge": (0, 4096, 0o4600),
+    "ioprio_set": (1, 0, 0x4000),
+    "sync": (),
+    "syncfs": (0,),
+}
+ANSWERS = {
+    **dict.fromkeys((name for name in BY_ARGUMENT if name.startswith("setsockopt")), errno.EPERM),
+    "ioprio_set": errno.EPERM,
+    **dict.fromkeys(("prctl:filter", "prctl:core", "fcntl:notify"), errno.EINVAL),
+    **dict.fromkeys(("fallocate", "ioctl:reserve", "ioctl:reserve64"), errno.EOPNOTSUPP),
+    "ioctl:zero": errno.EOPNOTSUPP,
+    "memfd_create:huge": errno.EINVAL,
+    **dict.fromkeys(("mmap:huge", "shmget:huge"), errno.ENOMEM),
+    **dict.fromkeys(("sync", "syncfs"), 0),
 }
 # Families of sockets, with a kind that they have.
 FAMILIES: dict[str, tuple[object, ...]] = {
@@ -113,12 +166,20 @@ RAW: dict[str, tuple[object, ...]] = {
     "socket:raw": (2, 3, 255),
     "socket:raw-ipv6": (10, 3, 58),
 }
+INTERNET: dict[str, tuple[object, ...]] = {
+    "socket:internet": (2, 1, 0),
+    "socket:internet-6": (10, 2, 0),
+}
+# Protocols that the kernel would have to load.
+PROTOCOLS: dict[str, tuple[object, ...]] = {
+    "socket:sctp": (2, 1, 132),
+    "socket:mptcp": (2, 1, 262),
+    "socket:udplite": (10, 2, 136),
+}
 # What an ordinary program may rely on.
 ALLOWED: dict[str, tuple[object, ...]] = {
     "getpid": (),
     "socket:unix": (1, 1, 0),
-    "socket:internet": (2, 1, 0),
-    "socket:internet-6": (10, 2, 0),
     "clone:none": (_SIGCHLD, 0, 0, 0, 0),
     "memfd_create": ("x", 0),
 }
@@ -135,9 +196,12 @@ def calls_argument(*tables: dict[str, tuple[object, ...]]) -> str:
     )
 
 
+ARCHITECTURE: int = pyseccomp.system_arch()
+
+
 def number_of(name: str) -> int:
     """Return the number of a system call on this machine."""
-    return int(pyseccomp.resolve_syscall(pyseccomp.system_arch(), name))
+    return int(pyseccomp.resolve_syscall(ARCHITECTURE, name))
 
 
 # Calls of another architecture go past a filter that looks at numbers only. 20 is getpid for

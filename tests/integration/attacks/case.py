@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SkipTest
 
+from tests.integration.attacks.calls import ATTACKER
 from tests.integration.client import Event, failure, joined, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import Namespaces, new_word, processes
@@ -81,7 +82,7 @@ class AttackCase(DaemonTestCase):
 
         `{word}` in it stands for a word of this attack alone.
         """
-        word, mounts = new_word(), _mounts(self.daemon.pid)
+        word, mounts = new_word(), self._mounts()
         command = f"export WORD={word}; " + command.replace("{word}", word)
         identifier = await self.begin(command, **fields)
         seen = Namespaces()
@@ -94,10 +95,21 @@ class AttackCase(DaemonTestCase):
         self.assertEqual(processes(word), [], "processes are left")
         self.assertEqual(seen.inhabitants(), [], "processes in its namespace are left")
         await self.daemon.nothing_left()
-        self.assertEqual(_mounts(self.daemon.pid), mounts)
+        self.assertEqual(self._mounts(), mounts)
         self.assertEqual(_named(word), [], "files are left")
         self.daemon.check_log()
         return Attacked(events, status)
+
+    def _mounts(self) -> list[str]:
+        """Return the mounts of this daemon and of attacks, as the daemon and this process see them.
+
+        Other programs on the machine may mount something meanwhile.
+        """
+        text = Path("/proc/self/mountinfo").read_text()
+        with suppress(PermissionError):  # to ordinary users the daemon does not show them
+            text += Path(f"/proc/{self.daemon.pid}/mountinfo").read_text()
+        ours = (self.daemon.folder.name, ATTACKER)
+        return [line for line in text.splitlines() if any(name in line for name in ours)]
 
     async def _watch(self, identifier: str, word: str, seen: Namespaces) -> dict[str, Any]:
         """Take what is printed until the end, and note the namespaces of who has the word."""
@@ -133,20 +145,10 @@ class AttackCase(DaemonTestCase):
         await until(lambda: not _named(word), "no files are left")
 
 
-def _mounts(pid: int) -> tuple[str, str]:
-    """Return the mounts that a process sees, and those that this one does."""
-    own, other = Path("/proc/self/mountinfo").read_text(), ""
-    with suppress(PermissionError):  # to ordinary users the daemon does not show them
-        other = Path(f"/proc/{pid}/mountinfo").read_text()
-    return other, "\n".join(line for line in own.splitlines() if "tawebeval" in line)
-
-
 def _named(word: str) -> list[str]:
     """Return what carries a name with that word where everybody may write."""
-    return [
-        os.path.join(folder, name)
-        for top in _SHARED
-        for folder, directories, files in os.walk(top)
-        for name in (*directories, *files)
-        if word in name
-    ]
+    # Not os.walk, which fails at trees that other tests make there, thousands of levels deep. find
+    # exits with 1 where something is removed meanwhile.
+    find = ["find", *_SHARED, "-name", f"*{word}*"]
+    done = subprocess.run(find, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.splitlines()

@@ -9,19 +9,19 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.bubblewrap import write_accounts
-from tawebeval.cgroups import Cgroups
-from tawebeval.checkouts import Checkout
-from tawebeval.commits import Commit
-from tawebeval.config import Configuration, Limits
-from tawebeval.orphans import Orphans
-from tawebeval.process import Spawner
-from tawebeval.sandboxes import open_bubblewrap
-from tawebeval.workspace import Workspace
+from tawebeval.config import Configuration, Limits, Sandbox
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.child import Spawner
+from tawebeval.linux.reaper import Orphans
+from tawebeval.sandbox.bubblewrap import write_accounts
+from tawebeval.sandbox.probe import open_bubblewrap
+from tawebeval.sandbox.workspace import Workspace
 from tests.integration.attacks.case import (
     CPU,
     DISK,
@@ -117,6 +117,8 @@ class CellTestCase(SynchronousTestCase):
     There are no groups here, and no daemon that looks at limits.
     """
 
+    settings: ClassVar[Sandbox] = Sandbox()
+
     def setUp(self) -> None:
         self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
@@ -133,7 +135,10 @@ class CellTestCase(SynchronousTestCase):
         )
         orphans = Orphans(Clock(), Spawner(Clock()))  # which nobody asks for here
         self.sandbox = open_bubblewrap(
-            Configuration(limits=limits), accounts, Cgroups([], {}, {}), orphans
+            Configuration(limits=limits, sandbox=self.settings),
+            accounts,
+            Cgroups([], {}, {}),
+            orphans,
         )
         self.addCleanup(os.close, self.sandbox.filter)
         solution = self.folder / "upload" / "submission" / "solution" / "solution.txt"

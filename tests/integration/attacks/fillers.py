@@ -6,6 +6,10 @@ if nobody ends them in time.
 
 from __future__ import annotations
 
+from textwrap import indent
+
+from tests.integration.attacks.calls import number_of
+
 WAIT = "time.sleep(60)"
 """How they wait to be ended."""
 
@@ -64,6 +68,15 @@ for number in range(40):
     + _WAIT
 )
 
+# Likewise, and held by a thread of a process whose first thread has ended.
+OF_A_THREAD = f"""
+import ctypes, threading
+def hold():
+{indent(NAMELESS, "    ")}
+threading.Thread(target=hold).start()
+ctypes.CDLL(None).syscall({number_of("exit")}, 0)
+"""
+
 # Likewise, and held by no descriptor: just by a mapping.
 MAPPED = (
     """
@@ -115,4 +128,21 @@ import os, sys
 with open(f"{sys.argv[1]}/{sys.argv[2]}", "wb") as file:
     file.truncate(7 * 2**20)
 print(os.stat(file.name).st_blocks == 0)
+"""
+
+# Takes blocks without writing, past any look at what was written, and past RLIMIT_FSIZE. What
+# programs do where a file system does not support that writes, and is to work.
+ALLOCATED = """
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+file = os.open(f"{sys.argv[1]}/{sys.argv[2]}", os.O_CREAT | os.O_RDWR)
+size = 16 * 2**20
+keep_size = libc.fallocate(file, 1, ctypes.c_long(0), ctypes.c_long(size))
+print(os.strerror(ctypes.get_errno()) if keep_size else "allocated")
+reserve = ctypes.create_string_buffer(struct.pack("=hh4xqqiI16x", 0, 0, 0, size, 0, 0))
+reserved = libc.ioctl(file, ctypes.c_ulong(0x40305828), reserve)
+print(os.strerror(ctypes.get_errno()) if reserved else "allocated")
+print(os.fstat(file).st_blocks * 512 < size)
+os.posix_fallocate(file, 0, 2**20)
+print(os.fstat(file).st_blocks * 512 >= 2**20)
 """

@@ -58,15 +58,15 @@ CONNECT = r"""
 import errno, socket, sys
 
 def attempt(family, kind, address):
-    with socket.socket(family, kind) as one:
-        one.settimeout(3)
-        try:
+    try:
+        with socket.socket(family, kind) as one:
+            one.settimeout(3)
             one.connect(address)
             if kind == socket.SOCK_DGRAM:
                 one.send(b"x")
             return "connected"
-        except OSError as error:
-            return errno.errorcode.get(error.errno, str(error))
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error))
 
 for text in sys.argv[1:]:
     host, _, port = text.partition(" ")
@@ -81,6 +81,19 @@ try:
     print("resolved", socket.getaddrinfo("example.org", 80)[0][4])
 except socket.gaierror:
     print("no names")
+"""
+
+# Has a child connect to it at the loopback interface's addresses.
+SERVE = r"""
+import os, socket
+for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+    with socket.create_server((host, 0), family=family) as server:
+        if os.fork() == 0:
+            with socket.create_connection(server.getsockname()[:2]) as one:
+                one.sendall(b"hello")
+            os._exit(0)
+        print(server.accept()[0].recv(5).decode())
+        os.wait()
 """
 
 # Names by file blocks, again and again, a path that leads now here and now there: a directory

@@ -1,0 +1,27 @@
+"""A commit, and a checkout of its tree, as values: the sandbox and evaluations need no git."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+
+@attrs.frozen
+class Commit:
+    """A commit and its tree, by their OIDs; how many files the tree has, and bytes in them."""
+
+    oid: str
+    tree: str
+    files: int = 0
+    size: int = 0
+
+
+@attrs.frozen
+class Checkout:
+    """A commit whose tree lies at `path`, where nobody may change it, until `release` is called."""
+
+    commit: Commit
+    path: Path
+    release: Callable[[], None] = attrs.field(eq=False)

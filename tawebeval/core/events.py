@@ -1,0 +1,137 @@
+r"""Events, encoded once as JSON Lines and never again.
+
+An event is `{"type": "text"|"data", "payload": ...}`. From here on it is bytes: a
+batch of lines, each a complete JSON object and each ended by one `\n`, which occurs
+nowhere else because JSON escapes it. So a page is a join, a JSON Lines stream is the
+bytes as they are, and counting or cutting a batch is `bytes.count` and `bytes.find`.
+
+Encoding text line by line in Python would be the most expensive thing that the daemon
+does. `encode_text` instead encodes a whole block of lines with one call of `orjson`:
+each line terminator is first replaced by a character that the block does not
+contain, and afterwards that character by the text that ends one event, writes the
+terminator's own event and begins the next.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import orjson
+
+TERMINATOR = b"\n"
+r"""The only line terminator: `\r`, U+2028 and the like are ordinary text."""
+
+# What JSON leaves unescaped and text almost never has: DEL, and Unicode's noncharacters.
+_STAND_INS = (b"\x7f", *(chr(code).encode() for code in range(0xFDD0, 0xFDF0)))
+_TEXT = b'{"type":"text","payload":'
+_DATA = b'{"type":"data","payload":'
+_TERMINATOR_EVENT = _TEXT + b'"\\n"}\n'
+_EMPTY_EVENT = _TEXT + b'""}\n'
+_BETWEEN_LINES = b'"}\n' + _TERMINATOR_EVENT + _TEXT + b'"'
+_LONG = 400  # bytes that one `rfind` of two searches in the time that one more `find` takes
+_HOPS = 8  # lines that show how long they are
+
+
+@attrs.frozen
+class Batch:
+    r"""A number of consecutive events as JSON Lines.
+
+    `count` is the number of events, which is the number of `\n` in `lines`.
+    """
+
+    count: int
+    lines: bytes
+
+    def __add__(self, other: Batch) -> Batch:
+        return Batch(self.count + other.count, self.lines + other.lines)
+
+
+NOTHING = Batch(0, b"")
+
+
+def encode_text(block: bytes, blank_lines: bool | None = None) -> Batch:
+    """Encode stdout as text events: each line one, each line terminator one.
+
+    Bytes that are not UTF-8 become U+FFFD. The caller sees to it that `block` ends
+    between two characters and that no line of it is over the limit for one event. It may
+    tell by `blank_lines` what `has_blank_line` says of it.
+    """
+    if not block:
+        return NOTHING
+    if blank_lines is None:
+        blank_lines = has_blank_line(block)
+    stand_in = next((one for one in _STAND_INS if one not in block), None) or _absent(block)
+    if block[0] == TERMINATOR[0]:
+        # The usual block begins with the terminator that was held back before it.
+        head, count = _TERMINATOR_EVENT, 1
+        block = block[1:]
+        if not block:
+            return Batch(count, head)
+    else:
+        head, count = b"", 0
+    string = orjson.dumps(block.replace(TERMINATOR, stand_in).decode("utf-8", "replace"))
+    # Put together before it becomes several times as long, so that the long is not copied.
+    framed = b"".join((head, _TEXT, string, b"}\n"))
+    lines = framed.replace(stand_in, _BETWEEN_LINES)
+    # Each terminator became as much longer, and two events. (Counting them costs more.)
+    terminators = (len(lines) - len(framed)) // (len(_BETWEEN_LINES) - len(stand_in))
+    count += 1 + 2 * terminators
+    if blank_lines or TERMINATOR[0] in (block[0], block[-1]):
+        # Blank lines left text events with nothing in them. No payload can contain
+        # the bytes of such an event, for a payload's quotes are escaped.
+        length = len(lines)
+        lines = lines.replace(_EMPTY_EVENT, b"")
+        count -= (length - len(lines)) // len(_EMPTY_EVENT)
+    return Batch(count, lines)
+
+
+def _absent(block: bytes) -> bytes:
+    """Return a character beyond the Basic Multilingual Plane that `block` does not contain.
+
+    There are a million, of four bytes each, far more than a block has room for.
+    """
+    present = set(block.decode("utf-8", "replace"))
+    return next(one for one in map(chr, range(0x10000, 0x110000)) if one not in present).encode()
+
+
+def has_blank_line(block: bytes) -> bool:
+    """Tell whether two of the terminators in `block` are adjacent."""
+    place = block.find(TERMINATOR)
+    for hop in range(len(block) // _LONG + _HOPS):
+        if place < 0:
+            return False
+        if hop == _HOPS and place < _HOPS * _LONG:
+            break
+        # Where terminators are few it costs less to go from one to the next.
+        last, place = place, block.find(TERMINATOR, place + 1)
+        if place == last + 1:
+            return True
+    # `rfind` is several times as fast as `in` is for two equal bytes.
+    return block.rfind(TERMINATOR * 2, max(place, 0)) >= 0
+
+
+def encode_data(value: bytes) -> Batch:
+    """Encode a data event whose payload is `value`, one line of valid JSON, as it was written."""
+    return Batch(1, b"%b%b}\n" % (_DATA, value))
+
+
+def encode_file(filename: str, content_type: str, content: bytes) -> Batch:
+    """Encode a file as the data event that the contract gives it (base64, RFC 4648)."""
+    head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
+    # Joined once, for it is long.
+    parts = (_DATA, head[:-1], b',"content_base64":"', b64encode(content), b'"}}\n')
+    return Batch(1, b"".join(parts))
+
+
+def base64_size(size: int) -> int:
+    """Return how many bytes so many become in the event of a file."""
+    return (size + 2) // 3 * 4
+
+
+def encode_error(reason: str, message: str, members: Mapping[str, Any] | None = None) -> Batch:
+    """Encode the data event `evaluation_error` (contract, section 5)."""
+    payload = {"type": "evaluation_error", "reason": reason, "message": message}
+    return encode_data(orjson.dumps({**payload, **(members or {})}))

@@ -1,0 +1,207 @@
+r"""File blocks of SEGI: the headers and the body between the file markers.
+
+    Content-Type: image/svg+xml
+    Content-Disposition: attachment; filename="report.svg"
+    X-SEGI-As: content
+
+    <svg ...
+
+Headers are written as in HTTP (RFC 9112, section 5), and may be folded; a `\r` before the
+terminators of headers and empty line does not count. The body is the file itself or, with
+`X-SEGI-As: path`, the path of the file. The terminator before the end marker belongs to the
+block, not to the body.
+
+The evaluator chooses every byte, and the reactor waits meanwhile. So headers are short, and
+parsing takes time in proportion to their length, whatever is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import unquote_to_bytes
+
+import attrs
+
+from tawebeval.core.filenames import base_name
+
+MAX_HEADERS = 1024
+"""The most bytes that the headers of a file block may have together, with their terminators."""
+
+MAX_PATH = 4096
+"""The most bytes that the path of a file may have (PATH_MAX of Linux)."""
+
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
+_LONGEST_HEAD = MAX_HEADERS + len(b"\n\n")  # with the terminators before and after it
+
+# RFC 9110, sections 5.5 and 5.6, with UTF-8 for obs-text. Each can match in one way only, lest a
+# search goes back and tries another one.
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105  (a token of HTTP's grammar)
+_SPACES = " \t"
+_TEXT = r"[^\0-\x08\x0a-\x1f\x7f]*"
+_HEADER = re.compile(rf"({_TOKEN}):({_TEXT})\r?")
+_CONTINUED = re.compile(rf"[ \t]({_TEXT})\r?")
+_DISPOSITION = re.compile(_TOKEN)
+_PARAMETER = re.compile(rf'[ \t]*;[ \t]*(?:({_TOKEN})=(?:({_TOKEN})|"((?:[^"\\]|\\.)*+)"))?')
+_QUOTED = re.compile(r"\\?(.)")  # a character, or a pair that stands for one
+# RFC 8187, section 3.2.1. Python's codecs are not asked: they keep each unknown name for ever.
+_EXTENDED = re.compile(r"([^']*)'[0-9A-Za-z-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)")
+_CHARSETS = {"utf-8": "utf-8", "iso-8859-1": "iso-8859-1"}
+_EXCERPT = 80
+
+
+class FileBlockError(ValueError):
+    """A file block that is not as it should be; `str()` is a sentence for people."""
+
+
+@attrs.frozen
+class File:
+    """A file that the evaluator sent as it is."""
+
+    filename: str
+    content_type: str
+    content: bytes
+
+
+@attrs.frozen
+class WantedFile:
+    """A file that the evaluator named by a path: somebody who has a file system must read it.
+
+    `path` is as the evaluator wrote it.
+    """
+
+    filename: str
+    content_type: str
+    path: str
+
+
+class FileBlock:
+    """Gathers one block, whose body may have `limit` bytes; what is over that is not kept."""
+
+    def __init__(self, end_marker: bytes, limit: int) -> None:
+        self._end = b"\n" + end_marker + b"\n"
+        self._limit = limit
+        self._overlong = False
+        # The end marker may stand on the very first line.
+        self._gathered = bytearray(b"\n")
+
+    def feed(self, data: bytes) -> bytes | None:
+        """Take a part of the block; return what follows its end, or None before that."""
+        start = max(len(self._gathered) - len(self._end) + 1, 0)
+        self._gathered += data
+        at = self._gathered.find(self._end, start)
+        if at >= 0:
+            rest = bytes(self._gathered[at + len(self._end) :])
+            del self._gathered[at + 1 :]
+            return rest
+        if len(self._gathered) > self._limit + _LONGEST_HEAD + len(self._end):
+            self._overlong = True
+            del self._gathered[: 1 - len(self._end)]
+        return None
+
+    def parse(self) -> File | WantedFile:
+        """Return what the block, now ended, says. Raises FileBlockError."""
+        too_large = FileBlockError(
+            f"a file block is over {self._limit} bytes, or its headers over {MAX_HEADERS}"
+        )
+        if self._overlong:
+            raise too_large
+        # Its last terminator, which is the block's own, may be the one that ends the empty line.
+        empty_line = _EMPTY_LINE.search(self._gathered, 0, _LONGEST_HEAD)
+        if empty_line is None:
+            raise FileBlockError(
+                "a file block has no empty line between its headers and its body,"
+                f" or its headers are over {MAX_HEADERS} bytes"
+            )
+        body = memoryview(self._gathered)[empty_line.end() : -1]
+        if len(body) > self._limit:
+            raise too_large
+        headers = _headers(self._gathered[1 : empty_line.start()].decode("utf-8", "replace"))
+        content_type = headers.get("content-type", "application/octet-stream")
+        filename = _filename(headers.get("content-disposition"))
+        kind = headers.get("x-segi-as", "content")
+        match kind.lower():
+            case "content":
+                return File(_checked(filename or "file"), content_type, bytes(body))
+            case "path":
+                path = _path(bytes(body[: MAX_PATH + 1]))
+                return WantedFile(_checked(filename or path), content_type, path)
+        raise FileBlockError(f"X-SEGI-As is {kind[:_EXCERPT]!r}; it can be 'content' or 'path'")
+
+
+def _headers(head: str) -> Mapping[str, str]:
+    """Return the values of headers by their names in lower case. Raises FileBlockError."""
+    headers: dict[str, str] = {}
+    name = ""
+    for line in head.split("\n") if head else ():
+        if name and (continued := _CONTINUED.fullmatch(line)):
+            headers[name] = f"{headers[name]} {continued[1].strip(_SPACES)}".strip(_SPACES)
+        elif header := _HEADER.fullmatch(line):
+            name = header[1].lower()
+            if name in headers:
+                raise FileBlockError(f"a file block has the header {name[:_EXCERPT]!r} twice")
+            headers[name] = header[2].strip(_SPACES)
+        else:
+            raise FileBlockError(
+                "a file block has, before its empty line, a line that is no header:"
+                f" {line[:_EXCERPT]!r}; headers are written NAME: VALUE"
+            )
+    return headers
+
+
+def _filename(disposition: str | None) -> str:
+    """Return the name in a Content-Disposition (RFC 6266), "" for none. Raises FileBlockError."""
+    if disposition is None:
+        return ""
+    parameters = _parameters(disposition)
+    extended = parameters.get("filename*")
+    return parameters.get("filename", "") if extended is None else _decoded(extended)
+
+
+def _parameters(disposition: str) -> Mapping[str, str]:
+    """Return the parameters by their names in lower case. Raises FileBlockError."""
+    parameters: dict[str, str] = {}
+    place = _DISPOSITION.match(disposition)
+    while place is not None and place.end() < len(disposition):
+        place = _PARAMETER.match(disposition, place.end())
+        if place is None or place[1] is None:
+            continue
+        name = place[1].lower()
+        if name in parameters:
+            raise FileBlockError(f"Content-Disposition has {name[:_EXCERPT]!r} twice")
+        parameters[name] = place[2] or "".join(_QUOTED.findall(place[3] or ""))
+    if place is None:
+        raise FileBlockError(
+            f"Content-Disposition is {disposition[:_EXCERPT]!r}; it is written"
+            ' attachment; filename="NAME" (RFC 6266)'
+        )
+    return parameters
+
+
+def _decoded(extended: str) -> str:
+    """Return the text of an extended value (RFC 8187). Raises FileBlockError."""
+    parts = _EXTENDED.fullmatch(extended)
+    charset = _CHARSETS.get(parts[1].lower()) if parts else None
+    try:
+        if parts and charset:
+            return unquote_to_bytes(parts[2]).decode(charset)
+    except UnicodeDecodeError:
+        pass
+    raise FileBlockError(
+        f"filename* is {extended[:_EXCERPT]!r}; it is written UTF-8''NAME or ISO-8859-1''NAME,"
+        " with %XX for the bytes of other characters than letters and digits (RFC 8187)"
+    )
+
+
+def _path(body: bytes) -> str:
+    """Return the path that is the body of a block. Raises FileBlockError."""
+    if len(body) > MAX_PATH:
+        raise FileBlockError(f"a file block's path is over {MAX_PATH} bytes")
+    return body.decode("utf-8", "surrogateescape")
+
+
+def _checked(filename: str) -> str:
+    try:
+        return base_name(filename)
+    except ValueError as error:
+        raise FileBlockError(f"a file block's name: {error}") from None

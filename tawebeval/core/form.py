@@ -1,0 +1,264 @@
+"""The form of `POST /evaluate`: which fields there are, and what each may say.
+
+Rules are those of the contract, section 2. Every error names its field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+import msgspec
+
+from tawebeval.core import text
+from tawebeval.core.filenames import base_name
+from tawebeval.core.hosts import target_of
+from tawebeval.errors import InvalidField
+
+MAX_SEED = 2**31 - 1
+MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
+SHOWN_COMMAND = 1024
+"""Bytes of `evaluator_cmd` that are kept for the status when the evaluator has started."""
+
+MAX_FIELD_NAME = 251  # characters; NAME.txt is a file's name
+FIELD_NAME = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME - 1}}}"
+"""What the fields of a submission may be called, as a regular expression."""
+
+_SUBMISSION = re.compile(rf"submission\[({FIELD_NAME})\]")
+_OID = re.compile(r"[0-9a-fA-F]{40}")
+_DIGITS = re.compile(r"[0-9]{1,10}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+# What RFC 3986 has in a URL, without a fragment; the host is looked at by `target_of`.
+_CALLBACK = re.compile(
+    r"https?://[A-Za-z0-9._~:\[\]-]+([/?]([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)?"
+)
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)")
+_SCP_LIKE = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*:(?!:)\S+")
+# git-check-ref-format(1)
+_BAD_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[-/.]|[/.]$|^@$")
+
+TEXT_FIELDS: Mapping[str, int | None] = {
+    "repository[url]": 2048,  # as most servers take
+    "repository[branch]": 255,  # a file's name, as refs are
+    "repository[depth]": 64,
+    "commit_oid": 64,
+    "directory": 4096,  # PATH_MAX
+    "evaluator_cmd": None,
+    "seed": 64,
+    "callback_url": 2048,
+}
+"""The fields that are no files, and the most bytes of UTF-8 that each may have.
+
+None stands for as many as `limits.field` allows, which is the most for all of them.
+"""
+
+
+def draw_seed(random: Callable[[int], bytes]) -> int:
+    """Return a seed for who has given none; `random(n)` gives n random bytes."""
+    return int.from_bytes(random(4), "big") & MAX_SEED
+
+
+@attrs.frozen
+class Repository:
+    """Where the evaluator comes from.
+
+    `branch` is what to fetch where a commit alone cannot be asked for; `depth` the
+    number of commits of history to fetch.
+    """
+
+    url: str
+    branch: str | None = None
+    depth: int | None = None
+
+
+@attrs.frozen
+class SubmissionFile:
+    """A file of the submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
+
+    field: str
+    filename: str
+
+
+@attrs.frozen
+class EvaluationRequest:
+    """What a client asked to have evaluated. `directory` is relative, "" being the root.
+
+    To `callback_url` the end is to be told, if there is one.
+    """
+
+    repository: Repository
+    commit_oid: str
+    directory: str
+    evaluator_cmd: str
+    seed: int | None
+    submission: tuple[SubmissionFile, ...]
+    callback_url: str | None = None
+
+    @property
+    def shown_command(self) -> str:
+        """The beginning of the command, for the status."""
+        command = self.evaluator_cmd.encode()
+        return command[: text.boundary(command, SHOWN_COMMAND)].decode()
+
+    def drop_start_fields(self) -> EvaluationRequest:
+        """Return the request without what only the start of the evaluator needs."""
+        return attrs.evolve(
+            self,
+            repository=Repository(self.repository.url),
+            evaluator_cmd=self.shown_command,
+            submission=(),
+            callback_url=None,
+        )
+
+
+def pack(request: EvaluationRequest) -> bytes:
+    """Return a request in as many bytes as its texts have in UTF-8, and a few more.
+
+    A `str` may take four bytes for each character.
+    """
+    return msgspec.msgpack.encode(request)
+
+
+def unpack(packed: bytes) -> EvaluationRequest:
+    """Return the request of which `pack` has made these bytes."""
+    return msgspec.msgpack.decode(packed, type=EvaluationRequest)
+
+
+def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
+    """Return the submission's file that the form's field `name` carries, None for another field.
+
+    `filename` is what the client calls the file, None for a field that is no file. Raises
+    InvalidField when `name` looks like a submission's field and is none, or the file's
+    name is none.
+    """
+    if not name.startswith("submission"):
+        return None
+    match = _SUBMISSION.fullmatch(name)
+    if match is None:
+        raise InvalidField(
+            name[:80],
+            "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]* of up to"
+            f" {MAX_FIELD_NAME} characters",
+        )
+    if filename is None:
+        return SubmissionFile(match[1], f"{match[1]}.txt")
+    try:
+        return SubmissionFile(match[1], base_name(filename))
+    except ValueError as error:
+        raise InvalidField(name, str(error)) from None
+
+
+def parse_form(
+    fields: Mapping[str, str], submission: Sequence[SubmissionFile], protocols: Sequence[str]
+) -> EvaluationRequest:
+    """Return what the form asks for. Raises InvalidField.
+
+    `fields` has those of `TEXT_FIELDS` that were sent, none larger than it may be; `protocols` are
+    the ones over which a repository may be fetched, in git's words.
+    """
+    if not submission:
+        raise InvalidField("submission", "at least one field submission[NAME] is required")
+    commit_oid = _required(fields, "commit_oid")
+    if not _OID.fullmatch(commit_oid):
+        raise InvalidField("commit_oid", "must be the 40 hexadecimal digits of a commit's SHA-1")
+    evaluator_cmd = _required(fields, "evaluator_cmd")
+    if "\0" in evaluator_cmd:
+        raise InvalidField("evaluator_cmd", "cannot contain NUL")
+    return EvaluationRequest(
+        repository=Repository(
+            url=_url(_required(fields, "repository[url]"), protocols),
+            branch=_branch(fields.get("repository[branch]", "")),
+            depth=_number(fields, "repository[depth]", 1, MAX_DEPTH),
+        ),
+        commit_oid=commit_oid.lower(),
+        directory=_directory(fields.get("directory", "")),
+        evaluator_cmd=evaluator_cmd,
+        seed=_number(fields, "seed", 0, MAX_SEED),
+        submission=tuple(submission),
+        callback_url=_callback_url(fields.get("callback_url", "")),
+    )
+
+
+def _required(fields: Mapping[str, str], name: str) -> str:
+    value = fields.get(name)
+    if value is None:
+        raise InvalidField(name, "is required")
+    if not value.strip():
+        raise InvalidField(name, "is empty")
+    return value
+
+
+def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int | None:
+    value = fields.get(name, "")
+    if not value:
+        return None
+    if not _DIGITS.fullmatch(value) or not least <= int(value) <= most:
+        raise InvalidField(name, f"must be a whole number from {least} to {most}")
+    return int(value)
+
+
+def _url(url: str, protocols: Sequence[str]) -> str:
+    name = "repository[url]"
+    if _CONTROL.search(url) or url != url.strip():
+        raise InvalidField(name, "cannot contain control characters or surrounding space")
+    match = _SCHEME.fullmatch(url)
+    if match is not None:
+        protocol, rest = match.groups()
+        userinfo, _, host = re.split(r"[/?#]", rest)[0].rpartition("@")
+        if userinfo and (protocol != "ssh" or ":" in userinfo):
+            raise InvalidField(
+                name, "cannot carry credentials: they would end in logs and in process lists"
+            )
+        if userinfo.startswith("-") or host.startswith("-"):
+            raise InvalidField(name, "has a host that begins with '-'")
+    elif url.startswith("/"):
+        protocol = "file"
+    elif _SCP_LIKE.fullmatch(url):
+        protocol = "ssh"
+    else:
+        raise InvalidField(name, "is no URL of a repository, such as https://host/path.git")
+    if protocol not in protocols:
+        allowed = ", ".join(protocols) or "none"
+        raise InvalidField(
+            name, f"repositories are not fetched over {protocol!r} here; allowed: {allowed}"
+        )
+    try:
+        target_of(url)
+    except ValueError as error:
+        raise InvalidField(name, str(error)) from None
+    return url
+
+
+def _branch(branch: str) -> str | None:
+    if _BAD_BRANCH.search(branch):
+        raise InvalidField("repository[branch]", "is no name of a branch (git-check-ref-format)")
+    return branch or None
+
+
+def _directory(directory: str) -> str:
+    if "\0" in directory:
+        raise InvalidField("directory", "cannot contain NUL")
+    if directory.startswith("/"):
+        raise InvalidField("directory", "must be relative to the repository's root")
+    parts = [part for part in directory.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise InvalidField("directory", "cannot contain '..'")
+    return "/".join(parts)
+
+
+def _callback_url(url: str) -> str | None:
+    name = "callback_url"
+    if not url:
+        return None
+    if "@" in re.split(r"[/?#]", url.partition("://")[2])[0]:
+        raise InvalidField(name, "cannot carry credentials: callbacks are signed instead")
+    if not _CALLBACK.fullmatch(url):
+        raise InvalidField(
+            name, "is no URL of http or https in plain ASCII characters, without a fragment"
+        )
+    try:
+        target_of(url)
+    except ValueError as error:
+        raise InvalidField(name, str(error)) from None
+    return url

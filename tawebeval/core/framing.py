@@ -1,0 +1,79 @@
+"""JSON Lines as streams carry them: bytes in, bytes out.
+
+A batch of events is framed as a whole; nothing looks into an event. JSON Lines go as they
+are. Server-sent events (HTML standard, section 9.2) get a field name before each event, and
+after it the cursor from which a client goes on. Messages of a WebSocket (RFC 6455, section
+5.2) get a header that tells their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from tawebeval.core.events import Batch
+from tawebeval.core.pages import DUMMY_END
+
+RETRY = 2000
+"""Milliseconds after which a browser asks again when a stream has broken off."""
+
+_TEXT_MESSAGE = 0x81  # FIN, and the opcode of a text frame
+_SHORT = [bytes((_TEXT_MESSAGE, length)) for length in range(126)]
+_TWO_BYTES = bytes((_TEXT_MESSAGE, 126))
+_EIGHT_BYTES = bytes((_TEXT_MESSAGE, 127))
+
+
+@attrs.frozen
+class Framing:
+    """How a stream looks: what it begins with, its events, its end, and a sign of life.
+
+    `events` is called with the cursor at which a batch begins, and the batch.
+    """
+
+    begin: bytes
+    events: Callable[[int, Batch], bytes]
+    end: bytes
+    heartbeat: bytes
+
+
+def server_sent(first: int, batch: Batch) -> bytes:
+    r"""Return a batch as server-sent events, each with the cursor after it as its `id`.
+
+    The carriage return ends a line there, too. In JSON it can only stand between values.
+    """
+    if not batch.count:
+        return b""
+    lines = batch.lines[:-1].replace(b"\r", b" ").replace(b"%", b"%%")
+    template = b"data: %s\nid: %%d\n\n" % lines.replace(b"\n", b"\nid: %d\n\ndata: ")
+    return template % tuple(range(first + 1, first + batch.count + 1))
+
+
+def messages(first: int, batch: Batch) -> bytes:
+    """Return a batch as text messages of a WebSocket server, one for each event."""
+    frames = []
+    for event in batch.lines.split(b"\n")[: batch.count]:
+        length = len(event)
+        if length < len(_SHORT):
+            frames.append(_SHORT[length])
+        elif length < 2**16:
+            frames.append(_TWO_BYTES + length.to_bytes(2, "big"))
+        else:
+            frames.append(_EIGHT_BYTES + length.to_bytes(8, "big"))
+        frames.append(event)
+    return b"".join(frames)
+
+
+LINES = Framing(b"", lambda first, batch: batch.lines, b"", b"")
+"""JSON Lines. They have no word for the end, and none that says nothing."""
+
+EVENT_STREAM = Framing(
+    b"retry: %d\n\n" % RETRY,
+    server_sent,
+    b"event: end\ndata: null\nid: %s\n\n" % DUMMY_END.encode(),
+    b":\n\n",
+)
+"""`text/event-stream`."""
+
+MESSAGES = Framing(b"", messages, b"", b"")
+"""Of a WebSocket; the end and the sign of life (a ping) are the connection's own."""

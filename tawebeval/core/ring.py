@@ -1,0 +1,160 @@
+"""The ring: one evaluation's events between being printed and being acknowledged.
+
+Events are numbered from 0. A *cursor* is a place between two events: n lies before event
+n. The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON
+Lines. It grows at one end as the evaluator prints and shrinks at the other as what was
+read is discarded (`retention`); nothing else ever discards an event.
+
+Reading changes nothing that can be seen. It cuts a batch in two where a page or a piece
+ends within it, so that who goes on there does not look for the place. But it makes no small
+batches: nothing would join them again, and readers who all read at different places would
+leave one for each event. To look for a place near the end of a batch is cheap.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from tawebeval.core.events import NOTHING, Batch
+
+_GATHER = 16 * 1024  # bytes up to which small batches are put together
+_APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+
+
+@attrs.define
+class Ring:
+    """Events from `oldest` to `newest`; `size` is what their JSON Lines take, in bytes.
+
+    `discarded` is what those took that were there before.
+    """
+
+    oldest: int = 0
+    newest: int = 0
+    size: int = 0
+    discarded: int = 0
+    closed: bool = False
+    # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
+    _batches: list[Batch] = attrs.field(factory=list)
+
+    def append(self, batch: Batch) -> None:
+        """Take the next events. The ring must not be closed."""
+        assert not self.closed, "a closed ring takes no events"
+        if not batch.count:
+            return
+        self.newest += batch.count
+        self.size += len(batch.lines)
+        if self._batches and len(self._batches[-1].lines) + len(batch.lines) <= _GATHER:
+            self._batches[-1] += batch
+        else:
+            self._batches.append(batch)
+
+    def close(self) -> None:
+        """No event will follow."""
+        self.closed = True
+
+    def read(self, after: int, limit: int) -> Batch:
+        """Return the events that follow the cursor `after`, `oldest <= after <= newest`.
+
+        They take at most `limit` bytes, save that one event is always let through.
+        """
+        assert self.oldest <= after <= self.newest
+        if after == self.newest:
+            return NOTHING
+        count = 0
+        taken: list[bytes] = []
+        index, first = self._find(after)
+        while index < len(self._batches):
+            batch = self._batches[index]
+            start = _offset(batch, after - first) if after > first else 0
+            if len(batch.lines) - start > limit:
+                end = batch.lines.rfind(b"\n", start, start + limit) + 1
+                if not end and not taken:
+                    end = batch.lines.index(b"\n", start) + 1
+                if end:
+                    taken.append(batch.lines[start:end])
+                    count += taken[-1].count(b"\n")
+                    if min(end, len(batch.lines) - end) >= _APART:
+                        self._split(index, end, after + count - first)
+                break
+            limit -= len(batch.lines) - start
+            taken.append(batch.lines[start:])
+            first += batch.count
+            count = first - after
+            index += 1
+        return Batch(count, b"".join(taken))
+
+    def acknowledge(self, after: int) -> None:
+        """Discard the events before the cursor `after`; one that is older changes nothing."""
+        assert after <= self.newest
+        self.shrink(0, after)
+        if self.oldest < after:
+            count = after - self.oldest
+            self._split(0, _offset(self._batches[0], count), count)
+            self._discard()
+
+    def shrink(self, size: int, before: int) -> None:
+        """Discard old events, in whole batches, while there are over `size` bytes.
+
+        Events that follow the cursor `before` stay, and some before it may.
+        """
+        while self.size > size and self.oldest + self._batches[0].count <= before:
+            self._discard()
+
+    def size_after(self, cursor: int) -> int:
+        """Return the bytes of all batches in which there are events after the cursor."""
+        size, first = 0, self.newest
+        for batch in reversed(self._batches):
+            if first <= cursor:
+                break
+            first -= batch.count
+            size += len(batch.lines)
+        return size
+
+    def size_before(self, cursor: int) -> int:
+        """Return the bytes of all batches that end before the cursor, discarded ones included."""
+        if cursor <= self.oldest:
+            return self.discarded
+        return self.discarded + self.size - self.size_after(cursor)
+
+    def _discard(self) -> None:
+        batch = self._batches.pop(0)
+        self.oldest += batch.count
+        self.size -= len(batch.lines)
+        self.discarded += len(batch.lines)
+
+    def _find(self, cursor: int) -> tuple[int, int]:
+        """Return the index of the batch that has the event after `cursor`, and where it begins.
+
+        Readers are mostly near one of the ends, so the search begins at the nearer one.
+        """
+        if cursor - self.oldest <= self.newest - cursor:
+            index, first = 0, self.oldest
+            while cursor >= first + self._batches[index].count:
+                first += self._batches[index].count
+                index += 1
+            return index, first
+        index, first = len(self._batches), self.newest
+        while cursor < first:
+            index -= 1
+            first -= self._batches[index].count
+        return index, first
+
+    def _split(self, index: int, at: int, count: int) -> None:
+        """Make two of a batch, the first of which has `at` bytes and `count` events, not all."""
+        batch = self._batches[index]
+        self._batches[index] = Batch(count, batch.lines[:at])
+        self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
+
+
+def _offset(batch: Batch, count: int) -> int:
+    """Return how many bytes the first `count` events of a batch take."""
+    lines = batch.lines
+    if count <= batch.count // 2:
+        at = 0
+        for _ in range(count):
+            at = lines.index(b"\n", at) + 1
+    else:
+        at = len(lines)
+        for _ in range(batch.count - count):
+            at = lines.rindex(b"\n", 0, at - 1) + 1
+    return at

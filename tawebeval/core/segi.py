@@ -1,0 +1,364 @@
+r"""SEGI: what an evaluator prints, read as events. Bytes in, batches of JSON Lines out.
+
+Ordinary output is text. Between markers that only this run knows stand *blocks*:
+
+    <terminator> DATA_BEGIN <terminator>          <terminator> FILE_BEGIN <terminator>
+    one JSON value per line                       a file (see tawebeval.core.fileblock)
+    DATA_END <terminator>                         <terminator> FILE_END <terminator>
+
+The parser is a state machine without input or output of its own:
+
+    TEXT --a begin marker--> VALUES or FILE --its end marker--> TEXT
+
+The one subtle rule: the terminator *before* a begin marker belongs to the block. So a
+terminator, and whatever may yet become a marker after it, is held back until the next
+bytes show what it was. In TEXT the unparsed input therefore always begins with the last
+terminator seen (or in mid-line, after a flush). The places where a marker may stand with
+no terminator before it, at the start of the stream and right after a block, are made
+equal to all others by a terminator that is only imagined and never delivered.
+
+Text leaves in pieces that end just before a terminator, so characters are cut apart only
+where a line is delivered in parts; `tawebeval.core.text` knows where that is harmless.
+
+The evaluator chooses every byte, and the reactor waits for each call. So a call does a bounded
+amount of work, by counting and not by a clock, and yields a bounded amount of events: it parses
+in steps, each of which takes time in proportion to the bytes that it reads and writes, and
+leaves the rest of the input to the next call (`pending`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from tawebeval.core import text
+from tawebeval.core.events import (
+    TERMINATOR,
+    Batch,
+    encode_data,
+    encode_error,
+    encode_file,
+    encode_text,
+    has_blank_line,
+)
+from tawebeval.core.fileblock import File, FileBlock, FileBlockError, WantedFile
+from tawebeval.core.markers import MARKER_START, Markers
+from tawebeval.core.values import REFUSED, check, fault
+
+MAX_PAYLOAD = 64 * 1024
+"""The most bytes of UTF-8 that one text event carries (contract, section 4)."""
+
+_PIECE = MAX_PAYLOAD // 3  # of a line: a byte that is not UTF-8 becomes U+FFFD, which is three
+
+TURN = 512 * 1024
+"""The work of one call: it begins no step when this is reached.
+
+The unit is a byte of an event. What takes longer than some 4 ns for each byte of its events counts
+for more. A read of 64 KiB with lines of ten bytes is less.
+"""
+
+# Work besides the bytes of events:
+_STEP = 2 * 1024  # the search for markers, and putting a piece of a file away
+_LINE = 256  # a line of a data block, and as much as it is long
+_FAULT = 4 * 1024  # an error
+_FILE = 32 * 1024  # the headers of a file
+
+# Bytes of text in one step:
+_BLOCK = 64 * 1024 + _PIECE  # a read, and what was held back before it
+_SHORT = 32 * 1024  # with blank lines, which take longer
+_NEAR = 16 * 1024  # from what looks like a marker, lest the search for each takes long
+
+_CHARACTER = 3  # the most bytes that a character has after its first
+_EXCERPT = 200
+
+
+class _State(Enum):
+    TEXT = auto()
+    VALUES = auto()
+    FILE = auto()
+
+
+class Parser:
+    """Turns one run's stdout into events.
+
+    `feed`, `proceed`, `flush`, `finish`, `supply` and `refuse` each return events that have
+    become certain. `max_value` and `max_file` (bytes) bound a line of a data block and
+    a file; what is over them is skipped and reported.
+
+    While `pending`, there is input that `proceed` would parse. While `wanted` is set, nothing
+    is parsed until that file is supplied or refused.
+    """
+
+    __slots__ = (
+        *("_at", "_count", "_file", "_imagined", "_input", "_lines", "_markers", "_max_file"),
+        *("_max_value", "_overlong", "_sound", "_state", "_value", "_work", "pending", "wanted"),
+    )
+
+    def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
+        self.wanted: WantedFile | None = None
+        self.pending = False
+        self._markers = markers
+        self._max_value = max_value
+        self._max_file = max_file
+        self._state = _State.TEXT
+        self._input = TERMINATOR
+        self._at = 0  # where in the input parsing goes on
+        self._imagined = True  # the terminator there is one that nobody wrote, or a marker's
+        self._value = bytearray()  # VALUES: the part of a line that has come so far, as UTF-8
+        self._overlong = False  # ... which is over its limit, and not kept
+        self._sound = True  # VALUES: no line of the block was wrong so far
+        self._file: FileBlock | None = None
+        self._work = 0
+        self._count = 0
+        self._lines: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Batch:
+        """Take what was read from stdout, and do the work of one call."""
+        self._input = self._input[self._at :] + chunk
+        self._at = 0
+        return self.proceed()
+
+    def proceed(self) -> Batch:
+        """Do the work of one more call: parse in steps, each of which tells if one can follow."""
+        more = self.wanted is None
+        while more and self._work < TURN:
+            more = _STEPS[self._state](self)
+        self.pending = more
+        return self._take()
+
+    @property
+    def partial(self) -> bool:
+        """Whether there is a line that `flush` would deliver without its rest."""
+        return self._flushable() > 0
+
+    def flush(self) -> Batch:
+        """Deliver the partial line that has waited long enough for its rest."""
+        end = self._at + self._flushable()
+        self._text(self._input[self._at : end])
+        self._at = end
+        return self._take()
+
+    def finish(self) -> Batch:
+        """Take the end of stdout, when nothing is pending and no file wanted.
+
+        The end ends the last line, but makes no marker of it (contract, section 4).
+        """
+        assert self.wanted is None, "the wanted file comes before the end"
+        assert not self.pending, "all that was printed comes before the end"
+        rest = self._input[self._at :]
+        if self._state is _State.TEXT:
+            self._text(rest)
+        else:
+            if self._state is _State.VALUES and (rest or self._value or self._overlong):
+                self._take_line(rest)
+            self._protocol("stdout ended inside a block, before the line of its end marker")
+        self._state = _State.TEXT
+        self._input = b""
+        self._at = 0
+        return self._take()
+
+    def supply(self, content: bytes) -> Batch:
+        """Take the content of the wanted file, and go on."""
+        assert self.wanted is not None
+        self._emit(encode_file(self.wanted.filename, self.wanted.content_type, content))
+        self.wanted = None
+        return self.proceed()
+
+    def refuse(self, message: str) -> Batch:
+        """Report that the wanted file is not to be had, and go on."""
+        self._protocol(message)
+        self.wanted = None
+        return self.proceed()
+
+    # What becomes of it
+
+    def _take(self) -> Batch:
+        batch = Batch(self._count, b"".join(self._lines))
+        self._count = self._work = 0
+        self._lines.clear()
+        return batch
+
+    def _emit(self, batch: Batch) -> None:
+        self._count += batch.count
+        self._work += len(batch.lines)
+        self._lines.append(batch.lines)
+
+    def _protocol(self, message: str, **members: str) -> None:
+        self._work += _FAULT
+        self._emit(encode_error("protocol", message, members))
+
+    # Text
+
+    def _parse_text(self) -> bool:
+        """Deliver text up to the next block, or to the last terminator that has come."""
+        self._work += _STEP
+        data, at = self._input, self._at
+        end = min(at + _BLOCK, len(data))
+        begin = b""
+        near = data.find(MARKER_START, at, end)
+        if near >= 0:
+            end = min(near + _NEAR, end)
+            for marker in self._markers.begins:
+                line = TERMINATOR + marker + TERMINATOR
+                place = data.find(line, at, end + len(line))
+                if place >= 0:
+                    # Another one counts if it stands before this one.
+                    begin, end = marker, place
+        cut = end if begin else _last_line(data, at, end)
+        block = data[at:cut]
+        blank_lines = has_blank_line(block)
+        if blank_lines and len(block) > _SHORT:
+            begin, end = b"", at + _SHORT
+            cut = _last_line(data, at, end)
+            block = data[at:cut]
+        self._text(block, blank_lines)
+        self._at = cut
+        if begin:
+            self._at += len(TERMINATOR + begin + TERMINATOR)
+            self._begin(begin)
+            return True
+        return end < len(data)
+
+    def _text(self, block: bytes, blank_lines: bool | None = None) -> None:
+        if block and self._imagined:
+            self._imagined = False
+            block = block[1:]
+        for piece in text.pieces(block, _PIECE):
+            self._emit(encode_text(piece, blank_lines))
+
+    def _flushable(self) -> int:
+        """Return how many bytes of the input are text, whatever may come next."""
+        if self._state is not _State.TEXT or self.pending or self.wanted is not None:
+            return 0
+        rest = self._input[self._at :]
+        if rest.startswith(TERMINATOR):
+            line = rest[1:]
+            if any(begin.startswith(line) for begin in self._markers.begins):
+                return 0
+        return text.complete(rest)
+
+    # Blocks
+
+    def _begin(self, marker: bytes) -> None:
+        if marker == self._markers.data_begin:
+            self._state = _State.VALUES
+            self._sound = True
+        else:
+            self._state = _State.FILE
+            self._file = FileBlock(self._markers.file_end, self._max_file)
+
+    def _end_block(self, at: int) -> None:
+        """Go on with text, at the terminator of an end marker: it is as good as an imagined one."""
+        self._state = _State.TEXT
+        self._imagined = True
+        self._at = at
+
+    def _parse_values(self) -> bool:
+        """Take lines of a data block, and the part of one that has come."""
+        data, at = self._input, self._at
+        while self._work < TURN:
+            end = data.find(TERMINATOR, at)
+            if end < 0:
+                self._at = at + text.complete(data[at:])
+                self._keep(data[at : self._at])
+                return False
+            marker = self._take_line(data[at:end])
+            at = end + len(TERMINATOR)
+            if marker == self._markers.data_end:
+                self._end_block(end)
+                return True
+            if marker:
+                # No JSON looks like a marker: the evaluator broke off and began anew.
+                self._protocol("a block began inside a data block, before its end marker")
+                self._at = at
+                self._begin(marker)
+                return True
+        self._at = at
+        return True
+
+    def _take_line(self, rest: bytes) -> bytes:
+        """Take the line of a data block that ends with `rest`; return it if it is a marker."""
+        if self._value or self._overlong:
+            self._keep(rest)
+            line, overlong = bytes(self._value), self._overlong
+            self._value.clear()
+            self._overlong = False
+        else:
+            line = _as_utf8(rest)
+            overlong = len(line) > self._max_value
+        self._work += _LINE + len(line)
+        if overlong:
+            self._broken(f"a line of a data block is over {self._max_value} bytes")
+        elif line.startswith(MARKER_START) and line in self._markers.in_values:
+            return line
+        else:
+            self._check_value(line)
+        return b""
+
+    def _keep(self, part: bytes) -> None:
+        """Add to the line of a data block, if that is not too long already."""
+        if not self._overlong:
+            self._value += _as_utf8(part)
+            if len(self._value) > self._max_value:
+                self._overlong = True
+                self._value.clear()
+
+    def _broken(self, message: str, **members: str) -> None:
+        """Report the first line of a data block that is wrong; one event says enough."""
+        if self._sound:
+            self._sound = False
+            self._protocol(message, **members)
+
+    def _check_value(self, line: bytes) -> None:
+        value = line.strip(b" \t\r")
+        try:
+            check(value)
+        except REFUSED as error:
+            if self._sound:  # else nobody asks why
+                excerpt = value[:_EXCERPT].decode("utf-8", "replace")
+                self._broken(fault(value, error), line=excerpt)
+        else:
+            self._emit(encode_data(value))
+
+    def _parse_file(self) -> bool:
+        """Take a piece of a file block, and the file if that is its end."""
+        assert self._file is not None, "a block has begun"
+        self._work += _STEP
+        end = min(self._at + _PIECE, len(self._input))
+        rest = self._file.feed(self._input[self._at : end])
+        self._at = end
+        if rest is None:
+            return end < len(self._input)
+        self._end_block(end - len(rest) - len(TERMINATOR))
+        block, self._file = self._file, None  # which need not be kept
+        self._work += _FILE
+        try:
+            file = block.parse()
+        except FileBlockError as error:
+            self._protocol(str(error))
+            return True
+        if isinstance(file, File):
+            self._emit(encode_file(file.filename, file.content_type, file.content))
+            return True
+        self.wanted = file
+        return False
+
+
+_STEPS = {
+    _State.TEXT: Parser._parse_text,
+    _State.VALUES: Parser._parse_values,
+    _State.FILE: Parser._parse_file,
+}
+
+
+def _last_line(data: bytes, at: int, end: int) -> int:
+    """Return where the last line in data[at:end] begins, or has to be cut."""
+    place = max(data.rfind(TERMINATOR, at, end), at)
+    if end - place > _PIECE or (place == at and end < len(data)):
+        # It is too long for a marker, and for one event.
+        return text.boundary(data, end - _CHARACTER)
+    return place
+
+
+def _as_utf8(part: bytes) -> bytes:
+    """Return a part of stdout with U+FFFD for what is not UTF-8."""
+    return part if part.isascii() else part.decode("utf-8", "replace").encode()

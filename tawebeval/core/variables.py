@@ -1,0 +1,40 @@
+"""Environment variables of an evaluator (contract, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tawebeval.core.markers import VARIABLES, Markers
+
+_DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+_OF_EACH_RUN = ("HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED")
+_RESERVED = frozenset((*_OF_EACH_RUN, *VARIABLES))
+_SUBMISSION_FILE = "SUBMISSION_FILE_"
+
+
+def is_reserved(name: str) -> bool:
+    """Tell whether the daemon sets the variable itself, so that no operator can configure it."""
+    return name in _RESERVED or name.startswith(_SUBMISSION_FILE)
+
+
+def build_environment(
+    configured: Mapping[str, str],
+    *,
+    home: str,
+    temporary: str,
+    seed: int,
+    submission: Mapping[str, str],
+    markers: Markers,
+) -> dict[str, str]:
+    """Return the whole environment of one run; nothing of the daemon's own environment is in it.
+
+    `home`, `temporary` and the values of `submission` (by field) are paths as the evaluator sees
+    them. `configured` is what the operator has set.
+    """
+    return {
+        **_DEFAULTS,
+        **configured,
+        **dict(zip(_OF_EACH_RUN, (home, temporary, str(seed)), strict=True)),
+        **{f"{_SUBMISSION_FILE}{field.upper()}": path for field, path in submission.items()},
+        **markers.environment(),
+    }

@@ -1,0 +1,105 @@
+"""`twistd tawebeval`: the command's options, and what it makes of them."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService
+from twisted.python import usage
+
+from tawebeval import __version__
+from tawebeval.daemon.belongings import check_readable
+from tawebeval.daemon.collector import pass_over_what_is_there
+from tawebeval.daemon.monotonic import count_monotonically
+from tawebeval.daemon.polling import wait_beyond_epoll
+from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
+from tawebeval.daemon.reload import EarlyHangup
+from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.daemon.state import open_directories
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import descriptors, rlimits
+from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
+from tawebeval.linux.kernel import Process
+from tawebeval.linux.privileges import find_privileges
+
+
+class Options(usage.Options):
+    """The options of `twistd tawebeval`; they win over the configuration file."""
+
+    synopsis = "[--config FILE] [--listen ENDPOINT]..."
+    longdesc = "Runs evaluators over the web and streams what they print as events."
+    optParameters = [  # noqa: RUF012  (Twisted's convention)
+        ["config", "c", None, "Configuration file (TOML); without one, defaults hold."],
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self["listen"] = ()
+
+    def opt_listen(self, endpoint: str) -> None:
+        """Listen on this endpoint, such as tcp:8080:interface=127.0.0.1. May be repeated."""
+        self["listen"] += (endpoint,)
+
+    opt_l = opt_listen
+
+    def opt_version(self) -> None:
+        """Print the version and exit."""
+        print(f"tawebeval {__version__}")
+        raise SystemExit(0)
+
+
+def makeService(
+    options: Options,
+    reactor: Any = None,
+    process: Process | None = None,
+    find_cgroups: Callable[..., Cgroups] = open_cgroups,
+) -> IService:
+    """Return the daemon as a service; exits with a message where the settings do not allow one.
+
+    `process` is what gives up root's rights, this one unless it is said otherwise;
+    `find_cgroups` may move it.
+    """
+    if reactor is None:
+        from twisted.internet import reactor
+
+        count_monotonically(reactor)
+        EarlyHangup().install()
+        wait_beyond_epoll(reactor)
+
+    # Imported late, for they import the reactor.
+    from tawebeval.daemon.assembly import make_service
+    from tawebeval.daemon.logging import open_log
+    from tawebeval.daemon.preload import preload
+
+    try:
+        path, listen = options["config"] and Path(options["config"]), options["listen"]
+        written = configuration = read_configuration(path, listen)
+        privileges = find_privileges(configuration.service.user, process or Process())
+        if privileges.user is not None:
+            preload()
+        environment = privileges.environment(os.environ)
+        check_readable(configuration, options["config"], environment)
+        directories = open_directories(environment, os.urandom, privileges)
+        user = privileges.user
+        cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
+        keep_freed_memory()
+        rlimits.check_limits(configuration.limits)
+        descriptors.raise_limit()
+        configuration = descriptors.fit(configuration)
+        rlimits.tell_of_processes(configuration)
+        atexit.register(cgroups.close)  # a start that fails from here on stops no service
+        # Absolute, for twistd may go elsewhere.
+        file = ConfigurationFile(path and path.absolute(), listen, written, environment)
+        log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
+        daemon = make_service(
+            configuration, directories, reactor, privileges, cgroups, file, log_writer
+        )
+    except ConfigurationError as error:
+        # twistd would show a UsageError with a traceback at this point.
+        raise SystemExit(f"tawebeval: {error}") from None
+    pass_over_what_is_there()
+    return daemon

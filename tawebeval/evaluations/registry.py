@@ -1,0 +1,299 @@
+"""The evaluations that are known: admission, finding, reading, cancelling, forgetting."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.logger import Logger
+
+from tawebeval.admission import Queue
+from tawebeval.core.form import draw_seed
+from tawebeval.core.identifiers import Identities
+from tawebeval.core.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
+from tawebeval.core.spool import Spool
+from tawebeval.core.states import State
+from tawebeval.deferreds import in_background
+from tawebeval.errors import (
+    EvaluationError,
+    EvaluationGone,
+    KeyReused,
+    Stopping,
+)
+from tawebeval.evaluations.acceptance import Acceptance
+from tawebeval.evaluations.chronicle import tell_abandonment
+from tawebeval.evaluations.context import Surroundings
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.following import Followers, Following
+from tawebeval.evaluations.listing import Listing, Lists
+from tawebeval.evaluations.records import Record, Records, Upload
+from tawebeval.evaluations.shutdown import Closing
+from tawebeval.evaluations.status import shown_time, status
+from tawebeval.evaluations.telling import Telling
+from tawebeval.linux.filetree import remove
+from tawebeval.sandbox.workspace import Workspace, directory_of
+
+_NEXT_PAGE = 30.0  # seconds after an answer for which a reader of pages is expected to ask again
+
+log = Logger()
+
+
+class Registry:
+    """All evaluations of one daemon, in directories below `root`.
+
+    `caller` is always who asks. What another has begun is to it as if it had never been.
+    """
+
+    def __init__(
+        self,
+        surroundings: Surroundings,
+        identities: Identities,
+        queue: Queue,
+        root: Path,
+        telling: Telling,
+    ) -> None:
+        self._surroundings = surroundings
+        self._clock = surroundings.clock
+        self._started = shown_time(surroundings.time())
+        self._identities = identities
+        self._queue = queue
+        self._root = root
+        self._telling = telling
+        self._records = Records(identities, surroundings.clock)
+        self._lists = Lists(self._records, surroundings.random)
+        self._acceptance = Acceptance(surroundings, queue, self._records)
+        queue.admits = self._acceptance.admits
+        surroundings.budget.relieved = queue.go_on
+        # Those of which a process or a directory may be left, also when they are forgotten.
+        self._alive: dict[str, Record] = {}
+        self.followers = Followers()
+        self._closing = Closing(self._alive, self._records, self.followers, self._clock)
+        self.spool = Spool(surroundings.configuration.limits.uploads)
+
+    def check_open(self) -> None:
+        """Raise Stopping where the daemon is about to stop."""
+        if self._closing.begun:
+            raise Stopping
+
+    def check_admission(self, caller: str = "") -> None:
+        """Raise Busy, or OverShare, where a new evaluation would not be accepted."""
+        self.check_open()
+        self._acceptance.check(caller)
+
+    def accept(self, upload: Upload, caller: str = "") -> str:
+        """Begin an evaluation and return its identifier.
+
+        With an `Idempotency-Key` that this caller has sent before, return what it was answered
+        then. Raises KeyReused when that was for another form, Busy, OverShare, and InvalidField
+        where no callback is to be had.
+        """
+        known = self._records.keyed(upload.key, caller)
+        if known is not None:
+            if known.digest != upload.digest:
+                raise KeyReused("this Idempotency-Key was used before, with another form")
+            self.discard(upload.directory, upload.size)
+            return known.evaluation.identifier
+        callback = self._telling.expect(upload.request.callback_url, caller)
+        self.check_admission(caller)
+        identifier = self._identities.issue(caller)
+        seed = upload.request.seed
+        if seed is None:
+            seed = draw_seed(self._surroundings.random)
+        evaluation = Evaluation(
+            identifier=identifier,
+            request=upload.request,
+            seed=seed,
+            upload=upload.directory,
+            workspace=Workspace(self._root / directory_of(identifier)),
+            surroundings=self._surroundings,
+            caller=caller,
+            callback=callback,
+        )
+        self._alive[identifier] = self._records.add(evaluation, upload, caller)
+        evaluation.over.tell(self._over)
+        evaluation.begin(self._queue)
+        return identifier
+
+    def _over(self, evaluation: Evaluation) -> None:
+        record = self._alive[evaluation.identifier]
+        try:
+            # Before it is forgotten, if it is already, for that changes its state.
+            self._telling.tell(evaluation)
+        finally:
+            self._records.end(record)
+            del self._alive[evaluation.identifier]
+            self.spool.give_back(record.size)
+            self._queue.go_on()
+            self._closing.progress()
+
+    def discard(self, upload: Path, size: int) -> None:
+        """Remove the directory of a form that no evaluation takes over, and of that size."""
+        attempt = self._surroundings.arrears.attempt(
+            "the removal of an upload",
+            remove,
+            upload,
+            made=lambda: self.spool.give_back(size),
+        )
+        in_background(attempt, log, "an upload could not be removed")
+
+    def _at(self, identifier: str, after: str | None, caller: str) -> Record | None:
+        """Return the record in which to read after that cursor; None after the very end."""
+        cursor = parse_cursor(after)
+        record = self._records.find(identifier, caller)
+        if record is None and cursor != DUMMY_END:
+            raise EvaluationGone(self._started)
+        if cursor == DUMMY_END and (record is None or record.evaluation.ring.closed):
+            return None
+        return record
+
+    def peek(
+        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
+    ) -> Page:
+        """Return the page that begins at the cursor `after`; nothing is acknowledged.
+
+        Its events have up to `limit` bytes, and up to `buffers.page`, but for the first of them.
+        Raises the RequestErrors of the contract, section 3.
+        """
+        record = self._at(identifier, after, caller)
+        return after_the_end() if record is None else self._read(record, after, limit)
+
+    def _read(self, record: Record, after: str | None, limit: int | None) -> Page:
+        most = self._surroundings.configuration.buffers.page
+        size = most if limit is None else min(limit, most)
+        return read_page(record.evaluation.ring, after or None, size)
+
+    def page(
+        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
+    ) -> Page:
+        """Return the page as `peek` does, acknowledging what is before it."""
+        record = self._at(identifier, after, caller)
+        if record is None:
+            self._drained(identifier)
+            return after_the_end()
+        page = self._read(record, after, limit)
+        begin = place(record.evaluation.ring, page.begin)
+        self._closing.note_reader(identifier)
+        self._expect_next_page(record)
+        record.readers.acknowledge(begin)
+        return page
+
+    async def next_page(
+        self,
+        identifier: str,
+        after: str | None,
+        wait: float,
+        caller: str = "",
+        limit: int | None = None,
+    ) -> Page:
+        """Return the page in which `page` has just found no news, with news or `wait` seconds on.
+
+        Raises as `page` does.
+        """
+        record = self._records[identifier]
+        try:
+            with suppress(WaitedInVain):
+                await record.evaluation.changed.wait().addTimeout(wait, self._clock)
+        finally:  # also when the client has gone: it may ask again
+            self._expect_next_page(record)
+        return self.page(identifier, after, caller, limit)
+
+    def _expect_next_page(self, record: Record) -> None:
+        record.readers.paged = self._clock.seconds() + _NEXT_PAGE
+
+    def follow(
+        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+    ) -> Following | None:
+        """Return what follows an evaluation, from `skip` events after the cursor `after`.
+
+        After the very end there is nobody: as with pages that shows that everything has
+        arrived, and the evaluation is forgotten. Raises as `peek` does.
+        """
+        record = self._at(identifier, after, caller)
+        if record is None:
+            self._drained(identifier)
+            return None
+        return Following(
+            place(record.evaluation.ring, after or None, skip),
+            record.readers,
+            self.followers,
+            lambda: self._left(record),
+        )
+
+    def can_follow(
+        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+    ) -> bool:
+        """Tell whether `follow` would return anybody; nothing is forgotten. Raises as it does."""
+        record = self._at(identifier, after, caller)
+        if record is not None:
+            place(record.evaluation.ring, after or None, skip)
+        return record is not None
+
+    def _left(self, record: Record) -> None:
+        """Take that a stream has left."""
+        self._records.leave(record)
+        self._queue.go_on()  # where what it has sent was in somebody's way
+        self._closing.progress()
+
+    def _drained(self, identifier: str) -> None:
+        """Forget what was read to its end."""
+        self._records.forget(identifier, State.DRAINED)
+        self._closing.progress()
+
+    def status(self, identifier: str, caller: str = "") -> dict[str, Any]:
+        """Return the status document. Raises UnknownEvaluation, EvaluationGone.
+
+        Who only looks at it keeps no evaluation that waits for somebody to read its events.
+        """
+        record = self._records.find(identifier, caller, reads=False)
+        if record is None:
+            raise EvaluationGone(self._started)
+        return status(record.evaluation, self._queue.place(identifier))
+
+    def evaluations(self, after: str | None, caller: str = "") -> Listing:
+        """Return the caller's evaluations that were accepted after that cursor, some at a time.
+
+        Raises InvalidCursor.
+        """
+        return self._lists.evaluations(after, caller)
+
+    async def cancel(self, identifier: str, caller: str = "") -> None:
+        """End an evaluation; return when nothing of it is left but its events.
+
+        Raises UnknownEvaluation. One that has ended is left as it is.
+        """
+        record = self._records.find(identifier, caller, reads=False)
+        record = record or self._alive.get(identifier)
+        if record is not None:
+            record.evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
+            await record.evaluation.over.wait()
+
+    def expire(self) -> None:
+        """Kill those for which nobody has asked for too long; forget them, and what is unread.
+
+        Those that wait too long for their readers end. To be called about once a second.
+        """
+        settings = self._surroundings.configuration.evaluations
+        for record in self._records.abandoned(settings.abandon_after):
+            tell_abandonment(record.evaluation)
+            record.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
+            self._records.forget(record.evaluation.identifier, State.EXPIRED)
+        for record in self._records.unread(settings.retain):
+            self._records.forget(record.evaluation.identifier, State.EXPIRED)
+        for identifier, wanted in self._queue.holders():
+            record = self._alive[identifier]
+            record.evaluation.check_readers(record.readers.furthest, wanted=wanted)
+        self._queue.go_on()  # where pages were read until now
+
+    def hurry(self) -> None:
+        """Let nothing run any longer, now that everything is to end."""
+        self._closing.hurry()
+
+    async def close(self, drain: float = 0) -> bool:
+        """Accept nothing more, end everything, and return when nothing is left.
+
+        What runs has `drain` seconds to end by itself, and readers have some to take the ends.
+        Tell whether there was anything to end, or anybody.
+        """
+        return await self._closing.close(drain)

@@ -1,0 +1,350 @@
+"""One run of an evaluator: from its start until its whole process tree is dead."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.error import ProcessTerminated
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.protocol import ProcessProtocol
+from twisted.logger import Logger
+from twisted.python.failure import Failure
+
+from tawebeval.core import text
+from tawebeval.deferreds import Latch, Threads
+from tawebeval.errors import EvaluationError, Reason, over_limit, unread
+from tawebeval.evaluations.intake import Intake
+from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.linux.child import ChildProcess
+from tawebeval.sandbox.base import Cell, Exit
+
+STDERR_TAIL = 8 * 1024
+"""Bytes of stderr that are kept, and bytes of UTF-8 that are shown (contract, section 4)."""
+
+READ_RATE = 64 * 1024
+"""Bytes of events a second that make up for the time in which a run waits for its readers."""
+
+_WANTED = 4  # part of `evaluations.paused` that a run may wait while another waits for its place
+_IN_ALL = 10  # times as long it may wait in all, however much is read
+
+# A run that is over a limit of these gets no time to take more. A run whose time is over, or that
+# is cancelled, may clean up.
+_AT_ONCE: frozenset[Reason] = frozenset(
+    {"memory", "processes", "disk", "file_size", "output", "stderr"}
+)
+_LOST = EvaluationError("lost", "events were lost by a defect of the daemon; see its log")
+_MOST_DELAY = 0.25  # seconds of the reactor's processor time that slow reads may take
+_DELAYED = EvaluationError(
+    "output",
+    "the evaluator was stopped: reading its stdout and stderr takes the daemon too much processor"
+    f" time ({_MOST_DELAY} seconds); watch them with fewer instances of epoll(7)",
+    {"value": _MOST_DELAY},
+)
+_SLACK = 1.0  # seconds of processor time by which the kernel's own reckoning may differ
+
+T = TypeVar("T")
+
+log = Logger()
+
+
+@attrs.frozen
+class RunResult:
+    """What is kept of a run that has ended, for as long as its evaluation is remembered.
+
+    `exit` is None where there was no evaluator; `paused_seconds` is for how long it waited for
+    readers, `stderr_tail` the last of what it printed there.
+    """
+
+    exit: Exit | None
+    usage: Usage
+    paused_seconds: float
+    stderr_tail: bytes = attrs.field(repr=False)
+
+    @property
+    def stderr(self) -> str:
+        """The last of what was printed to stderr, as it is shown."""
+        # U+FFFD is longer than what it stands for.
+        shown = self.stderr_tail.decode("utf-8", "replace").encode()
+        return text.tail(shown, STDERR_TAIL).decode()
+
+
+@attrs.define
+class _Pauses:
+    """The time for which a run has waited for its readers, in seconds.
+
+    `total` is all of it. `owed` is what reading has not made up for: each second of waiting adds
+    one, and `READ_RATE` bytes that are read take one away. Nothing is saved up for later.
+    """
+
+    total: float = 0.0
+    owed: float = 0.0
+    _since: float | None = None  # until when the pause that lasts has been counted
+    _read: int = 0  # bytes
+
+    @property
+    def lasting(self) -> bool:
+        """Whether there is a pause now."""
+        return self._since is not None
+
+    def count(self, now: float) -> None:
+        """Add the time that has passed."""
+        if self._since is not None:
+            self.total += now - self._since
+            self.owed += now - self._since
+            self._since = now
+
+    def hold(self, held: bool, now: float) -> None:
+        """Begin a pause, or end it."""
+        self.count(now)
+        self._since = now if held else None
+
+    def work_off(self, read: int) -> None:
+        """Take away what reading has made up for, by which `read` bytes are read in all."""
+        more = max(0, read - self._read)  # less where a batch that was read to its end has grown
+        self.owed = max(0.0, self.owed - more / READ_RATE)
+        self._read += more
+
+
+class Run(ProcessProtocol):
+    """Watches over an evaluator's process; `ended` is set, to itself, when all of it is over.
+
+    `failure` is why the run was stopped or failed, None after a good end. `exit` is how the
+    evaluator ended, None before that and where there was none; `usage` is what it has used, known
+    at its end. `grace` is the number of seconds between TERM and KILL.
+    """
+
+    failure: EvaluationError | None = None
+    exit: Exit | None = None
+    usage = Usage(None, None)
+
+    def __init__(
+        self,
+        clock: IReactorTime,
+        intake: Intake,
+        grace: float,
+        cell: Cell,
+        threads: Threads,
+    ) -> None:
+        self.ended: Latch[Run] = Latch()
+        self._clock = clock
+        self._intake = intake
+        self._grace = grace
+        self._cell = cell
+        self._threads = threads
+        self._stderr = b""
+        self._output = self._complaints = 0
+        self._time_left = cell.limits.wall_clock
+        self._running_since: float | None = None
+        self._pauses = _Pauses()
+        self._timeout: IDelayedCall | None = None
+        self._kill: IDelayedCall | None = None
+        self._tree_ended: Latch[None] = Latch()
+        self._child: ChildProcess
+
+    @property
+    def stderr(self) -> str:
+        """The last of what was printed to stderr."""
+        return self.result.stderr
+
+    @property
+    def result(self) -> RunResult:
+        """What there is to keep of it."""
+        return RunResult(self.exit, self.usage, self.paused_seconds, self._stderr)
+
+    @property
+    def paused_seconds(self) -> float:
+        """For how long it has waited for readers."""
+        self._pauses.count(self._clock.seconds())
+        return self._pauses.total
+
+    def makeConnection(self, transport: Any) -> None:
+        """Begin: the process runs."""
+        self._child = transport
+        self._cell.started(transport)
+        super().makeConnection(transport)
+
+    def connectionMade(self) -> None:
+        """Start the clock, and take what the process prints."""
+        self._intake.start(self._child)
+        self.hold(False)
+
+    def hold(self, held: bool) -> None:
+        """Stop the clock while stdout is not read, and start it again."""
+        self._stop_clock()
+        now = self._clock.seconds()
+        if not held and self._child.running:
+            self._running_since = now
+            self._timeout = self._clock.callLater(max(self._time_left, 0), self._timed_out)
+        self._pauses.hold(held, now)
+
+    def _stop_clock(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
+        if self._running_since is not None:
+            self._time_left -= self._clock.seconds() - self._running_since
+            self._running_since = None
+
+    def check_readers(self, limit: float, read: int, *, wanted: bool) -> None:
+        """Stop a run that is held and has waited too long for its readers.
+
+        `limit` is `evaluations.paused`, in seconds; `read` is how many bytes of events they have
+        read in all; `wanted` is whether another evaluation waits for the place. To be called
+        about once a second.
+        """
+        pauses = self._pauses
+        pauses.count(self._clock.seconds())
+        pauses.work_off(read)
+        most = limit / _WANTED if wanted else limit
+        if not pauses.lasting:
+            return
+        why = ", and others wait for its place" if wanted else ""
+        if pauses.owed >= most:
+            self.stop(unread(limit, f"for {pauses.owed:.0f} seconds{why}"))
+        elif pauses.total >= most * _IN_ALL:
+            self.stop(unread(limit, f"for {pauses.total:.0f} seconds in all{why}"))
+
+    def _timed_out(self) -> None:
+        self._timeout = None
+        self.stop(over_limit("timeout", "wall_clock", "seconds", self._cell.limits.wall_clock))
+
+    def stop(self, reason: EvaluationError) -> None:
+        """End the process tree. The first reason counts.
+
+        All processes get TERM, and KILL after the grace time; KILL at once where the run is over a
+        limit of a resource, also if it is being ended for another reason already. Of what stdout
+        names no file waits for readers any more.
+        """
+        running, at_once = self._child.running, reason.reason in _AT_ONCE
+        if self.failure is None and (running or not self._intake.done.is_set):
+            self.failure = reason
+            if running and not at_once:
+                self._kill = self._clock.callLater(self._grace, self.kill)
+                self._signal(signal.SIGTERM)
+            elif self._tree_ended.is_set:
+                self._intake.refuse_files()
+        if at_once:
+            self.kill()
+
+    def lose_output(self) -> None:
+        """End the process tree at once: events are lost, which makes the run worthless."""
+        self.stop(_LOST)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the process tree of one that was stopped without any more grace."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._child.running:
+            self._cell.signal(self._child, number)
+
+    def outReceived(self, data: bytes) -> None:
+        """Pass on stdout, up to the limit."""
+        self._check_delay()
+        within = self.count_output(len(data))
+        if within:
+            self._intake.received(data[:within])
+
+    def count_output(self, size: int) -> int:
+        """Count bytes of output; return how many are within the limit. Beyond it the run ends."""
+        limit = self._cell.limits.output
+        left = max(limit - self._output, 0)
+        self._output += size
+        if size > left:
+            self.stop(over_limit("output", "output", "bytes", limit))
+        return min(size, left)
+
+    def errReceived(self, data: bytes) -> None:
+        """Keep the last of stderr, up to the limit."""
+        self._check_delay()
+        left = self._cell.limits.stderr - self._complaints
+        self._complaints += len(data)
+        if left > 0:
+            self._stderr = text.tail(self._stderr + data[:left], STDERR_TAIL)
+        if len(data) > left:
+            self.stop(over_limit("stderr", "stderr", "bytes on stderr", self._cell.limits.stderr))
+
+    def _check_delay(self) -> None:
+        if self._child.delay > _MOST_DELAY:
+            self.stop(_DELAYED)
+
+    def outConnectionLost(self) -> None:
+        """Take the end of stdout."""
+        self._intake.ended()
+
+    def processExited(self, reason: Failure) -> None:
+        """End whoever the process has left behind."""
+        self._stop_clock()
+        if self._kill is not None and self._kill.active():
+            self._kill.cancel()
+        Deferred.fromCoroutine(self._end_tree())
+
+    async def _end_tree(self) -> None:
+        try:
+            await self._cell.end()
+        finally:
+            self._tree_ended.set(None)
+            if self.failure is not None:
+                self._intake.refuse_files()
+            # What the pipe still holds is little: take it, so that the run can end.
+            self._intake.release()
+            self._child.read_the_rest()
+
+    def processEnded(self, reason: Failure) -> None:
+        """Note how it ended; all output has been read."""
+        value = reason.value
+        status, number = 0, None
+        if isinstance(value, ProcessTerminated):
+            status, number = value.exitCode, value.signal
+        Deferred.fromCoroutine(self._conclude(status, number))
+
+    async def _conclude(self, status: int | None, number: int | None) -> None:
+        await self._tree_ended.wait()
+        await self._intake.done.wait()
+        if self._intake.failed:
+            self.failure = self.failure or _LOST
+        try:
+            self.exit = self._cell.exit(status, number)
+        except EvaluationError as error:
+            # Limits of its own may be too low for a sandbox.
+            over = self.failure or await self._asked(self._cell.exceeded, True)
+            self.failure = over or self._with_stderr(error)
+        self.usage = await self._asked(self._cell.usage, self._child.usage) or Usage(None, None)
+        self._add_what_was_waited_for()
+        if self.failure is None and self.exit is not None and self.exit != Exit(0):
+            self.failure = await self._asked(self._cell.exceeded, True) or self._why(self.exit)
+        self.ended.set(self)
+
+    async def _asked(self, question: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what the cell answers; nothing where it cannot, for the run has to end."""
+        try:
+            return await self._threads.run(question, *arguments)
+        except Exception:  # noqa: BLE001
+            log.failure("a run's {question} is not known", question=question.__name__)
+            return None
+
+    def _add_what_was_waited_for(self) -> None:
+        """Take the processor time from the kernel where the groups do not know it."""
+        usage, waited = self.usage, self._child.usage
+        if usage.cpu_seconds is None and waited is not None:
+            self.usage = attrs.evolve(usage, cpu_seconds=waited.ru_utime + waited.ru_stime)
+
+    def _with_stderr(self, error: EvaluationError) -> EvaluationError:
+        return attrs.evolve(error, members={**error.members, "stderr": self.stderr})
+
+    def _why(self, end: Exit) -> EvaluationError:
+        """Return the error of a run that ended badly by itself, or by a limit of one process."""
+        limits, number, status = self._cell.limits, end.signal, end.status
+        # Anybody may exit like this: what was used has to fit.
+        if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
+            return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
+        if number is not None:
+            message = f"the evaluator was ended by signal {number} ({signal.strsignal(number)})"
+            return self._with_stderr(EvaluationError("exit", message, {"signal": number}))
+        message = f"the evaluator exited with status {status}"
+        return self._with_stderr(EvaluationError("exit", message, {"status": status or 0}))

@@ -1,0 +1,91 @@
+"""The status document of an evaluation (contract, section 7)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import attrs
+
+from tawebeval.core.states import State
+from tawebeval.evaluations.evaluation import Evaluation
+
+
+def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
+    """Return what can be told about an evaluation, as JSON takes it.
+
+    `place` is how many wait before it to run; None when it does not wait. What is not known yet
+    is null.
+    """
+    request, commit, ring = evaluation.request, evaluation.commit, evaluation.ring
+    result = evaluation.result
+    run = evaluation.run or result
+    document: dict[str, Any] = {
+        "evaluation_id": evaluation.identifier,
+        "log_name": evaluation.name,
+        "state": evaluation.state.value,
+        "queue_place": place if evaluation.state is State.QUEUED else None,
+        "repository": request.repository.url,
+        "commit_oid": request.commit_oid,
+        "tree_oid": commit and commit.tree,
+        "directory": request.directory,
+        "evaluator_cmd": request.shown_command,
+        "seed": evaluation.seed,
+        "created": _time(evaluation, "created"),
+        "fetching": _time(evaluation, State.FETCHING.value),
+        "running": _time(evaluation, State.RUNNING.value),
+        "ended": _time(evaluation, "ended"),
+        "exit": None,
+        "usage": None,
+        "error": None,
+        "callback": None,
+        "stderr": run.stderr if run else "",
+        "events": {"buffered": ring.newest - ring.oldest, "discarded": ring.oldest},
+        "buffered_bytes": ring.size,
+        "paused_seconds": round(run.paused_seconds, 3) if run else 0,
+    }
+    if result is not None:
+        document["exit"] = result.exit and attrs.asdict(result.exit)
+        document["usage"] = {
+            "cpu_seconds": result.usage.cpu_seconds and round(result.usage.cpu_seconds, 3),
+            "peak_memory_bytes": result.usage.peak_memory,
+            "wall_seconds": round(
+                evaluation.times["ended"] - evaluation.times[State.RUNNING.value], 3
+            )
+            if "ended" in evaluation.times
+            else None,
+        }
+    if evaluation.failure is not None:
+        document["error"] = {
+            "reason": evaluation.failure.reason,
+            "message": evaluation.failure.message,
+        }
+    callback = evaluation.callback
+    if callback is not None:
+        document["callback"] = {
+            "url": callback.shown_url,
+            "state": callback.stage.value,
+            "attempts": callback.attempts,
+            "last_error": callback.last_error,
+        }
+    return document
+
+
+def summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the members of the status document that a list shows of each evaluation."""
+    return {
+        "evaluation_id": evaluation.identifier,
+        "state": evaluation.state.value,
+        "created": _time(evaluation, "created"),
+        "ended": _time(evaluation, "ended"),
+    }
+
+
+def _time(evaluation: Evaluation, name: str) -> str | None:
+    moment = evaluation.times.get(name)
+    return None if moment is None else shown_time(moment)
+
+
+def shown_time(moment: float) -> str:
+    """Return a time, in seconds since the epoch, as documents have it (RFC 3339)."""
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,121 @@
+"""The operator's credentials as they are now: read from their files, chosen for a caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from tawebeval.config import CredentialSettings
+from tawebeval.core.hosts import target_of
+from tawebeval.errors import ConfigurationError
+from tawebeval.git.credentials import Credential, parse_password
+from tawebeval.linux.secretfiles import warn_of_strangers
+from tawebeval.reloadable import Rereading
+
+_SETTING = "repositories.credentials"
+
+
+@attrs.define
+class Keyring:
+    """Knows the secrets of `settings`.
+
+    A file without a directory is one that systemd hands over: it lies in `directory`, which is
+    empty where there is none. `key` makes the identities, so that they tell nothing.
+    """
+
+    _settings: Sequence[CredentialSettings]
+    _directory: str
+    _key: bytes = attrs.field(repr=False)
+    _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Read the files. Raises ConfigurationError with the path of the key."""
+        self._credentials = self._read()
+
+    def choose(self, url: str, caller: str) -> Credential | None:
+        """Return the first credential for where `url` leads that this caller may use.
+
+        Raises ValueError for what is no URL.
+        """
+        target = target_of(url)
+        if target is None:
+            return None
+        return next((one for one in self._credentials if one.serves(target, caller)), None)
+
+    def identity(self, credential: Credential) -> bytes:
+        """Return what tells apart what was fetched by different credentials."""
+        return credential.identity(self._key)
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """Where all is read from; keys are read by ssh again for each fetch."""
+        return tuple(
+            Path(self._directory, name)
+            for entry in self._settings
+            for name in (entry.password_file, entry.key_file, entry.known_hosts_file)
+            if name
+        )
+
+    def rereadings(self) -> Iterator[Rereading[Sequence[Credential]]]:
+        """Yield what reads the files again; nothing without credentials."""
+        if self._settings:
+            yield Rereading(_SETTING, self.files, self._read, self._take)
+
+    def _take(self, credentials: Sequence[Credential]) -> None:
+        self._credentials = credentials
+
+    def _read(self) -> Sequence[Credential]:
+        return tuple(
+            self._credential(entry, f"{_SETTING}[{number}]")
+            for number, entry in enumerate(self._settings)
+        )
+
+    def _credential(self, entry: CredentialSettings, setting: str) -> Credential:
+        password, key, known_hosts = None, "", ""
+        if entry.password_file:
+            setting += ".password_file"
+            path, secret = self._content(entry.password_file, setting)
+            try:
+                password = parse_password(secret)
+            except ValueError as error:
+                raise ConfigurationError(f"{setting}: {path} {error}") from None
+            secret = password.encode()
+        else:
+            hosts, _ = self._content(entry.known_hosts_file, f"{setting}.known_hosts_file")
+            path, secret = self._content(entry.key_file, f"{setting}.key_file")
+            key, known_hosts = str(path), str(hosts)
+        return Credential(
+            host=entry.host.lower(),
+            port=entry.port,
+            username=entry.username,
+            callers=entry.callers,
+            secret=secret,
+            password=password,
+            key=key,
+            known_hosts=known_hosts,
+        )
+
+    def _content(self, name: str, setting: str) -> tuple[Path, bytes]:
+        """Return where a file is, and what it says."""
+        path = Path(name)
+        if not path.is_absolute():
+            if not self._directory:
+                raise ConfigurationError(
+                    f"{setting}: {name} is neither an absolute path nor is there a directory of"
+                    " systemd's credentials (LoadCredential=)"
+                )
+            path = Path(self._directory, name)
+        try:
+            content = path.read_bytes()
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise ConfigurationError(
+                f"{setting}: {path} cannot be read: {error.strerror}"
+            ) from None
+        if not content.strip():
+            raise ConfigurationError(f"{setting}: {path} is empty")
+        if not setting.endswith("known_hosts_file"):
+            warn_of_strangers(path, mode, setting)
+        return path, content

@@ -1,0 +1,301 @@
+"""Starts programs: a program by itself, which knows nothing of tawebeval.
+
+It is a child of the daemon, and what it starts are the daemon's own children, too. It forks a spare
+process, which waits for an order and becomes what that says: the program. When an order was taken
+it forks the next one. So orders are not waited for by a fork, and are executed side by side.
+
+To execute one is to mount an overlay in a mount namespace of its own, if there is to be one, to
+enter groups, and to begin. Nothing of that stays here: when the program has ended its namespace is
+gone, and the overlay with it. So there is nothing to unmount, and namespaces remain small however
+many there are. To mount takes a user namespace in which a process has all capabilities; outside of
+that it has none, and none of them is handed on.
+
+An order is a message with descriptors: of a file with the words of it (`encode`), of a socket for
+the report, and of what the program gets as 1, 2 and so on; its stdin is `/dev/null`. The report
+begins, when all is ready for the program, with the number of its process, the devices that files of
+the overlay have, and the descriptor of the overlay's top. If the socket is closed after that, the
+program has begun. Otherwise there is a last message, of why not. All this ends with the connection
+by which orders come, its stdout. If it ends because the kernel makes no more processes, the last
+message there is the errno of that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import signal
+import socket
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+READY = b"ready"
+"""The first message on the connection; a number after it is an errno, and the last one."""
+MOUNT, START = b"mount", b"start"
+"""What has failed, in the last message of a report: number, one of these, errno and path."""
+OOM_SCORE_ADJ = 500
+"""What programs have, so that the kernel kills them before the daemon (proc(5))."""
+DESCRIPTORS = 16
+"""How many a program can have, at most, and an order besides its file and the report."""
+
+_CLONE_NEWNS, _CLONE_PARENT = 0x20000, 0x8000
+_PR_SET_DUMPABLE, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 4, 47, 4
+_MS_NOSUID, _MS_NODEV = 2, 4
+_UMASK = 0o022
+_FAILED = 127  # the exit status, which nobody but the kernel sees
+_TAKEN = b"\n"  # what a spare says when it has an order
+
+# With attributes that a user may set, and without synchronising the whole file system when it is
+# unmounted. Not with `xino=on` or `auto`, of which the kernel logs a line for each mount.
+_OVERLAY = "lowerdir={},upperdir={},workdir={},userxattr,xino=off,volatile"
+
+# The number of clone(2), for programs of 64 bits.
+_CLONE = {"x86_64": 56, "aarch64": 220, "riscv64": 220}
+_WIDE = 8  # bytes of an address there
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def encode(*parts: Iterable[bytes]) -> bytes:
+    """Return the words of an order, none of which has a NUL in it.
+
+    The parts are: the lower, the upper and the work directory of the overlay, or nothing; files to
+    write "0" to; limits, each as three numbers with colons between; the program with its arguments;
+    its environment; its directory, and by how much its nice value is higher.
+    """
+    lists = [list(part) for part in parts]
+    counts = " ".join(str(len(words)) for words in lists)
+    return b"\0".join([counts.encode(), *(word for words in lists for word in words)])
+
+
+def decode(order: bytes) -> list[list[bytes]]:
+    """Return the parts that `encode` was given."""
+    counts, *words = order.split(b"\0")
+    rest = iter(words)
+    return [[next(rest) for _ in range(int(count))] for count in counts.split()]
+
+
+def receive(connection: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
+    """Receive a message, with that many descriptors at most, which no program inherits.
+
+    (What Python has for it does not pass on the flag that they need from their first moment.)
+    """
+    numbers = array("i")
+    room = socket.CMSG_LEN(most * numbers.itemsize)
+    message, control, _, _ = connection.recvmsg(size, room, socket.MSG_CMSG_CLOEXEC)
+    for _, _, content in control:
+        numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    return message, list(numbers)
+
+
+def fork_sibling() -> int:
+    """Fork, so that the child is not this process's, but its parent's. Raises OSError.
+
+    Returns 0 in the child. Where the kernel does not offer it there is a process in between, which
+    ends at once: the child, an orphan, becomes that of the nearest subreaper, which the daemon is.
+    """
+    if ctypes.sizeof(ctypes.c_void_p) == _WIDE and (number := _CLONE.get(os.uname().machine)):
+        result: int = _libc.syscall(number, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+        if result >= 0:
+            return result
+        if ctypes.get_errno() not in (errno.EPERM, errno.EINVAL, errno.ENOSYS):
+            raise _error()
+    return _fork_twice()
+
+
+def _fork_twice() -> int:
+    between = os.fork()
+    if between:
+        status = os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+        if status:
+            raise OSError(abs(status), os.strerror(abs(status)))
+        return between
+    between = os.getpid()
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError as error:
+        os._exit(error.errno or errno.EAGAIN)
+    while os.getppid() == between:
+        os.sched_yield()
+    return 0
+
+
+def mount(layers: Sequence[bytes]) -> tuple[int, set[int]]:
+    """Mount an overlay over its upper directory, for this process alone.
+
+    Return its top, and the devices of its files.
+    """
+    if _libc.unshare(_CLONE_NEWNS):
+        raise _error()
+    # By descriptors: no character of a path means anything, and evaluators learn no path.
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = [os.open(path, flags) for path in layers]
+    options = _OVERLAY.format(*(f"/proc/self/fd/{descriptor}" for descriptor in opened))
+    place = layers[1]
+    how = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    if _libc.mount(b"overlay", place, b"overlay", how, options.encode()):
+        raise _error()
+    top = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    devices = {os.fstat(top).st_dev}
+    lower, upper, _ = (os.fstat(descriptor).st_dev for descriptor in opened)
+    if lower != upper:
+        devices |= {_device_of_new_files(top), *_device_of_old_files(top)}
+    return top, devices
+
+
+# Where the layers are of two file systems their files have a device each, other than that of
+# directories (the kernel's filesystems/overlayfs, "Inode properties").
+
+
+def _device_of_new_files(top: int) -> int:
+    name = os.urandom(8).hex()
+    os.symlink(name, name, dir_fd=top)
+    try:
+        return os.stat(name, dir_fd=top, follow_symlinks=False).st_dev
+    finally:
+        os.unlink(name, dir_fd=top)
+
+
+def _device_of_old_files(top: int) -> Iterator[int]:
+    """Yield the device of the first file that is found, if there is one."""
+    folders = ["."]
+    for folder in folders:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=top)
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield entry.stat(follow_symlinks=False).st_dev
+                        return
+                    folders.append(f"{folder}/{entry.name}")
+        finally:
+            os.close(descriptor)
+
+
+def become(words: int, report: socket.socket, outputs: Sequence[int]) -> None:
+    """Become the program of an order. Returns where that fails, which the report tells."""
+    step = MOUNT
+    try:
+        order = os.pread(words, os.fstat(words).st_size, 0)
+        layers, groups, limits, argv, variables, (directory, niceness) = decode(order)
+        environment = dict(each.split(b"=", 1) for each in variables)
+        tops, numbers = [], [os.getpid()]
+        if layers:
+            top, devices = mount(layers)
+            tops.append(top)
+            numbers += devices
+        step = START
+        for group in groups:
+            _enter(group)
+        os.nice(int(niceness))
+        os.chdir(directory)
+        for number, descriptor in enumerate(outputs, 1):
+            os.dup2(descriptor, number)
+        socket.send_fds(report, [b" ".join(b"%d" % number for number in numbers)], tops)
+        for limit in limits:  # last of all, for they hold of this process, too
+            number, soft, hard = map(int, limit.split(b":"))
+            resource.prlimit(0, number, (soft, hard))
+        os.execve(argv[0], argv, environment)  # noqa: S606  (no shell is wanted)
+    except OSError as error:
+        path = os.fsencode(error.filename or b"")
+        report.send(b"\0".join((b"%d" % os.getpid(), step, b"%d" % (error.errno or 0), path)))
+
+
+def _enter(group: bytes) -> None:
+    descriptor = os.open(group, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, b"0")
+    finally:
+        os.close(descriptor)
+
+
+def wait(connection: socket.socket, taken: int) -> None:
+    """Wait for an order, and become what it says. Who reads from `taken` is told of that.
+
+    Returns when there will be none any more. Until then this is in the process group of the
+    launcher, and killed with it.
+    """
+    # What holds for every program is done before there is an order.
+    os.umask(_UMASK)
+    os.set_inheritable(0, True)
+    # Those that Python ignores; for what it has handlers the kernel does the same.
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(ignored, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _, descriptors = receive(connection, 1, DESCRIPTORS + 2)
+    if descriptors:
+        os.setsid()
+        os.write(taken, _TAKEN)
+        os.close(taken)
+        words, report, *outputs = descriptors
+        become(words, socket.socket(fileno=report), outputs)
+
+
+def serve(connection: socket.socket) -> None:
+    """Have somebody wait for each order until the connection is closed. Raises OSError.
+
+    One who ends without an order is the last one, too: another might end like him, and so on.
+    """
+    while True:
+        reading, taken = os.pipe()
+        if not fork_sibling():
+            try:
+                wait(connection, taken)
+            finally:
+                os._exit(_FAILED)
+        os.close(taken)
+        said = os.read(reading, len(_TAKEN))
+        os.close(reading)
+        if said != _TAKEN:
+            return
+
+
+def _expose_to_killer() -> None:
+    """Have the kernel kill what is started here before the daemon, where no memory is left."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < OOM_SCORE_ADJ:
+            file.seek(0)
+            file.write(str(OOM_SCORE_ADJ))
+
+
+def _keep_out_of_dumps() -> None:
+    """Have core dumps of what is started here contain no memory (core(5)).
+
+    A handler of the machine would store them as root, and where no limit counts them.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/coredump_filter", "w") as file:
+        file.write("0")
+
+
+def main() -> None:
+    """Serve the connection that is stdout."""
+    # First, since the files of a process that is not dumpable are root's.
+    _expose_to_killer()
+    _keep_out_of_dumps()
+    _libc.prctl(_PR_SET_DUMPABLE, ctypes.c_ulong(0), 0, 0, 0)
+    _libc.prctl(_PR_CAP_AMBIENT, ctypes.c_ulong(_PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    # No descriptor that comes with an order is one of those that a program shall get it as.
+    connection = os.dup2(1, DESCRIPTORS + 1, inheritable=False)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number in range(DESCRIPTORS + 1):
+        if number != null:
+            os.dup2(null, number, inheritable=False)
+    with socket.socket(fileno=connection) as orders:
+        orders.send(READY)
+        try:
+            serve(orders)
+        except OSError as error:
+            orders.send(b"%d" % (error.errno or 0))
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+if __name__ == "__main__":
+    main()

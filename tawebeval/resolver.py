@@ -1,0 +1,144 @@
+"""From a URL's host to the one address to connect to: looked up once, checked."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+from typing import Any, Protocol
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.logger import Logger
+
+from tawebeval.core.hosts import Address, HostPolicy, Target
+from tawebeval.deferreds import Latch, Threads, outcome
+from tawebeval.errors import ForbiddenHost, TawebevalError
+
+LOOKUP = 30.0
+"""Seconds for a look-up: more than a resolver with its repetitions takes."""
+
+# What getaddrinfo(3) says of a name that name servers know not to exist, or to have no address.
+_UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY)
+
+log = Logger()
+
+
+class UnknownHost(TawebevalError):
+    """A host does not exist, or has no address."""
+
+
+class LookupFailed(TawebevalError):
+    """A host could not be looked up: name servers, or this machine, failed or were too slow."""
+
+
+class Resolver(Protocol):
+    """Looks names up."""
+
+    async def look_up(self, host: str) -> Sequence[Address]:
+        """Return the addresses of a host. Raises OSError as getaddrinfo does."""
+
+
+@attrs.define(eq=False)
+class _Lookup:
+    """A look-up under way, or one that waits for a thread."""
+
+    _host: str
+    waiting: int = 0
+    begun: bool = False
+    abandoned: bool = False
+    outcome: Latch[Callable[[], Sequence[Address]]] = attrs.field(init=False)
+
+    def resolve(self) -> Sequence[Address]:
+        """Look the host up, unless nobody waits for it any more. Blocks. Raises OSError."""
+        if self.abandoned:
+            return ()
+        self.begun = True
+        found = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        return [ip_address(address[0]) for *_, address in found]
+
+
+class SystemResolver:
+    """Looks names up by getaddrinfo(3), each once at a time, in threads that nobody else uses.
+
+    A look-up cannot be stopped. If nobody waits for it any more, it keeps its thread until the
+    system gives up; if it has no thread yet, it does not begin.
+    """
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._lookups: dict[str, _Lookup] = {}
+
+    def start(self) -> None:
+        """Begin to look names up. Raises OSError where the threads cannot be made."""
+        self._threads.start()
+
+    def stop(self) -> None:
+        """Do not wait for look-ups: their threads end with the process."""
+
+    async def look_up(self, host: str) -> Sequence[Address]:
+        """Return the addresses of a host. Raises OSError."""
+        lookup = self._lookups.get(host)
+        if lookup is None:
+            lookup = self._lookups[host] = _Lookup(host)
+            lookup.outcome = outcome(Deferred.fromCoroutine(self._threads.run(lookup.resolve)))
+            lookup.outcome.tell(lambda _: self._remove(host, lookup))
+        lookup.waiting += 1
+        try:
+            return (await lookup.outcome.wait())()
+        finally:
+            lookup.waiting -= 1
+            if not lookup.waiting and not lookup.begun:
+                lookup.abandoned = True
+                self._remove(host, lookup)
+
+    def _remove(self, host: str, lookup: _Lookup) -> None:
+        if self._lookups.get(host) is lookup:
+            del self._lookups[host]
+
+
+@attrs.frozen
+class Addresses:
+    """Checks hosts against the operator's rules."""
+
+    _policy: HostPolicy
+    _resolver: Resolver
+    _clock: Any
+
+    def check(self, target: Target) -> None:
+        """Check what a URL itself tells. Raises ForbiddenHost."""
+        self._policy.check(target)
+
+    async def find(self, target: Target, within: float = LOOKUP) -> Address:
+        """Return the address to connect to, found `within` so many seconds.
+
+        Raises ForbiddenHost, UnknownHost, LookupFailed.
+        """
+        self.check(target)
+        addresses = [target.address] if target.address else await self._look_up(target.host, within)
+        try:
+            return self._policy.choose(target, addresses)
+        except ForbiddenHost:
+            log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
+            raise
+
+    async def _look_up(self, host: str, within: float) -> Sequence[Address]:
+        looked_up = Deferred.fromCoroutine(self._resolver.look_up(host))
+        try:
+            addresses = await looked_up.addTimeout(within, self._clock)
+        except TookTooLong:
+            raise LookupFailed(
+                f"the host {host} could not be looked up within {within:g} seconds"
+            ) from None
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise LookupFailed(
+                    f"the host {host} could not be looked up: {error.strerror}"
+                ) from None
+            addresses = ()
+        except UnicodeError:  # by the rules of IDNA
+            addresses = ()
+        if not addresses:
+            raise UnknownHost(f"the host {host} does not exist, or has no address")
+        return addresses

@@ -1,0 +1,128 @@
+"""Programs of classic BPF that answer system calls (seccomp(2)), assembled from a table.
+
+libseccomp cannot write them: where a call is allowed, it has no way to refuse two values of one
+argument. A search in halves over the numbers also keeps the program short, and each evaluation
+loads it: the kernel runs it once for every call when it does (seccomp_cache_prepare).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+ALLOW = 0x7FFF0000
+KILL_PROCESS = 0x80000000
+_ERRNO = 0x00050000
+
+# Instructions (linux/bpf_common.h): loading a word, masks, jumps, and the answer.
+_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x45, 0x06
+_WORD = 0xFFFFFFFF  # all bits of what a program can look at
+_FARTHEST = 255  # instructions that a conditional jump can skip
+
+# Where struct seccomp_data has the call's number, its architecture and the lower half of its first
+# argument, which is the later half where the most significant byte comes first.
+_NUMBER, _ARCHITECTURE = 0, 4
+_ARGUMENT = 16 + (4 if struct.pack("=H", 1)[0] == 0 else 0)
+
+Instruction = tuple[int, int, int, int]
+"""Its code, how many to skip if its test holds and if not, and its value."""
+
+
+def fail_with(number: int) -> int:
+    """Return the answer that fails a call with this errno; with 0 the call seems to succeed."""
+    return _ERRNO | number
+
+
+@attrs.frozen
+class Condition:
+    """The lower 32 bits of an argument are one of `values`.
+
+    With `has_bit` they have a bit of one of these. Bits that are not in `mask` count as 0.
+    `argument` is the argument's index, from 0 to 5. Of arguments that are neither addresses nor
+    sizes the kernel ignores the upper half, and so does the program.
+    """
+
+    argument: int
+    values: tuple[int, ...]
+    has_bit: bool = False
+    mask: int = _WORD
+
+
+@attrs.frozen
+class Case:
+    """The answer to calls that meet all of the conditions."""
+
+    answer: int
+    conditions: tuple[Condition, ...]
+
+
+@attrs.frozen
+class Decision:
+    """The answers to one call: that of the first case that applies, or else `otherwise`."""
+
+    otherwise: int
+    cases: tuple[Case, ...] = ()
+
+
+def assemble(decisions: Mapping[int, Decision], otherwise: int, architecture: int) -> bytes:
+    """Return the program that gives the answers in `decisions`, by the number of the call.
+
+    `otherwise` is the answer to all other numbers. A call of another architecture, where the
+    numbers mean other calls, kills its process. Raises: struct.error, if the conditions of a case
+    are too long for a jump over them.
+    """
+    code: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, KILL_PROCESS),
+        (_LOAD, 0, 0, _NUMBER),
+        *_search(_spans(decisions, Decision(otherwise))),
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _spans(
+    decisions: Mapping[int, Decision], otherwise: Decision
+) -> Sequence[tuple[int, Decision]]:
+    """Return from which number on which decision holds, in ascending order."""
+    spans: list[tuple[int, Decision]] = []
+    for start in sorted({0, *decisions, *(number + 1 for number in decisions)}):
+        decision = decisions.get(start, otherwise)
+        if not spans or spans[-1][1] != decision:
+            spans.append((start, decision))
+    return spans
+
+
+def _search(spans: Sequence[tuple[int, Decision]]) -> Sequence[Instruction]:
+    if len(spans) == 1:
+        return _decide(spans[0][1])
+    middle = len(spans) // 2
+    below, above = _search(spans[:middle]), _search(spans[middle:])
+    number = spans[middle][0]
+    if len(below) <= _FARTHEST:
+        return [(_AT_LEAST, len(below), 0, number), *below, *above]
+    return [(_AT_LEAST, 0, 1, number), (_JUMP, 0, 0, len(below)), *below, *above]
+
+
+def _decide(decision: Decision) -> Sequence[Instruction]:
+    code: list[Instruction] = []
+    for case in decision.cases:
+        code += _try_case(case)
+    return [*code, (_RETURN, 0, 0, decision.otherwise)]
+
+
+def _try_case(case: Case) -> Sequence[Instruction]:
+    code: list[Instruction] = [(_RETURN, 0, 0, case.answer)]
+    for condition in reversed(case.conditions):
+        jump = _ANY_BIT if condition.has_bit else _EQUAL
+        *others, last = condition.values
+        code = [
+            (_LOAD, 0, 0, _ARGUMENT + 8 * condition.argument),
+            *([(_AND, 0, 0, condition.mask)] if condition.mask != _WORD else []),
+            *((jump, len(others) - index, 0, value) for index, value in enumerate(others)),
+            (jump, 0, len(code), last),
+            *code,
+        ]
+    return code

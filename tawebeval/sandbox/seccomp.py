@@ -1,0 +1,244 @@
+"""The filter of system calls for strangers' programs (seccomp(2)), in the form that bwrap takes.
+
+The filter is a list of what is allowed. A call that it does not name, known today or not, fails
+with ENOSYS, as on a kernel that does not have it: programs then do without.
+
+Allowed are the calls that both Docker's default profile and systemd's @system-service allow, and a
+few that programs need or that only take rights away. Refused of these are the calls that use up
+what the kernel counts for the whole machine or for the daemon's user, show what other evaluations
+do, or take room on the disk that nothing counts. SECURITY.md lists these budgets.
+
+The filter is for the machine's own architecture; a call of another one kills the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.sandbox.bpf import ALLOW, Case, Condition, Decision, assemble, fail_with
+
+# Names of other architectures, and names that this libseccomp does not know, have no effect.
+ALLOWED: Mapping[str, str] = {
+    "files": "_llseek access chdir chmod chown chown32 close close_range copy_file_range creat dup"
+    " dup2 dup3 faccessat faccessat2 fadvise64 fadvise64_64 arm_fadvise64_64 fchdir fchmod fchmodat"
+    " fchmodat2 fchown fchown32 fchownat fdatasync fgetxattr flistxattr flock fremovexattr"
+    " fsetxattr fstat fstat64 fstatat64 fstatfs fstatfs64 fsync ftruncate ftruncate64 futimesat"
+    " getcwd getdents getdents64 getxattr lchown lchown32 lgetxattr link linkat listxattr"
+    " llistxattr lremovexattr lseek lsetxattr lstat lstat64 mkdir mkdirat mknod mknodat newfstatat"
+    " open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink"
+    " readlinkat readv removexattr rename renameat renameat2 rmdir setxattr stat stat64"
+    " statfs statfs64 statx symlink symlinkat sync_file_range sync_file_range2 truncate truncate64"
+    " umask unlink unlinkat utime utimensat utimensat_time64 utimes write writev",
+    "waiting": "_newselect epoll_create epoll_create1 epoll_ctl epoll_pwait epoll_pwait2 epoll_wait"
+    " eventfd eventfd2 poll ppoll ppoll_time64 pselect6 pselect6_time64 select",
+    "memory": "brk cacheflush madvise membarrier mincore mlock mlock2 mlockall mprotect mremap"
+    " msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect remap_file_pages",
+    "communication": "accept accept4 bind connect getpeername getsockname getsockopt listen msgctl"
+    " msgget msgrcv msgsnd pipe pipe2 recv recvfrom recvmmsg recvmmsg_time64 recvmsg semctl semget"
+    " semop semtimedop semtimedop_time64 send sendmmsg sendmsg sendto shmat shmctl shmdt shutdown",
+    "processes": "arch_prctl capget capset execve execveat exit exit_group fork futex futex_requeue"
+    " futex_time64 futex_wait futex_waitv futex_wake get_robust_list get_thread_area getpgid"
+    " getpgrp getpid getppid getpriority getrlimit getrusage getsid gettid ioprio_get"
+    " kill map_shadow_stack pidfd_open pidfd_send_signal prlimit64 restart_syscall"
+    " riscv_flush_icache riscv_hwprobe rseq sched_get_priority_max sched_get_priority_min"
+    " sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval"
+    " sched_rr_get_interval_time64 sched_setaffinity sched_setattr sched_setparam"
+    " sched_setscheduler sched_yield set_robust_list set_thread_area set_tid_address set_tls"
+    " setpgid setpriority setrlimit setsid swapcontext tgkill times tkill ugetrlimit uretprobe"
+    " vfork wait4 waitid waitpid",
+    "signals": "pause rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn"
+    " rt_sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 rt_tgsigqueueinfo sigaltstack signalfd"
+    " signalfd4 sigprocmask sigreturn",
+    "users": "getegid getegid32 geteuid geteuid32 getgid getgid32 getgroups getgroups32 getresgid"
+    " getresgid32 getresuid getresuid32 getuid getuid32 setfsgid setfsgid32 setfsuid setfsuid32"
+    " setgid setgid32 setgroups setgroups32 setregid setregid32 setresgid setresgid32 setresuid"
+    " setresuid32 setreuid setreuid32 setuid setuid32",
+    "time": "alarm clock_getres clock_getres_time64 clock_gettime clock_gettime64 clock_nanosleep"
+    " clock_nanosleep_time64 getitimer gettimeofday nanosleep setitimer time timer_create"
+    " timer_delete timer_getoverrun timer_gettime timer_gettime64 timer_settime timer_settime64"
+    " timerfd_create timerfd_gettime timerfd_gettime64 timerfd_settime timerfd_settime64",
+    "the machine": "getcpu getrandom sysinfo uname",
+    # With these a program restricts itself or what it starts, such as a submission.
+    "restrictions": "landlock_add_rule landlock_create_ruleset landlock_restrict_self",
+}
+# Calls that need a privilege, or that namespaces leave open. They fail with EPERM, which programs
+# report as a lack of rights.
+REFUSED: Mapping[str, str] = {
+    "mounts": "mount umount2 pivot_root chroot fsopen fsmount fsconfig fspick move_mount open_tree"
+    " mount_setattr",
+    "namespaces": "unshare setns",
+    "other processes' memory": "ptrace process_vm_readv process_vm_writev process_madvise kcmp"
+    " pidfd_getfd",
+    "keys of the user that runs the daemon": "keyctl add_key request_key",
+    "files by number, past all directories": "name_to_handle_at open_by_handle_at fanotify_init",
+    "interfaces to the kernel's inside": "bpf perf_event_open userfaultfd syslog",
+    "the machine": "kexec_load kexec_file_load init_module finit_module delete_module swapon"
+    " swapoff reboot acct quotactl quotactl_fd vhangup iopl ioperm modify_ldt personality",
+    "the time of day": "clock_settime settimeofday adjtimex clock_adjtime stime",
+}
+
+_REFUSE = fail_with(errno.EPERM)
+# glibc's posix_fallocate(3) writes instead after EOPNOTSUPP, and after no other error.
+_UNSUPPORTED = fail_with(errno.EOPNOTSUPP)
+# A kernel without the option answers so.
+_NO_OPTION = fail_with(errno.EINVAL)
+# splice(2) and sendfile(2) answer so where they do not support a descriptor. Programs then read and
+# write.
+_NO_SPLICE = fail_with(errno.EINVAL)
+
+_CLONE_NEW = (
+    0x00020000,  # CLONE_NEWNS
+    0x02000000,  # CLONE_NEWCGROUP
+    0x04000000,  # CLONE_NEWUTS
+    0x08000000,  # CLONE_NEWIPC
+    0x10000000,  # CLONE_NEWUSER
+    0x20000000,  # CLONE_NEWPID
+    0x40000000,  # CLONE_NEWNET
+)
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+# Requests to file systems. They allocate blocks as fallocate(2) does, on every file system, or
+# change a file's attributes: the project, by which a quota is held, or the size that XFS allocates
+# at once. Or they are of fscrypt: a key that is added stays in the file system after the
+# evaluation, and counts for the user.
+_FILE_REQUESTS = (
+    *(0x40305800 + number for number in (0x0A, 0x24, 0x28, 0x2A, 0x39)),
+    *(0x40086602, 0x401C5820),  # FS_IOC_SETFLAGS, FS_IOC_FSSETXATTR
+    *(0x800C6613, 0x40106614),  # FS_IOC_SET_ENCRYPTION_POLICY, FS_IOC_GET_ENCRYPTION_PWSALT
+    *(0xC0506617, 0xC0406618),  # FS_IOC_ADD_ENCRYPTION_KEY, FS_IOC_REMOVE_ENCRYPTION_KEY
+)
+# All of btrfs, such as subvolumes and snapshots; and FICLONE, without which cp(1) copies.
+_BTRFS_REQUESTS = Condition(1, (0x9400,), mask=0xFF00)
+_F_NOTIFY, _F_SETPIPE_SZ = 1026, 1031
+_PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
+# No priority on the disk above others': none, best effort from the usual level downwards, idle.
+_IO_PRIORITIES = (0, *range(0x4004, 0x4008), *range(0x6000, 0x6008))
+_SOL_SOCKET = 1
+_SO_ATTACH = (
+    26,  # SO_ATTACH_FILTER
+    50,  # SO_ATTACH_BPF
+    51,  # SO_ATTACH_REUSEPORT_CBPF
+    52,  # SO_ATTACH_REUSEPORT_EBPF
+)
+_MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
+_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+# Of sockets of IPv4 and IPv6: stream, datagram and raw, which needs a privilege. Others are of
+# protocols that the kernel has to load, such as DCCP.
+_KINDS = Condition(1, (1, 2, 3), mask=0xF)
+_PROTOCOLS = (
+    0,  # what the kind of socket has by default
+    1,  # IPPROTO_ICMP
+    6,  # IPPROTO_TCP
+    17,  # IPPROTO_UDP
+    58,  # IPPROTO_ICMPV6
+)
+
+
+def _allow_except(*cases: Case) -> Decision:
+    return Decision(ALLOW, cases)
+
+
+def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> Case:
+    return Case(answer, (Condition(argument, values),))
+
+
+def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> Case:
+    return Case(answer, (Condition(argument, bits, has_bit=True),))
+
+
+# Which calls are answered by their arguments, or with another error than the rest.
+_DECISIONS: Mapping[str, Decision] = {
+    # clone3(2) has its flags in memory, where no filter can look: C libraries take clone(2) then.
+    "clone": _allow_except(_refuse_bits(0, *_CLONE_NEW)),
+    "ioctl": _allow_except(
+        # Input for a terminal, as if it were typed there.
+        _refuse_values(1, _TIOCSTI, _TIOCLINUX),
+        _refuse_values(1, *_FILE_REQUESTS, answer=_UNSUPPORTED),
+        Case(_UNSUPPORTED, (_BTRFS_REQUESTS,)),
+    ),
+    # 40 GB in 0.2 s.
+    "fallocate": Decision(_UNSUPPORTED),
+    # inotify's predecessor, which also tells what other evaluations open below /usr.
+    "fcntl": _allow_except(
+        _refuse_values(1, _F_NOTIFY, answer=_NO_OPTION),
+        # What stdout holds at the exit goes into memory however full that is: 1 MiB of blank lines
+        # takes 32 MiB. The kernel answers so where the user has too many pages for pipes.
+        _refuse_values(1, _F_SETPIPE_SZ),
+    ),
+    # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
+    "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, answer=_NO_OPTION)),
+    "setsockopt": _allow_except(
+        Case(_REFUSE, (Condition(1, (_SOL_SOCKET,)), Condition(2, _SO_ATTACH))),
+    ),
+    "ioprio_set": Decision(_REFUSE, (Case(ALLOW, (Condition(2, _IO_PRIORITIES),)),)),
+    # Huge pages, which the operator has set apart for something else.
+    "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=fail_with(errno.ENOMEM))),
+    "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, answer=_NO_OPTION)),
+    "shmget": _allow_except(_refuse_bits(2, _SHM_HUGETLB, answer=fail_with(errno.ENOMEM))),
+    # Moving from a silent socket into stdout keeps the pipe locked. The reactor, which reads the
+    # pipe, would hang in spite of O_NONBLOCK, and KILL would not end the daemon.
+    **dict.fromkeys(("sendfile", "splice", "tee", "vmsplice"), Decision(_NO_SPLICE)),
+    # These write what all others have written, too. What an evaluation writes goes with it.
+    "sync": Decision(fail_with(0)),
+    "syncfs": Decision(fail_with(0)),
+}
+_ALIASES = {"fcntl64": "fcntl", "mmap2": "mmap", "sendfile64": "sendfile"}
+
+
+def make_filter(*, internet: bool) -> int:
+    """Return a descriptor of the filter's program: a file in memory, read from its start.
+
+    `internet` allows sockets of IPv4 and IPv6. Raises: ConfigurationError, where the library that
+    knows the numbers of the calls is not installed.
+    """
+    pyseccomp = _library()
+    architecture = pyseccomp.system_arch()
+    decisions = {}
+    for name, decision in _list_decisions(internet=internet):
+        try:
+            number = pyseccomp.resolve_syscall(architecture, name)
+        except ValueError:
+            continue  # this version of libseccomp does not know it
+        if number >= 0:  # others are of other architectures
+            decisions[number] = decision
+    program = assemble(decisions, fail_with(errno.ENOSYS), architecture)
+    descriptor = os.memfd_create("seccomp", os.MFD_CLOEXEC)
+    os.pwrite(descriptor, program, 0)
+    return descriptor
+
+
+def _list_decisions(*, internet: bool) -> Iterator[tuple[str, Decision]]:
+    for answer, groups in ((ALLOW, ALLOWED), (_REFUSE, REFUSED)):
+        for names in groups.values():
+            for name in names.split():
+                yield name, Decision(answer)
+    yield from _DECISIONS.items()
+    for alias, name in _ALIASES.items():
+        yield alias, _DECISIONS[name]
+    for name in ("socket", "socketpair"):
+        yield name, _decide_sockets(internet=internet)
+
+
+def _decide_sockets(*, internet: bool) -> Decision:
+    """Return which sockets may be made: network namespaces do not cover all families."""
+    cases = [Case(ALLOW, (Condition(0, (_AF_UNIX,)),))]
+    if internet:
+        families = Condition(0, (_AF_INET, _AF_INET6))
+        cases.append(Case(ALLOW, (families, _KINDS, Condition(2, _PROTOCOLS))))
+        cases.append(Case(fail_with(errno.EPROTONOSUPPORT), (families,)))
+    return Decision(fail_with(errno.EAFNOSUPPORT), tuple(cases))
+
+
+def _library() -> Any:
+    """Import it only where there is to be a sandbox: it loads a library of the system's."""
+    try:
+        import pyseccomp
+    except RuntimeError:
+        raise ConfigurationError(
+            "sandbox.kind: there is no libseccomp here, which knows the numbers of system calls;"
+            " apt-get install libseccomp2"
+        ) from None
+    return pyseccomp

@@ -1,0 +1,47 @@
+"""What TuringArena's clients of 2018 want, which know nothing newer (contract, section 7).
+
+They ask for pages at another place, and give up after about 30 seconds of empty ones, which
+they ask for faster at first and then every three seconds. So there a request for events waits
+although it does not say so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from klein import Klein
+from twisted.web.iweb import IRequest
+
+from tawebeval.errors import InvalidField
+from tawebeval.web.events import read_page
+from tawebeval.web.responses import argument, received, send
+
+if TYPE_CHECKING:
+    from tawebeval.web.context import Api
+
+FIELDS = {
+    "oid": "commit_oid",
+    "repositories[main][url]": "repository[url]",
+    "repositories[main][branch]": "repository[branch]",
+    "repositories[main][depth]": "repository[depth]",
+}
+"""Fields of a form by their older names, and what they are called now."""
+
+
+def answer_to_form(identifier: str) -> dict[str, str]:
+    """Return the answer to a form, in which older clients look for `id`."""
+    return {"evaluation_id": identifier, "id": identifier}
+
+
+def add_routes(app: Klein, api: Api) -> None:
+    """Add the older place of pages to the application."""
+
+    @app.route("/evaluation_events", methods=["GET"])
+    async def older_events(request: IRequest) -> bytes:
+        """Return a page of events, waiting for some unless the client says for how long."""
+        identifier = argument(request, "evaluation")
+        if not identifier:
+            raise InvalidField("evaluation", "is missing")
+        wait = api.configuration.polls.older
+        _, page = await read_page(api, received(request), identifier, wait)
+        return send(request, page.encode())

@@ -1,0 +1,7 @@
+"""HTTP without the API: connections, requests, and their bounds.
+
+`channel` is a connection of Twisted's with deadlines (`timeouts`), bounds for what is malformed,
+and WebSockets; `request` is a request and the site. `limits`, `clients` and `presence` count
+connections and say whose they are. `problems` is the one table from exceptions to answers;
+`headers` are those of every answer.
+"""

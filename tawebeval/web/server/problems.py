@@ -1,0 +1,104 @@
+"""The one table from exception to answer: problem documents (RFC 9457).
+
+`message` repeats `detail`, for it is what TuringArena's clients read.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import attrs
+import orjson
+from twisted.web.iweb import IRequest
+from werkzeug.exceptions import HTTPException
+
+from tawebeval import errors
+from tawebeval.web.responses import set_headers
+
+CONTENT_TYPE = b"application/problem+json"
+
+STATUS: dict[type[errors.RequestError], HTTPStatus] = {
+    errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
+    errors.InvalidField: HTTPStatus.BAD_REQUEST,
+    errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
+    errors.Elsewhere: HTTPStatus.PERMANENT_REDIRECT,
+    errors.UnknownEvaluation: HTTPStatus.NOT_FOUND,
+    errors.EvaluationGone: HTTPStatus.GONE,
+    errors.DiscardedCursor: HTTPStatus.GONE,
+    errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
+    errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    errors.TooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    errors.UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    errors.UnsupportedVersion: HTTPStatus.UPGRADE_REQUIRED,
+    errors.HTTPVersionNotSupported: HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
+    errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
+    errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
+    errors.ForeignPage: HTTPStatus.FORBIDDEN,
+    errors.Forbidden: HTTPStatus.FORBIDDEN,
+    errors.NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.OverShare: HTTPStatus.TOO_MANY_REQUESTS,
+    errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+    errors.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
+    """Return a problem document as JSON."""
+    return orjson.dumps(
+        {
+            "type": "about:blank",
+            "title": status.phrase,
+            "status": status.value,
+            "detail": detail,
+            "message": detail,
+            **members,
+        }
+    )
+
+
+@attrs.frozen
+class Problem:
+    """What an exception is answered: `headers` are those besides which all problems have."""
+
+    status: HTTPStatus
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+def problem_of(error: BaseException | None) -> Problem:
+    """Return the answer that an exception deserves.
+
+    What is not in the table is a defect, of which the client learns no more than that.
+    """
+    members: dict[str, Any] = {}
+    headers: dict[bytes, bytes] = {}
+    if isinstance(error, errors.RequestError):
+        status, detail = STATUS[type(error)], error.detail
+        members.update(error.members)
+        if isinstance(error, errors.Busy):
+            headers[b"Retry-After"] = b"%d" % error.retry_after
+        if isinstance(error, errors.Elsewhere):
+            headers[b"Location"] = error.location.encode()
+        if isinstance(error, errors.Unauthorized):
+            headers[b"WWW-Authenticate"] = b"Bearer"
+    elif isinstance(error, HTTPException) and error.code is not None:
+        status = HTTPStatus(error.code)
+        detail = error.description or status.description or status.phrase
+        for name, value in error.get_headers():
+            if name == "Allow":
+                headers[b"Allow"] = value.encode()
+    else:
+        status = HTTPStatus.INTERNAL_SERVER_ERROR
+        detail = "the server has met a defect of its own; its log tells more"
+    return Problem(status, headers, document(status, detail, **members))
+
+
+def answer(request: IRequest, error: BaseException | None) -> bytes:
+    """Set status and headers of the answer that an exception deserves; return its body."""
+    problem = problem_of(error)
+    set_headers(request, problem.headers)
+    # Twisted does not know the phrases of all of them.
+    request.setResponseCode(problem.status, problem.status.phrase.encode())
+    request.setHeader(b"Content-Type", CONTENT_TYPE)
+    return problem.body

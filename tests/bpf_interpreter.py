@@ -1,0 +1,54 @@
+"""Programs of classic BPF, run as the kernel runs them for seccomp (net/core/filter.c)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import attrs
+
+ALLOW = 0x7FFF0000
+KILL_PROCESS = 0x80000000
+ERRNO = 0x00050000
+MOST_INSTRUCTIONS = 4096
+"""How many instructions the kernel accepts."""
+
+TESTS: dict[int, Callable[[int, int], int]] = {
+    0x15: lambda a, b: a == b,
+    0x25: lambda a, b: a > b,
+    0x35: lambda a, b: a >= b,
+    0x45: lambda a, b: a & b,
+}
+
+
+@attrs.frozen
+class Filter:
+    """A program, as far as seccomp has its instructions."""
+
+    instructions: tuple[tuple[int, int, int, int], ...]
+
+    @classmethod
+    def parse(cls, program: bytes) -> Filter:
+        """Return the program with these bytes."""
+        return cls(tuple(struct.iter_unpack("=HBBI", program)))
+
+    def answer(self, number: int, *arguments: int, architecture: int) -> int:
+        """Return the answer to a call."""
+        given = [*arguments, *[0] * (6 - len(arguments))]
+        data = struct.pack("=IIQ6Q", number, architecture, 0, *given)
+        accumulator = place = 0
+        while True:
+            code, if_true, if_false, value = self.instructions[place]
+            place += 1
+            if code == 0x20:  # load a word
+                (accumulator,) = struct.unpack_from("=I", data, value)
+            elif code == 0x54:  # and
+                accumulator &= value
+            elif code == 0x05:  # jump
+                place += value
+            elif code in TESTS:
+                place += if_true if TESTS[code](accumulator, value) else if_false
+            elif code == 0x06:  # return
+                return value
+            else:
+                raise NotImplementedError(f"an instruction of code {code:#x}")

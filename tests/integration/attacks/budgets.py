@@ -1,0 +1,176 @@
+"""Programs that take what the kernel counts for the whole machine, or for the daemon's user.
+
+Those that wait print how much they got, and then `ready`. Those that could harm others on the
+machine of the tests have a ceiling.
+"""
+
+from __future__ import annotations
+
+# Has children do `take(number)` until they are told to end, which is never.
+_TAKE = r"""
+import os, resource, socket, time
+def take_by(children, take):
+    told, tell = os.pipe()
+    for number in range(children):
+        if os.fork() == 0:
+            got = take(number)
+            os.write(tell, b"%d\n" % len(got))
+            time.sleep(600)
+            os._exit(0)
+    os.close(tell)
+    with os.fdopen(told) as file:
+        print("took", sum(int(file.readline()) for _ in range(children)), flush=True)
+    print("ready", flush=True)
+    time.sleep(600)
+def all_of(make):
+    got = []
+    try:
+        while len(got) < 5000:
+            got.append(make())
+    except OSError:
+        pass
+    return got
+"""
+
+# Takes pages for pipes until the user may have no more, when a pipe gets fewer (pipe(7)).
+PIPES = (
+    _TAKE
+    + r"""
+import fcntl
+page = os.sysconf("SC_PAGE_SIZE")
+def take(number):
+    got = all_of(os.pipe)
+    sizes = [fcntl.fcntl(reading, fcntl.F_GETPIPE_SZ) for reading, _ in got]
+    return [None] * (sum(sizes) // page)
+take_by(20, take)
+"""
+)
+
+# Puts descriptors into sockets that nobody reads.
+IN_FLIGHT = (
+    _TAKE
+    + r"""
+pairs = [socket.socketpair() for _ in range(100)]
+def take(number):
+    sending = iter(pairs * 50)
+    return all_of(lambda: socket.send_fds(next(sending)[0], [b"x"], [0]))
+take_by(3, take)
+"""
+)
+
+# Takes a pending signal for each of many timers.
+TIMERS = (
+    _TAKE
+    + r"""
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def timer():
+    if libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())):
+        raise OSError
+take_by(3, lambda number: all_of(timer))
+"""
+)
+
+# Has epoll watch each of many files in each of many instances.
+WATCHES = r"""
+import os, select
+for _ in range(30):
+    if os.fork() == 0:
+        files = [os.eventfd(0) for _ in range(120)]
+        instances = [select.epoll() for _ in range(120)]
+        for instance in instances:
+            for file in files:
+                instance.register(file)
+        os.write(1, b"watching\n")
+        __import__("time").sleep(600)
+for _ in range(30):
+    os.wait()
+print("unlimited")
+"""
+
+_FILTER = r"""
+import ctypes, os, socket, struct, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+# 1,000 instructions of classic BPF that accept everything.
+code = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000) * 1000)
+program = ctypes.create_string_buffer(struct.pack("@HP", 1000, ctypes.addressof(code)), 16)
+kept, attached = [], 0
+"""
+
+# Attaches filters to 50 sockets, and to two processes: by prctl(2) and by seccomp(2).
+FILTERS = (
+    _FILTER
+    + r"""
+for _ in range(50):
+    kept.append(socket.socketpair())
+    attached += not libc.setsockopt(kept[-1][0].fileno(), 1, 26, program, len(program))
+print("sockets", attached, flush=True)
+for call, arguments in ((libc.prctl, (22, 2)), (libc.syscall, (int(sys.argv[1]), 1, 0))):
+    if os.fork() == 0:
+        libc.prctl(38, 1, 0, 0, 0)
+        print("process", int(call(*arguments, program) == 0), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+)
+
+SPIED = "/usr/bin"
+
+# Tells by how many of two ways it learns that somebody lists a directory, for a second.
+SPY = f"""
+import ctypes, fcntl, os, select, signal, time
+libc = ctypes.CDLL(None, use_errno=True)
+told = set()
+signal.signal(signal.SIGIO, lambda *_: told.add("signal"))
+place = os.open({SPIED!r}, os.O_RDONLY)
+try:
+    fcntl.fcntl(place, fcntl.F_NOTIFY, fcntl.DN_ACCESS | fcntl.DN_MULTISHOT)
+except OSError:
+    pass
+events = libc.inotify_init1(0)
+libc.inotify_add_watch(events, {SPIED!r}.encode(), 0x20 | 0x1)  # IN_OPEN, IN_ACCESS
+print("ready", flush=True)
+end = time.monotonic() + 1
+while len(told) < 2 and time.monotonic() < end:
+    if events < 0:
+        time.sleep(0.1)
+    elif select.select([events], [], [], 0.1)[0]:
+        told.add("event")
+print(len(told))
+"""
+
+# Moves from a silent socket into stdout, which keeps the pipe locked. The blank lines are more than
+# `buffers.evaluation` holds, so the pipe is not empty when the daemon reads on.
+HOLD_STDOUT = """
+import errno, os, socket, sys
+silent, _other = socket.socketpair()
+os.write(1, b"\\n" * 347_680)
+try:
+    if sys.argv[1] == "splice":
+        os.splice(silent.fileno(), 1, 1)
+    else:
+        os.sendfile(1, silent.fileno(), None, 1)
+    print("moved")
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"""
+
+# Watches stdout many times. Each read of a full pipe wakes all watches, in the reader's time.
+WATCHED_STDOUT = """
+import os, select
+told, tell = os.pipe()
+for _ in range(10):
+    if os.fork() == 0:
+        instances = [select.epoll() for _ in range(110)]
+        copies = [os.dup(1) for _ in range(130)]
+        for instance in instances:
+            for copy in copies:
+                instance.register(copy, select.EPOLLOUT | select.EPOLLET)
+        os.write(tell, b".")
+        __import__("time").sleep(600)
+for _ in range(10):
+    os.read(told, 1)
+for _ in range(60):
+    os.write(1, (b"x" * 8191 + b"\\n") * 8)
+print("unlimited")
+"""

@@ -1,0 +1,160 @@
+"""Maintenance of a cached repository by a real git: small, whole, and still fetched into."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from twisted.internet import reactor
+from twisted.internet.defer import CancelledError, Deferred, gatherResults
+from twisted.internet.task import deferLater
+from twisted.trial.unittest import TestCase
+
+from tawebeval.core.form import Repository
+from tawebeval.core.hosts import HostPolicy
+from tawebeval.deferreds import Threads
+from tawebeval.errors import EvaluationError
+from tawebeval.git.command import Git
+from tawebeval.git.quota import FetchLimits
+from tawebeval.git.remotes import Remotes
+from tawebeval.git.repository import BareRepository
+from tawebeval.git.trees import TreeLimits
+from tawebeval.linux.child import Spawner
+from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_accounts
+from tawebeval.sandbox.commands import GitBox
+from tawebeval.sandbox.seccomp import make_filter
+from tests.fake_resolver import FakeResolver
+from tests.integration.repositories import GitRepository, HttpServer, git
+from tests.patience import LONG_PATIENCE, PATIENCE
+
+COMMITS = 24  # more than those that have a ref
+MOST = 2**30
+
+
+class MaintenanceTests(TestCase):
+    """A cached repository with commits that were fetched one after the other."""
+
+    timeout = LONG_PATIENCE
+
+    async def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.source = GitRepository(self.folder / "source")
+        self.source.write("big", os.urandom(2**16))
+        self.commits = self.source.history("step", COMMITS)
+        self.threads = Threads.own(reactor, 4, "work")
+        self.threads.start()
+        self.addCleanup(self.threads.stop)
+        accounts = self.folder / "accounts"
+        accounts.mkdir()
+        write_accounts(accounts)
+        filter_ = make_filter(internet=True)
+        self.addCleanup(os.close, filter_)
+        views = tuple(programs_view(accounts)), tuple(network_view())
+        box = GitBox(shutil.which("bwrap") or "", filter_, *views)
+        self.path = self.folder / "cached.git"
+        self.bare = BareRepository(
+            self.path,
+            Git(reactor, Spawner(reactor), ("file", "http"), box=box),
+            self.threads,
+            Remotes(HostPolicy(private_networks=("127.0.0.0/8",)), FakeResolver(), reactor),
+            FetchLimits(reactor, PATIENCE, MOST, TreeLimits(100, 2**20)),
+        )
+        for commit in self.commits:
+            await self.fetch(commit)
+
+    async def fetch(self, commit: str, url: str = "", depth: int | None = None) -> None:
+        """Fetch a commit."""
+        await self.bare.fetch(Repository(url or self.source.url, None, depth), commit)
+
+    async def check_out(self, commit: str) -> None:
+        """Hold that a commit's tree can be checked out."""
+        known = self.bare.known(commit)
+        assert known is not None
+        place = Path(tempfile.mkdtemp(dir=self.folder))
+        tree, index = place / "tree", place / "index"
+        tree.mkdir()
+        index.mkdir()
+        await self.bare.check_out(known, tree, index)
+        shown = git(self.source.folder, "show", f"{commit}:step")
+        self.assertEqual((tree / "step").read_text().strip(), shown)
+
+    async def check_whole(self) -> None:
+        """Hold that everything is there, and nothing that git has left half done."""
+        for commit in (self.commits[0], self.commits[-1]):
+            await self.check_out(commit)
+        git(self.path, "rev-list", "--objects", "--no-walk", *self.commits)
+        git(self.path, "rev-list", "--objects", "--all")
+        packs = self.path / "objects/pack"
+        left = {path.with_suffix("").name for path in packs.iterdir()}
+        self.assertEqual(left, {path.stem for path in packs.glob("pack-*.idx")})
+        self.assertEqual(left, {path.stem for path in packs.glob("pack-*.pack")})
+        self.assertEqual(list(self.path.glob("**/*.lock")), [])
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many packs, commits with a ref, and lines of `shallow` there are."""
+        packs = len(list(self.path.glob("objects/pack/*.pack")))
+        refs = len(git(self.path, "for-each-ref").splitlines())
+        return packs, refs, len((self.path / "shallow").read_text().splitlines())
+
+    async def test_growth(self) -> None:
+        """Of packs, refs and lines of `shallow` there are few afterwards, and all commits."""
+        self.assertEqual(self.counts(), (COMMITS, 8, COMMITS))
+        await self.bare.maintain(MOST)
+        self.assertEqual(self.counts(), (1, 8, 8))
+        await self.check_whole()
+
+    async def test_fetch_afterwards(self) -> None:
+        """What is fetched later builds on what is there: more commits, history, everything."""
+        await self.bare.maintain(MOST)
+        before = self.bare.size()
+        self.commits += self.source.history("step", 2)
+        await self.fetch(self.commits[-1])
+        self.assertLess(self.bare.size() - before, 2**16)
+        await self.fetch(self.commits[-2], depth=10)
+        await self.check_whole()
+        server = HttpServer(self.folder, v2=False)
+        self.addCleanup(server.stop)
+        self.source.branch("beside", self.commits[0])
+        old, _ = self.source.history("other", 2)
+        self.assertTrue((self.path / "shallow").exists())
+        await self.fetch(old, f"{server.url}/source/.git")  # which gives it with all that it has
+        self.assertFalse((self.path / "shallow").exists())
+        await self.bare.maintain(MOST)
+        await self.check_whole()
+
+    async def test_markers_lost(self) -> None:
+        """A commit without a ref is found where its marker was lost, though its server is gone."""
+        await self.bare.maintain(MOST)
+        (self.path / "commits" / self.commits[0]).unlink()
+        await self.fetch(self.commits[0], "file:///nowhere")
+        await self.check_out(self.commits[0])
+
+    async def test_check_outs_meanwhile(self) -> None:
+        """What is checked out while packs are replaced is whole."""
+        maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
+        checking = [Deferred.fromCoroutine(self.check_out(one)) for one in self.commits]
+        await gatherResults([maintenance, *checking])
+
+    async def test_killed(self) -> None:
+        """Wherever it is killed nothing is lost, and nothing half done is left."""
+        for delay in range(0, 90, 15):
+            maintenance = Deferred.fromCoroutine(self.bare.maintain(MOST))
+            await deferLater(reactor, delay / 1000)
+            maintenance.cancel()
+            try:
+                await maintenance
+            except CancelledError:
+                await self.check_whole()
+            self.commits += self.source.history("step", 1)
+            await self.fetch(self.commits[-1])
+
+    async def test_room(self) -> None:
+        """It writes no more than it may; what is refused leaves all as it was."""
+        before = self.counts()
+        with self.assertRaises(EvaluationError):
+            await self.bare.maintain(1024)
+        self.assertEqual(self.counts(), before)
+        await self.check_whole()

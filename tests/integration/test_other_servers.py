@@ -1,0 +1,90 @@
+"""The command at servers that are no tawebeval: it says so, and asks none of them twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from twisted.internet import reactor
+from twisted.internet.interfaces import IAddress
+from twisted.internet.protocol import Factory, Protocol
+from twisted.trial.unittest import TestCase
+
+from tests.integration.receivers import make_certificate
+from tests.integration.terminal import piped
+from tests.patience import LONG_PATIENCE
+
+PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
+
+
+class Other(Protocol):
+    """A server that says the same to everybody."""
+
+    factory: Others
+
+    def dataReceived(self, data: bytes) -> None:
+        """Answer, whatever it was."""
+        assert self.transport is not None
+        self.transport.write(self.factory.says)
+        if not self.factory.says.startswith(b"HTTP"):
+            self.transport.loseConnection()
+
+
+class Others(Factory):
+    """Such a server; `asked` counts connections."""
+
+    protocol = Other
+
+    def __init__(self, says: bytes) -> None:
+        self.says = says
+        self.asked = 0
+
+    def buildProtocol(self, addr: IAddress) -> Protocol | None:
+        """Count."""
+        self.asked += 1
+        return super().buildProtocol(addr)
+
+
+class OtherServersTests(TestCase):
+    """One attempt each."""
+
+    timeout = LONG_PATIENCE
+
+    async def check(self, says: bytes, scheme: str, words: str, tls: Any = None) -> None:
+        """Hold that a server which says that is asked once, and what is told of it."""
+        others, listening = Others(says), reactor
+        if tls is None:
+            port = listening.listenTCP(0, others, interface="127.0.0.1")
+        else:
+            port = listening.listenSSL(0, others, tls.options(), interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        url = f"{scheme}://localhost:{port.getHost().port}"
+        for command in (("status", "a" * 40), ("follow", "a" * 40), ("cancel", "a" * 40)):
+            others.asked = 0
+            done = await piped(url, *command)
+            self.assertEqual((done.returncode, others.asked), (3, 1), done.stderr)
+            self.assertIn(words, done.stderr)
+            self.assertEqual(done.stderr.count("\n"), 1)
+
+    async def test_page(self) -> None:
+        """A web server that answers everything by a page."""
+        await self.check(PAGE, "http", "no tawebeval answers there: the answer is text/html")
+
+    async def test_no_http(self) -> None:
+        """A server of another protocol."""
+        await self.check(b"SSH-2.0-OpenSSH_9.2\r\n", "http", "does not speak HTTP")
+
+    async def test_no_tls(self) -> None:
+        """TLS with a port that speaks none."""
+        await self.check(PAGE, "https", "TLS has failed: wrong version number")
+
+    async def test_untrusted(self) -> None:
+        """A certificate that nobody has vouched for."""
+        certificate, _ = make_certificate("localhost", Path(self.mktemp()).parent)
+        await self.check(PAGE, "https", "certificate verify failed", certificate)
+
+    async def test_no_host(self) -> None:
+        """A name that is no host's, as far as this machine can know that."""
+        done = await piped("http://host.invalid:8080", "status", "a" * 40)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("DNS lookup failed", done.stderr)

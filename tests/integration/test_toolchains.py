@@ -1,0 +1,225 @@
+"""Evaluators in the languages that people write them in: the sandbox leaves them what they need."""
+
+from __future__ import annotations
+
+import shutil
+
+from twisted.trial.unittest import SkipTest
+
+from tests.integration.client import text
+from tests.integration.harness import DaemonTestCase
+
+# Each program uses threads, a child, a pipe, a timer, and a file that it makes, and prints `42`.
+C = r"""
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static void *half(void *answer) { return (*(int *)answer += 21), answer; }
+int main(void) {
+    int answer = 0, pair[2], status;
+    pthread_t thread;
+    pthread_create(&thread, NULL, half, &answer);
+    pthread_join(thread, NULL);
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, pair)) return 1;
+    if (!fork()) return write(pair[1], "x", 1) != 1;
+    char letter;
+    if (read(pair[0], &letter, 1) != 1 || wait(&status) < 0 || status) return 2;
+    int file = open("file", O_RDWR | O_CREAT, 0600);
+    if (posix_fallocate(file, 0, 65536) || lseek(file, 0, SEEK_END) != 65536) return 3;
+    int *place = mmap(NULL, 65536, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    *place = 21;
+    sync();
+    timer_t timer;
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+    if (timer_create(CLOCK_MONOTONIC, &event, &timer)) return 4;
+    answer += *place;
+    FILE *child = popen("cat", "w");
+    fprintf(child, "%d\n", answer);
+    return pclose(child);
+}
+"""
+
+CPP = r"""
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <iostream>
+#include <random>
+#include <thread>
+int main() {
+    std::random_device random;
+    std::filesystem::create_directories("a/b/c");
+    std::atomic<int> answer{int(std::filesystem::remove_all("a")) * 7 + int(random() * 0)};
+    std::vector<std::future<void>> all;
+    for (int i = 0; i < 21; i++)
+        all.push_back(std::async(std::launch::async, [&] {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            answer++;
+        }));
+    for (auto &one : all) one.get();
+    std::cout << answer << std::endl;
+}
+"""
+
+PYTHON = r"""
+import asyncio, concurrent.futures, multiprocessing, os, signal, sqlite3, subprocess, tempfile
+def double(number):
+    return 2 * number
+async def child():
+    made = await asyncio.create_subprocess_exec("cat", stdin=-1, stdout=-1)
+    return int((await made.communicate(b"1\n"))[0])
+if __name__ == "__main__":
+    with multiprocessing.Pool(2) as pool:
+        found = pool.map(double, [1, 2, 3])
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=queue.put, args=(4,))
+    process.start()
+    found.append(queue.get())
+    process.join()
+    with concurrent.futures.ProcessPoolExecutor(2) as executor:
+        found += executor.map(double, [5])
+    with multiprocessing.Manager() as manager:
+        found.append(manager.list([9])[0])
+    found.append(asyncio.run(child()))
+    with sqlite3.connect("database") as database:
+        database.execute("create table answers (answer)")
+        database.execute("insert into answers values (6)")
+        found += database.execute("select answer from answers").fetchone()
+    with tempfile.NamedTemporaryFile() as file:
+        os.posix_fallocate(file.fileno(), 0, 4096)
+    print(sum(found))
+"""
+
+SHELL = r"""
+set -euo pipefail
+coproc { while read -r line; do echo $((line + 1)); done; }
+echo 20 >&"${COPROC[1]}"; read -r first <&"${COPROC[0]}"
+mkfifo pipe; (echo 20 >pipe &) ; read -r second <pipe
+third=$(perl -e 'pipe R, W; if (!fork) { syswrite W, 1; exit } sysread R, $x, 1; print $x')
+for i in 1 2 3; do echo $i; done | xargs -P 3 -I {} touch made-{}
+: >log; (echo end >>log) & tail -n +1 -f --pid=$! log >tailed 2>/dev/null; grep -q end tailed
+find . -name 'made-*' | sort | tar -cf - -T - | gzip | tar -tzf - | wc -l | grep -qx 3
+echo "$first $second $third" | awk '{ ("echo " $3) | getline x; print $1 + $2 + x; fflush() }'
+"""
+
+JAVA = r"""
+import java.nio.file.*; import java.util.concurrent.*; import java.util.stream.*;
+class Main {
+    public static void main(String[] arguments) throws Exception {
+        ExecutorService service = Executors.newFixedThreadPool(4);
+        int answer = service.submit(() -> IntStream.range(0, 7).parallel().sum()).get();
+        service.shutdown();
+        Process child = new ProcessBuilder("echo", "21").start();
+        String said = new String(child.getInputStream().readAllBytes()).trim();
+        Path file = Files.createTempFile("x", "y");
+        Files.writeString(file, said);
+        System.out.println(answer + Integer.parseInt(Files.readString(file)) + child.waitFor());
+    }
+}
+"""
+
+NODE = r"""
+const { Worker, isMainThread, parentPort } = require("worker_threads");
+const { execFile, fork } = require("child_process");
+const fs = require("fs");
+if (!isMainThread) parentPort.postMessage(10);
+else if (process.send) process.send(11);
+else {
+  const worker = new Promise((done) => new Worker(__filename).on("message", done));
+  const child = new Promise((done) => fork(__filename).on("message", done));
+  const echo = new Promise((done) => execFile("echo", ["1"], (_, out) => done(Number(out))));
+  const file = fs.promises.writeFile("file", "20").then(() => Number(fs.readFileSync("file")));
+  Promise.all([worker, child, echo, file]).then((all) => console.log(all.reduce((a, b) => a + b)));
+}
+"""
+
+GO = r"""
+package main
+import ("fmt"; "os"; "os/exec"; "sync"; "time")
+func main() {
+    var group sync.WaitGroup
+    answers := make(chan int, 20)
+    for i := 0; i < 20; i++ {
+        group.Add(1)
+        go func() { time.Sleep(time.Millisecond); answers <- 2; group.Done() }()
+    }
+    group.Wait()
+    said, failure := exec.Command("echo", "2").Output()
+    if failure != nil { panic(failure) }
+    if failure := os.WriteFile("file", said, 0600); failure != nil { panic(failure) }
+    var answer int
+    fmt.Sscan(string(said), &answer)
+    for len(answers) > 0 { answer += <-answers }
+    fmt.Println(answer)
+}
+"""
+
+RUST = r"""
+use std::{fs, process::Command, sync::mpsc, thread};
+fn main() {
+    let (tell, told) = mpsc::channel();
+    for _ in 0..20 { let tell = tell.clone(); thread::spawn(move || tell.send(2).unwrap()); }
+    drop(tell);
+    let said = Command::new("echo").arg("2").output().unwrap().stdout;
+    fs::write("file", &said).unwrap();
+    let first: i32 = String::from_utf8(said).unwrap().trim().parse().unwrap();
+    println!("{}", first + told.iter().sum::<i32>());
+}
+"""
+
+
+class ToolchainTests(DaemonTestCase):
+    """One program in each language, built and run as an evaluator does."""
+
+    async def check(self, name: str, source: str, command: str) -> None:
+        """Check that a program prints what it is to print."""
+        program = command.split()[0]
+        if shutil.which(program, path="/usr/bin:/bin") is None:
+            raise SkipTest(f"there is no {program} in /usr/bin")
+        self.repository.write(name, source)
+        self.commit = self.repository.commit()
+        events = await self.run_command(command)
+        self.assertEqual(text(events), "42\n", events)
+
+    async def test_c(self) -> None:
+        """gcc, and what it makes."""
+        await self.check("main.c", C, "gcc -O1 -pthread -o main main.c && ./main")
+
+    async def test_cpp(self) -> None:
+        """g++, and what it makes."""
+        await self.check("main.cpp", CPP, "g++ -std=c++17 -pthread -o main main.cpp && ./main")
+
+    async def test_python(self) -> None:
+        """Python with processes of every kind."""
+        await self.check("main.py", PYTHON, "python3 main.py")
+
+    async def test_shell(self) -> None:
+        """bash, awk, perl and the usual tools."""
+        await self.check("main.sh", SHELL, "bash main.sh")
+
+    async def test_java(self) -> None:
+        """The Java compiler and virtual machine, with threads and a child."""
+        command = "javac -J-Xmx200m Main.java && java -Xmx100m Main"
+        await self.check("Main.java", JAVA, command)
+
+    async def test_node(self) -> None:
+        """Node.js with a worker, a child and files."""
+        await self.check("main.js", NODE, "node main.js")
+
+    async def test_go(self) -> None:
+        """The Go compiler, and goroutines."""
+        await self.check("main.go", GO, "go build -p 1 -o main main.go && ./main")
+
+    async def test_rust(self) -> None:
+        """The Rust compiler, and threads."""
+        await self.check("main.rs", RUST, "rustc -O main.rs && ./main")

@@ -1,0 +1,173 @@
+"""Check the package on machines: `python -m tests.machine [--only WORDS] [SUITE...]`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.machine import cache, package, qemu, roots
+
+SUITES = {"bookworm": "Debian 12", "trixie": "Debian 13"}
+PATIENCE = 1800.0
+"""Seconds for one machine. It takes a few minutes, and several times as long beside others."""
+
+_GUEST = Path(__file__).with_name("guest")
+# What the machine prints of a check; all else explains a failure.
+_VERDICT = re.compile(r"(ok|FAILED) ")
+_ALL = "all checks were run"
+_UNIT_TESTS = "unit tests, with this machine's kernel"
+
+
+def _programs() -> dict[str, str]:
+    """Return the suite's own attacks by their names."""
+    # Not before it is known that there can be machines: this needs libseccomp, as QEMU does.
+    from tests.integration.attacks import bombs, fillers
+
+    found = {**vars(bombs), **vars(fillers)}
+    return {name: value for name, value in found.items() if name.isupper()}
+
+
+def _stopwatch() -> Callable[[], str]:
+    """Return what tells the seconds since it was asked last, "12 s"."""
+    last = time.monotonic()
+
+    def took() -> str:
+        nonlocal last
+        before, last = last, time.monotonic()
+        return f"{last - before:.0f} s"
+
+    return took
+
+
+class Suite:
+    """The checks on one suite; `failed` and `passed` count them."""
+
+    def __init__(self, name: str, only: str) -> None:
+        self._name = name
+        self._only = only
+        self.passed = self.failed = 0
+
+    def say(self, line: str) -> None:
+        """Print a line about this suite."""
+        print(f"{SUITES[self._name]}: {line}", flush=True)
+
+    def judge(self, line: str) -> None:
+        """Print a line, which may be the verdict of a check."""
+        self.say(line)
+        found = _VERDICT.match(line)
+        if found:
+            self.passed += found[1] == "ok"
+            self.failed += found[1] == "FAILED"
+
+    def explain(self, printed: bytes) -> None:
+        """Print the end of what a program has printed."""
+        for line in printed.decode(errors="replace").splitlines()[-60:]:
+            self.say(f"    {line}")
+
+    def run(self) -> None:
+        """Make the machine and the package, boot, and run the checks."""
+        work = Path(tempfile.mkdtemp(prefix="tawebeval-qemu-"))
+        try:
+            self._run(work)
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            self.judge(f"FAILED {str(error)[-200:]}")  # commands are long
+            self.explain(getattr(error, "stdout", None) or b"")
+        finally:
+            shutil.rmtree(work)
+
+    def _run(self, work: Path) -> None:
+        took = _stopwatch()
+        with (
+            roots.machine(self._name) as folder,
+            package.workshop(self._name, work) as workshop,
+            ThreadPoolExecutor(1) as beside,
+        ):
+            self.say(f"the root file systems are there ({took()})")
+            built = workshop.build()
+            self.say(f"the package was built ({took()})")
+            given = work / "given.d"
+            shutil.copytree(_GUEST, given)
+            (given / "programs.json").write_text(json.dumps(_programs()))
+            shutil.copyfile(built, given / "tawebeval.deb")
+            (given / "only").write_text(self._only)
+            testing = None
+            if workshop.has_other_python() and _UNIT_TESTS.startswith(self._only):
+                testing = beside.submit(self._test, workshop)
+            complete = booted = False
+            for line in qemu.boot(folder, given, work, PATIENCE):
+                if not booted:
+                    self.say(f"the machine was booted ({took()})")
+                    booted = True
+                self.judge(line)
+                complete = complete or line == _ALL
+            if not complete:
+                self.judge("FAILED the machine was off before all checks were run; its console:")
+                self.explain((work / "console").read_bytes())
+            if testing:
+                self.judge(testing.result())
+
+    def _test(self, workshop: package.Workshop) -> str:
+        """Run the unit tests with the suite's Python, bubblewrap and git; return the verdict."""
+        took = _stopwatch()
+        try:
+            outcome = workshop.test()
+        except subprocess.CalledProcessError as error:
+            self.explain(error.stdout)
+            return f"FAILED {_UNIT_TESTS}"
+        return f"ok {_UNIT_TESTS}: {outcome} ({took()})"
+
+
+def stop(*_: object) -> None:
+    """End the programs that are at work: with them the suites end, and tidy up."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            # All but this one have nothing to tidy up themselves.
+            asked = Path(f"/proc/{child}/comm").read_text() == "mmdebstrap\n"
+            os.kill(int(child), signal.SIGTERM if asked else signal.SIGKILL)
+
+
+def main() -> int:
+    """Read the command line, and check the suites side by side; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.machine")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
+    parser.add_argument("--only", default="", help="run the checks with these words in their names")
+    arguments = parser.parse_args()
+    unknown = set(arguments.suites) - set(SUITES)
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: no such suite (there are {', '.join(SUITES)})")
+    reason = qemu.missing()
+    if reason:
+        print(f"No machine can be had here: {reason}")
+        if os.environ.get("CI"):
+            print("With CI set, this is not skipped.")
+            return 1
+        print("0 passed, 0 failed, 1 skipped")
+        return 0
+    signal.signal(signal.SIGTERM, stop)
+    # What a shell has started in the background ignores it, with all children; but it is tested.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    took = _stopwatch()
+    print(f"Machines in QEMU ({qemu.accelerator()}); what is slow to make is in {cache.FOLDER}")
+    suites = [Suite(name, arguments.only) for name in arguments.suites or SUITES]
+    with ThreadPoolExecutor(len(suites)) as threads:
+        list(threads.map(Suite.run, suites))
+    passed = sum(suite.passed for suite in suites)
+    failed = sum(suite.failed for suite in suites)
+    print(took())
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    return 0 if passed and not failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""The checks, run one after the other in the machine, as root: `checks.py [WORD...]`.
+
+With WORDs only those run that have one of them in their names, and those that others need. Each
+prints one line: `ok NAME`, or `FAILED NAME: why`. Indented lines explain a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import service
+from attacks import (
+    ALL_MEMORY,
+    ATTACKS,
+    HIDDEN_FILES,
+    MIB,
+    SOME_MEMORY,
+    SPIN,
+    Attack,
+    limits,
+)
+from service import CACHE, SOCKET, STATE, UNIT, attempt, begin, begin_python, follow, run, show
+
+PACKAGE = "/root/given/tawebeval.deb"
+ALL = "all checks were run"
+
+# Denies user namespaces to all that start bwrap or unshare, as Ubuntu does.
+_DENYING = """
+abi <abi/4.0>,
+profile denying /usr/bin/{bwrap,unshare} flags=(attach_disconnected) {
+  file, capability, network, mount, umount, pivot_root, signal, ptrace, unix, mqueue,
+}
+"""
+_PROFILE = Path("/etc/apparmor.d/tawebeval")
+_KNOWS_NAMESPACES = Path("/sys/kernel/security/apparmor/features/namespaces/mask")
+
+
+def machine() -> None:
+    """Hold that the machine has what limits rest on: cgroups of version 2, project quotas."""
+    controllers = Path("/sys/fs/cgroup/cgroup.controllers").read_text().split()
+    assert {"cpu", "memory", "pids"} <= set(controllers), controllers
+    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
+    (options,) = (fields[3] for fields in mounts if fields[1] == "/")
+    assert "prjquota" in options.split(","), options
+
+
+def install() -> None:
+    """Install the package: the service comes up as its own user, without a warning."""
+    done = attempt("dpkg", "-i", PACKAGE)
+    assert done.returncode == 0 and "tawebeval: " not in done.stderr, done
+    for unit in (SOCKET, UNIT):
+        found = show("ActiveState", unit), show("UnitFileState", unit)
+        assert found == ("active", "enabled"), f"{unit}: {found}"
+    assert pwd.getpwnam("tawebeval").pw_shell == "/usr/sbin/nologin"
+    check_directories()
+
+
+def check_directories() -> None:
+    """Hold that state and cache are where they belong, and are the service's user's alone."""
+    for path in (STATE, STATE / "key", CACHE, CACHE / "repositories"):
+        assert not path.is_symlink(), path
+        assert path.owner() == path.group() == "tawebeval", f"{path} belongs to {path.owner()}"
+        assert not path.stat().st_mode & 0o077, f"{path}: {path.stat().st_mode:o}"
+    for kind in ("lib", "cache"):
+        assert not Path("/var", kind, "private/tawebeval").exists()
+
+
+def doctor() -> None:
+    """Hold that the documented doctor finds all ok, with unit and configuration as shipped."""
+    all_is_ok()
+    assert service.is_ready()
+
+
+def all_is_ok() -> list[str]:
+    """Hold that the doctor finds all ok, and return what it says."""
+    findings = service.examine()
+    worse = [finding for finding in findings if finding["health"] != "ok"]
+    assert not worse, worse
+    return [finding["what"] for finding in findings]
+
+
+def honest() -> None:
+    """Hold that an evaluation is fetched, run and followed to its end."""
+    service.configure(limits())
+    outcome = follow(begin("cat $SUBMISSION_FILE_SOLUTION README"))
+    assert (outcome.text, outcome.error) == ("42\nan evaluator\n", {}), vars(outcome)
+
+
+def nothing_is_left() -> bool:
+    """Tell whether no evaluation has a directory any more."""
+    return not list((STATE / "evaluations").iterdir())
+
+
+def limit(attack: Attack) -> None:
+    """Hold that the attack ends with its reason, and the daemon goes on."""
+    daemon = show("MainPID")
+    outcome = follow(begin_python(attack.program, attack.arguments))
+    assert outcome.text == "", outcome.text
+    error = outcome.error
+    assert (error.get("reason"), error.get("value")) == (attack.reason, attack.value), error
+    assert show("MainPID") == daemon, "the daemon has ended, too"
+    service.wait_until(nothing_is_left, "its directory is removed")
+
+
+def processor_time(word: str) -> float:
+    """Return the seconds of all processes whose last argument is this word."""
+    ticks = 0
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended meanwhile
+            if file.read_text().endswith(f"\0{word}\0"):
+                fields = file.with_name("stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])  # utime and stime, see proc(5)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def processor_share() -> None:
+    """Hold that two processes get as much processor time as the eight of another evaluation."""
+    service.configure(limits(cpu=600))
+    spinning = [begin_python(SPIN, words) for words in ("8 many", "2 few")]
+    for identifier in spinning:
+        follow(identifier, "spins")
+    many, few = -processor_time("many"), -processor_time("few")
+    time.sleep(10)
+    many, few = many + processor_time("many"), few + processor_time("few")
+    for identifier in spinning:
+        service.ask("DELETE", f"/evaluation/{identifier}")
+    # Among ten equal processes two would have a quarter of what eight have.
+    assert few > 0.6 * many, f"two had {few:.1f} s, eight had {many:.1f} s"
+
+
+def memory_killer() -> None:
+    """Hold that the kernel, without memory left, kills an evaluator and not the daemon.
+
+    First without any left for the unit, which has less than as shipped, so that it is soon full.
+    Then as if the machine had none left, by a command to the kernel: one that really has none
+    spends minutes on reading its programs from the disk again and again.
+    """
+    service.override("MemoryMax=384M")
+    service.configure(limits(cpu=600, memory=2048 * MIB))
+    try:
+        daemon = show("MainPID")
+        hold_killed(begin_python(ALL_MEMORY), "takes all\n")
+        identifier = begin_python(SOME_MEMORY)
+        follow(identifier, "has some")
+        Path("/proc/sysrq-trigger").write_text("f")
+        hold_killed(identifier, "has some\n")
+        assert follow(begin("echo again")).text == "again\n"
+        assert show("MainPID") == daemon, "the daemon has ended, too"
+    finally:
+        service.override()
+        service.configure(limits())
+
+
+def hold_killed(identifier: str, printed: str) -> None:
+    """Hold that an evaluator ends by KILL, and for no limit of its own."""
+    outcome = follow(identifier)
+    assert outcome.text == printed, outcome.text
+    error = outcome.error
+    assert (error.get("reason"), error.get("signal")) == ("exit", signal.SIGKILL), error
+
+
+def quota() -> None:
+    """Hold that documented project quotas stop files that lie in no directory."""
+    line = service.documented(r"^ *(ExecStartPre=\+.* quota .*)")
+    service.override(line.replace("/usr/local/", "/usr/"))
+    run("systemctl", "restart", UNIT)
+    try:
+        claims = all_is_ok()
+        assert any("/quotas: 2 evaluations, each held to" in claim for claim in claims), claims
+        for attack in HIDDEN_FILES:
+            limit(attack)
+    finally:
+        run("systemctl", "stop", UNIT)
+        shutil.rmtree(STATE / "quotas", ignore_errors=True)
+        service.override()
+        run("systemctl", "start", UNIT)
+
+
+def restart() -> None:
+    """Hold that a restart tells those who run, and serves again."""
+    before = show("MainPID")
+    identifier = begin("echo ready; exec sleep 600")
+    follow(identifier, "ready")
+    run("systemctl", "restart", UNIT)
+    assert show("MainPID") != before
+    assert service.ask("GET", f"/evaluation/{identifier}/events")[0] == 410
+    assert follow(begin("echo again")).text == "again\n"
+
+
+def kill() -> None:
+    """Hold that after `kill -9` systemd starts it anew, and nothing is left of what ran."""
+    before = show("MainPID")
+    follow(begin("echo ready; exec sleep 12345"), "ready")
+    os.kill(int(before), signal.SIGKILL)
+    service.wait_until(lambda: show("MainPID") not in ("0", before), "there is another daemon")
+    service.wait_until(service.is_ready, "it is ready")
+    assert attempt("pgrep", "--full", "sleep 12345").stdout == ""
+    service.wait_until(nothing_is_left, "its directory is removed")
+    assert follow(begin("echo again")).text == "again\n"
+
+
+def watchdog() -> None:
+    """Hold that a daemon that stands still is noticed, and another one serves."""
+    before = show("MainPID")
+    os.kill(int(before), signal.SIGSTOP)
+    service.wait_until(lambda: show("MainPID") not in ("0", before), "there is another daemon")
+    service.wait_until(service.is_ready, "it is ready")
+    assert "Watchdog timeout" in service.journal()
+
+
+def apparmor() -> None:
+    """Hold that it starts where user namespaces are denied to others, by its profile alone."""
+    if not _KNOWS_NAMESPACES.exists():
+        assert not _PROFILE.exists(), "this AppArmor cannot read the profile"
+        assert attempt("systemctl", "is-active", "apparmor").stdout == "active\n"
+        return
+    confined = run("cat", f"/proc/{show('MainPID')}/attr/current")
+    assert confined == "tawebeval (enforce)", confined
+    run("apparmor_parser", "--replace", given=_DENYING)
+    service.override("AppArmorProfile=", "Restart=no")
+    assert attempt("systemctl", "restart", UNIT).returncode != 0
+    said = service.journal()
+    assert "Creating new namespace failed: Permission denied" in said, said[-2000:]
+    assert "AppArmorProfile=-tawebeval" in said, said[-2000:]
+    service.override()
+    run("systemctl", "restart", UNIT)
+    all_is_ok()
+    assert follow(begin("cat README")).text == "an evaluator\n"
+    run("apparmor_parser", "--remove", given=_DENYING)
+
+
+def upgrade_package() -> None:
+    """Install the package once more, and hold that another daemon comes up without a warning."""
+    before = show("MainPID")
+    done = attempt("dpkg", "-i", PACKAGE)
+    assert done.returncode == 0 and "tawebeval: " not in done.stderr, done
+    assert show("MainPID") not in ("0", before), done
+
+
+def upgrade() -> None:
+    """Hold that an upgrade from a unit with a dynamic user keeps the key and the cache."""
+    # The sandbox does not work under such a unit on Debian 13.
+    service.CONFIGURATION.write_text(f'{limits()}\n[sandbox]\nkind = "none"\n')
+    run("systemctl", "stop", UNIT)
+    run("userdel", "tawebeval")
+    old = Path("/etc/systemd/system", UNIT)
+    shipped = Path("/lib/systemd/system", UNIT).read_text()
+    old.write_text(
+        shipped.replace("\nUser=tawebeval\n", "\nDynamicUser=yes\n").replace(
+            "\nRestrictSUIDSGID=no\n", "\n"
+        )
+    )
+    run("systemctl", "daemon-reload")
+    run("systemctl", "start", UNIT)
+    assert STATE.is_symlink(), "there is no dynamic user"
+    identifier = begin("true")
+    follow(identifier)
+    fetched = {path.name for path in (CACHE / "repositories").iterdir()}
+    assert fetched, "nothing is cached"
+
+    old.unlink()
+    service.CONFIGURATION.write_text(limits())
+    opened = show("ActiveEnterTimestamp", SOCKET)
+    upgrade_package()
+    check_directories()
+    assert show("ActiveEnterTimestamp", SOCKET) == opened, "the socket was closed meanwhile"
+    # By the key the daemon recognises what an earlier one has issued.
+    assert service.ask("GET", f"/evaluation/{identifier}/events")[0] == 410
+    assert {path.name for path in (CACHE / "repositories").iterdir()} == fetched
+    assert follow(begin("cat README")).text == "an evaluator\n"
+
+
+def failure() -> None:
+    """Hold that an upgrade after which the service does not come up says so, and why."""
+    configuration = service.CONFIGURATION.read_text()
+    service.CONFIGURATION.write_text("nonsense = 1\n")
+    done = attempt("dpkg", "-i", PACKAGE)
+    assert done.returncode == 0, done
+    lines = [line for line in done.stderr.splitlines() if line.startswith("tawebeval: ")]
+    assert len(lines) == 3, done
+    assert "nonsense: there is no such setting" in lines[1], lines
+    service.configure(configuration)
+
+
+def purge() -> None:
+    """Hold that a purge leaves nothing."""
+    run("dpkg", "--purge", "tawebeval")
+    left = run("find", "/etc", "/usr", "/var", "-xdev", "-name", "*tawebeval*")
+    assert not left, left
+    assert attempt("getent", "passwd", "tawebeval").returncode == 2
+
+
+def _limited(attack: Attack) -> Callable[[], None]:
+    def check() -> None:
+        limit(attack)
+
+    return check
+
+
+# In this order: each relies on those before it, and the first ones are needed by all.
+CHECKS: dict[str, Callable[[], None]] = {
+    "machine": machine,
+    "installation": install,
+    "doctor": doctor,
+    "honest evaluation": honest,
+    **{f"limit: {attack.name}": _limited(attack) for attack in ATTACKS},
+    "limit: share of the processors": processor_share,
+    "limit: project quota": quota,
+    "no memory left": memory_killer,
+    "restart": restart,
+    "kill -9": kill,
+    "watchdog": watchdog,
+    "AppArmor": apparmor,
+    "upgrade from a dynamic user": upgrade,
+    "upgrade to a service that fails": failure,
+    "purge": purge,
+}
+_NEEDED = 4
+
+
+def main(words: list[str]) -> None:
+    """Run the checks."""
+    for number, (name, check) in enumerate(CHECKS.items()):
+        if words and number >= _NEEDED and not any(word in name for word in words):
+            continue
+        began = time.monotonic()
+        try:
+            check()
+        except Exception:  # noqa: BLE001  (whatever it is, the next check is run)
+            *trace, why = traceback.format_exc().strip().splitlines()
+            print(f"FAILED {name}: {why}")
+            for line in (*trace[-4:], *attempt("journalctl", "-n30", "-ocat").stdout.splitlines()):
+                print(f"    {line}")
+        else:
+            print(f"ok {name} ({time.monotonic() - began:.0f} s)", flush=True)
+    print(ALL, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

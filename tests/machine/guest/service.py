@@ -1,0 +1,179 @@
+"""The installed service: its unit, its callers' view of it, and commands around it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+UNIT, SOCKET = "tawebeval.service", "tawebeval.socket"
+CONFIGURATION = Path("/etc/tawebeval/tawebeval.toml")
+DOCUMENTS = Path("/usr/share/doc/tawebeval")
+DROP_IN = Path(f"/etc/systemd/system/{UNIT}.d/check.conf")
+STATE, CACHE = Path("/var/lib/tawebeval"), Path("/var/cache/tawebeval")
+PATIENCE = 600.0
+"""Seconds for one thing to happen, on an emulated processor that others use, too."""
+
+_BOUNDARY = "part-of-a-form"
+_REPOSITORY = Path("/srv/problem")
+
+
+def run(*command: str, given: str = "") -> str:
+    """Return what a command prints; raises AssertionError with its words if it fails."""
+    done = attempt(*command, given=given)
+    assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}{done.stderr}"
+    return done.stdout.strip()
+
+
+def attempt(*command: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Return how a command ends."""
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=PATIENCE)
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition to hold, and return its value. Raises AssertionError."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {PATIENCE:g} s: {what}"
+        time.sleep(0.1)
+    return value
+
+
+def show(what: str, unit: str = UNIT) -> str:
+    """Return a property of a unit."""
+    return run("systemctl", "show", "--value", "--property", what, unit)
+
+
+def journal() -> str:
+    """Return what the service, and systemd about it, have said since the boot."""
+    run("journalctl", "--sync")
+    return run("journalctl", "--boot", "--unit", UNIT, "--output=cat")
+
+
+def is_ready() -> bool:
+    """Tell whether the daemon is ready for work."""
+    try:
+        return ask("GET", "/health/ready")[0] == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def override(*lines: str) -> None:
+    """Change the service as `systemctl edit` does; without lines it is as shipped."""
+    shutil.rmtree(DROP_IN.parent, ignore_errors=True)
+    if lines:
+        DROP_IN.parent.mkdir()
+        DROP_IN.write_text("\n".join(["[Service]", *lines, ""]))
+    run("systemctl", "daemon-reload")
+
+
+def configure(text: str) -> None:
+    """Restart the service with this configuration."""
+    CONFIGURATION.write_text(text)
+    run("systemctl", "restart", UNIT)
+
+
+def documented(pattern: str) -> str:
+    """Return what the operator's documentation shows: the group of a pattern."""
+    found = re.search(pattern, (DOCUMENTS / "docs" / "operations.md").read_text(), re.MULTILINE)
+    assert found is not None, f"docs/operations.md has no {pattern}"
+    return found[1]
+
+
+def examine() -> list[dict[str, str]]:
+    """Return what the documented doctor finds."""
+    shown = documented(r"^# (systemd-run (?:.*\\\n)*.* doctor .*)")
+    command = [*shlex.split(shown.replace("\\\n", " ")), "--json"]
+    findings = json.loads(attempt(*command).stdout)
+    assert len(findings) > 10, findings
+    return list(findings)
+
+
+def ask(method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
+    """Return the status and the document that the daemon answers to its first caller."""
+    words = Path("/etc/tawebeval/first-token").read_text().split()
+    (token,) = (word for word in words if word.startswith("tawebeval_"))
+    connection = http.client.HTTPConnection("127.0.0.1", 8080, timeout=PATIENCE)
+    try:
+        connection.request(method, path, body, {"Authorization": f"Bearer {token}", **headers})
+        response = connection.getresponse()
+        content = response.read()
+        return response.status, json.loads(content) if content else None
+    finally:
+        connection.close()
+
+
+def repository() -> str:
+    """Return the commit of a repository that evaluations may name, made if there is none yet."""
+    git = ("git", "-C", str(_REPOSITORY), "-c", "user.name=me", "-c", "user.email=me@example.org")
+    if not _REPOSITORY.exists():
+        _REPOSITORY.mkdir()
+        (_REPOSITORY / "README").write_text("an evaluator\n")
+        for words in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "An evaluator")):
+            run(*git, *words)
+    return run(*git, "rev-parse", "HEAD")
+
+
+def begin(command: str) -> str:
+    """Begin an evaluation of a shell command; return its identifier."""
+    fields = {
+        'submission[solution]"; filename="solution.txt': "42\n",
+        "repository[url]": f"file://{_REPOSITORY}",
+        "commit_oid": repository(),
+        "evaluator_cmd": command,
+    }
+    body = "".join(
+        f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in fields.items()
+    )
+    form = {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
+    status, document = ask("POST", "/evaluate", f"{body}--{_BOUNDARY}--\r\n".encode(), **form)
+    assert status == 200, document
+    identifier: str = document["evaluation_id"]
+    return identifier
+
+
+def begin_python(program: str, arguments: str = "") -> str:
+    """Begin an evaluation of a program in Python; return its identifier.
+
+    `arguments` are words for the shell.
+    """
+    return begin(f"exec python3 -c {shlex.quote(program)} {arguments}")
+
+
+class Outcome:
+    """All that an evaluation has printed, and the error that it ended with, if it did."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.error: dict[str, Any] = {}
+
+    def add(self, page: dict[str, Any]) -> None:
+        """Add the events of a page."""
+        for event in page["data"]:
+            if event["type"] == "text":
+                self.text += event["payload"]
+            else:
+                self.error = event["payload"]
+
+
+def follow(identifier: str, until: str | None = None) -> Outcome:
+    """Return the outcome of an evaluation, or what there is of it once a word was printed."""
+    outcome, after = Outcome(), ""
+    deadline = time.monotonic() + PATIENCE
+    while until is None or until not in outcome.text:
+        assert time.monotonic() < deadline, f"evaluation does not end; printed {outcome.text!r}"
+        status, page = ask("GET", f"/evaluation/{identifier}/events?wait=10&after={after}")
+        assert status == 200, page
+        outcome.add(page)
+        if page["end"] is None:
+            break
+        after = page["end"]
+    return outcome

@@ -1,0 +1,113 @@
+"""Root file systems of a Debian suite: one that is booted, one in which packages are built."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.machine.cache import cached
+
+_UNIT = Path(__file__).with_name("guest") / "given.service"
+
+# A machine that boots, with AppArmor, and what the package depends on: it has no network.
+_MACHINE = (
+    *("systemd", "systemd-sysv", "udev", "dbus", "kmod", "procps", "iproute2", "initramfs-tools"),
+    *("zstd", "apparmor", "linux-image-cloud-amd64"),
+    *("python3", "bubblewrap", "git", "libseccomp2"),
+)
+# What `make deb` needs, and the unit tests.
+_BUILDER = (
+    *("make", "debhelper", "dh-apparmor", "python3", "python3-venv", "ca-certificates"),
+    *("git", "bubblewrap", "libseccomp2", "systemd", "util-linux"),
+)
+# Sparse, and large: `tawebeval doctor` asks for as much room as the limits allow to be filled.
+_DISK = "64G"
+# For project quotas, which the kernel has as a module.
+_QUOTAS = "-O quota,project -E quotatype=prjquota"
+_MASKED = (
+    *("serial-getty@ttyS0.service", "serial-getty@ttyS1.service"),
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "systemd-timesyncd.service"),
+)
+
+# For whatever names no time itself: on an emulated processor that others use, too.
+_PATIENT = r"[Manager]\nDefaultTimeoutStartSec=600\n"
+
+_MACHINE_HOOKS = (
+    'mkdir "$1/etc/systemd/system.conf.d"',
+    f'printf "{_PATIENT}" >"$1/etc/systemd/system.conf.d/patience.conf"',
+    'echo force-unsafe-io >"$1/etc/dpkg/dpkg.cfg.d/unsafe-io"',  # the disk is thrown away
+    'chroot "$1" systemctl enable --quiet given.service',
+    f'chroot "$1" systemctl mask --quiet {" ".join(_MASKED)}',
+    'echo machine >"$1/etc/hostname"',
+    'echo quota_v2 >>"$1/etc/initramfs-tools/modules"',
+    'chroot "$1" update-initramfs -u',
+)
+
+
+# Fills a directory with the disk, from the archive of its files.
+_MAKE_DISK = f"""
+mkdir root
+tar -xf root.tar -C root --exclude './dev/*' --exclude './var/cache/apt/*'
+chmod -R u+r root  # some files are nobody's to read, not even their owner's
+mv root/boot/vmlinuz-* vmlinuz
+mv root/boot/initrd.img-* initrd
+chmod 644 vmlinuz initrd
+mke2fs -q -t ext4 {_QUOTAS} -d root disk {_DISK}
+rm -rf root root.tar
+"""
+_MAKE_DIRECTORY = """
+mkdir root
+tar -xf root.tar -C root --exclude './dev/*' --exclude './var/cache/apt/*'
+rm root.tar
+"""
+
+
+@contextmanager
+def machine(suite: str) -> Iterator[Path]:
+    """Give a directory with `disk`, `vmlinuz` and `initrd` of a machine. Blocks, for a minute."""
+
+    def make(folder: Path) -> None:
+        put = f"copy-in {_UNIT} /etc/systemd/system"
+        _archive(suite, _MACHINE, (put, *_MACHINE_HOOKS), folder / "root.tar")
+        # So files have their owners on the disk, whoever makes it.
+        fake = ["fakeroot"] if os.geteuid() else []
+        run(*fake, "sh", "-euc", _MAKE_DISK, cwd=folder)
+
+    ingredients = "\n".join([*_MACHINE, *_MACHINE_HOOKS, _UNIT.read_text(), _MAKE_DISK])
+    with cached(f"machine-{suite}", ingredients, make) as folder:
+        yield folder
+
+
+@contextmanager
+def builder(suite: str) -> Iterator[Path]:
+    """Give the root file system in which packages are built. Blocks, for a minute."""
+
+    def make(folder: Path) -> None:
+        _archive(suite, _BUILDER, (), folder / "root.tar")
+        run("sh", "-euc", _MAKE_DIRECTORY, cwd=folder)
+
+    with cached(f"builder-{suite}", "\n".join([*_BUILDER, _MAKE_DIRECTORY]), make) as folder:
+        yield folder / "root"
+
+
+def _archive(suite: str, packages: Sequence[str], hooks: Sequence[str], archive: Path) -> None:
+    """Write a root file system with these packages into an archive."""
+    options = [f"--customize-hook={hook}" for hook in hooks]
+    included = f"--include={','.join(packages)}"
+    run("mmdebstrap", "--quiet", "--variant=minbase", included, *options, suite, archive)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command, and return what it prints. Raises CalledProcessError. Blocks."""
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8"},
+    ).stdout.decode(errors="replace")

@@ -1,0 +1,102 @@
+"""Programs of the machine that tests use, by the modules of these tests.
+
+    python3 tests/programs.py [--skipped] [NAME...]
+
+prints the options by which scripts/bootstrap provides them, for the tests that are named, or for
+all; with `--skipped` what is skipped on this machine, and why. Runs before there is a virtualenv,
+so with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Use(NamedTuple):
+    """Programs and libraries, named as for scripts/bootstrap, and who uses them.
+
+    Without what is `needed` tests fail, without other programs they are skipped. `npm` are packages
+    of npm.
+    """
+
+    things: str
+    modules: str
+    needed: bool = False
+    npm: str = ""
+
+
+_PAGE = "test_foreign_clients test_page test_page_http2 test_page_tokens"
+_PROXIES = "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_names test_page_http2"
+_BOOTED = "test_debian test_delegation test_hardening test_install test_systemd"
+
+
+def _integration(names: str) -> str:
+    return " ".join(f"tests.integration.{name}" for name in names.split())
+
+
+USES = (
+    Use("git libseccomp.so.2 /usr/bin/python3", "tests", needed=True),
+    Use("bwrap curl", "tests.integration tests.test_bubblewrap", needed=True),
+    Use("systemd-analyze", f"tests.test_units {_integration(_BOOTED)}"),
+    Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
+    Use("mke2fs", _integration("test_faulty_disk")),
+    Use("lintian bash zsh fish", _integration("test_debian test_install")),
+    Use("gcc g++ bash perl", _integration("test_toolchains")),
+    Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
+    Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
+)
+
+FOR_ROOT = "tests.test_kernel tests.test_ownership tests.test_web_sending " + _integration(
+    f"{_BOOTED} test_cgroups test_descriptors test_doctor test_faulty_disk test_full_disk"
+    " test_git_attacks test_lookups test_overlays test_privileges test_try"
+)
+"""Modules of which some tests, or all, are skipped for ordinary users."""
+
+
+def used(modules: str, names: Sequence[str]) -> list[str]:
+    """Return which of the modules have tests that are named, all without a name."""
+    return [
+        module
+        for module in modules.split()
+        if not names
+        or any(f"{name}.".startswith(f"{module}.") for name in names)
+        or any(f"{module}.".startswith(f"{name}.") for name in names)
+    ]
+
+
+def options(names: Sequence[str]) -> Iterator[str]:
+    """Yield the options for scripts/bootstrap."""
+    uses = [use for use in USES if used(use.modules, names)]
+    for option, kind in (("--needs", True), ("--wants", False)):
+        if things := [use.things.replace(" ", ",") for use in uses if use.needed == kind]:
+            yield f"{option}={','.join(things)}"
+    for use in uses:
+        if use.npm:
+            yield f"--npm={use.npm}"
+
+
+def skipped(names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each reason for which tests that are named are skipped on this machine."""
+    for use in USES:
+        lacking = [thing for thing in use.things.split() if shutil.which(thing) is None]
+        modules = used(use.modules, names)
+        if lacking and modules and not use.needed:
+            yield _line(f"without {', '.join(lacking)}", modules)
+    if os.geteuid() != 0 and (modules := used(FOR_ROOT, names)):
+        yield _line("without root", modules)
+
+
+def _line(why: str, modules: Iterable[str]) -> str:
+    return f"{why}, tests are skipped in {', '.join(modules)}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--skipped"]:
+        for reason in skipped(sys.argv[2:]):
+            print(f"[tests] {reason}")
+    else:
+        print(*options(sys.argv[1:]))

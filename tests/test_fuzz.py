@@ -1,0 +1,100 @@
+"""`make fuzz`: what it runs, prints and returns."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from itertools import count
+from types import SimpleNamespace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from twisted.python.reflect import namedAny
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.fuzz import __main__ as fuzz
+
+
+class Broken(SynchronousTestCase):
+    """Properties to be tried, of which one does not hold; trial runs neither."""
+
+    @settings(suppress_health_check=[HealthCheck.differing_executors])  # it is tried twice
+    @given(st.integers(0, 9))
+    def sound(self, number: int) -> None:
+        """Hold."""
+
+    @given(st.integers(0, 9))
+    def broken(self, number: int) -> None:
+        """Hold of small numbers only."""
+        assert number < 7
+
+
+class FuzzTests(SynchronousTestCase):
+    """The runner."""
+
+    def setUp(self) -> None:
+        self.patch(fuzz, "TARGETS", {"a": ("x",), "b": ("y", "z")})
+        self.patch(os, "environ", {**os.environ, "FUZZ_SECONDS": "8"})
+
+    def main(self, *targets: str) -> tuple[int, str]:
+        """Return the exit status and what is printed."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            return fuzz.main(targets), printed.getvalue()
+
+    def try_property(self, name: str, seconds: float) -> fuzz.Outcome:
+        """Try one of ours, each execution of which takes a second."""
+        ticks = count()
+        clock = SimpleNamespace(monotonic=lambda: next(ticks), process_time=lambda: 1.5)
+        self.patch(fuzz, "time", clock)
+        with contextlib.redirect_stdout(io.StringIO()):
+            return fuzz.try_property(f"tests.test_fuzz.Broken.{name}", seconds)
+
+    def test_properties(self) -> None:
+        """A property is tried until it fails or the time is over; its smallest example is told."""
+        outcome = self.try_property("sound", 8)
+        self.assertEqual(outcome.findings, [])
+        self.assertEqual(outcome.executions, 7)
+        outcome = self.try_property("broken", 60)
+        (finding,) = outcome.findings
+        self.assertIn("tests.test_fuzz.Broken.broken", finding)
+        self.assertIn("number=7", finding)
+
+    def test_no_time(self) -> None:
+        """A property that was never tried does not pass for one that holds."""
+        (finding,) = self.try_property("sound", 0).findings
+        self.assertIn("never tried", finding)
+
+    def test_targets(self) -> None:
+        """The targets share the time; with a finding the exit status is 1."""
+        started: list[tuple[str, float]] = []
+
+        def start(name: str, seconds: float) -> fuzz.Outcome:
+            started.append((name, seconds))
+            return fuzz.Outcome(5, 1.5, ["what was found"] if name == "z" else [])
+
+        self.patch(fuzz, "start_worker", start)
+        status, printed = self.main()
+        self.assertEqual(status, 1)
+        self.assertEqual(set(started), {("x", 4), ("y", 2), ("z", 2)})
+        self.assertIn("what was found", printed)
+        started.clear()
+        self.assertEqual(self.main("a")[0], 0)
+        self.assertEqual(set(started), {("x", 8)})
+        self.assertEqual(self.main("c")[0], 2)
+
+    def test_dead_worker(self) -> None:
+        """A process that ends without an outcome is a finding."""
+        outcome = fuzz.start_worker("tests.test_fuzz.no_such", 1)
+        self.assertIn("TypeError", outcome.findings[0])
+
+
+class TargetTests(SynchronousTestCase):
+    """The table of targets."""
+
+    def test_names(self) -> None:
+        """Each property is there."""
+        for names in fuzz.TARGETS.values():
+            for name in names:
+                holder, _, method = name.rpartition(".")
+                self.assertTrue(hasattr(getattr(namedAny(holder), method), "hypothesis"), name)

@@ -1,0 +1,58 @@
+"""`tests/programs.py`: what is installed for tests, and what is skipped without it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests import programs, run
+
+
+class ProgramsTests(SynchronousTestCase):
+    """The programs of tests that are named."""
+
+    def test_modules(self) -> None:
+        """Each module of the table is there."""
+        modules = {name for part in run.parts() for name in part}
+        for use in programs.USES:
+            for module in use.modules.split():
+                self.assertIn(module, {*modules, "tests", "tests.integration"})
+        self.assertEqual(set(programs.FOR_ROOT.split()) - modules, set())
+
+    def test_root(self) -> None:
+        """Modules that skip tests for ordinary users are in the table."""
+        skips = re.compile(r"SkipTest\(.*(root|missing\(\))|import .*ServiceTestCase")
+        paths = (run.ROOT / "tests").rglob("test_*.py")
+        found = {
+            ".".join(path.relative_to(run.ROOT).with_suffix("").parts)
+            for path in paths
+            if path.name != "test_programs.py" and skips.search(path.read_text())
+        }
+        self.assertEqual(found - set(programs.FOR_ROOT.split()), set())
+
+    def test_unit(self) -> None:
+        """A unit test needs what the package imports and runs, and nothing else is installed."""
+        (option,) = programs.options(["tests.test_ring"])
+        self.assertEqual(option, "--needs=git,libseccomp.so.2,/usr/bin/python3")
+
+    def test_one(self) -> None:
+        """A method, a class, a module and a package have what is in or around them."""
+        for name in ("test_page.PageTests.test_x", "test_page.PageTests", "test_page"):
+            found = list(programs.options([f"tests.integration.{name}"]))
+            self.assertEqual(found[1:], ["--wants=chromium,chromedriver", "--npm=axe-core"])
+        everything = list(programs.options([]))
+        self.assertEqual(list(programs.options(["tests"])), everything)
+        self.assertIn("--needs=git,libseccomp.so.2,/usr/bin/python3,bwrap,curl", everything)
+
+    def test_skipped(self) -> None:
+        """Each reason is told once, with the modules; for tests that need nothing there is none."""
+        self.patch(shutil, "which", lambda name: None if name == "chromium" else name)
+        self.patch(os, "geteuid", lambda: 1000)
+        browser, root = programs.skipped(["tests.integration"])
+        self.assertTrue(browser.startswith("without chromium, tests are skipped in tests."))
+        self.assertIn("tests.integration.test_page,", browser)
+        self.assertTrue(root.startswith("without root, tests are skipped in tests.integration."))
+        self.assertEqual(list(programs.skipped(["tests.test_ring"])), [])

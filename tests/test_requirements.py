@@ -1,0 +1,59 @@
+"""`requirements/*.txt`: what `make lock` has pinned of pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.run import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+
+
+class RequirementsTests(SynchronousTestCase):
+    """Files that are committed, and read by pip with `--require-hashes`."""
+
+    def read_pins(self, name: str) -> dict[str, str]:
+        """Return the versions in a file, by the canonical names of packages."""
+        text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", "")
+        pins = {}
+        for line in filter(None, (line.partition("#")[0] for line in text.splitlines())):
+            self.assertRegex(line, " --hash=sha256:[0-9a-f]{64}")
+            found = re.match(r"([^ =]+)==([^ ;]+)", line)
+            assert found is not None, line
+            pins[canonicalize_name(found[1])] = found[2]
+        return pins
+
+    def check(self, name: str, requirements: list[str]) -> None:
+        """Hold that a file has a version of each package that fits."""
+        pins = self.read_pins(name)
+        for requirement in map(Requirement, requirements):
+            version = pins.get(canonicalize_name(requirement.name), "0")
+            self.assertIn(version, requirement.specifier, f"{name}: {requirement}: `make lock`")
+
+    def test_runtime(self) -> None:
+        """All that the daemon needs is in the file for all."""
+        self.check("runtime", PROJECT["project"]["dependencies"])
+
+    def test_extras(self) -> None:
+        """Each extra has a file, and in each file are its packages."""
+        files = {path.stem for path in (ROOT / "requirements").glob("*.txt")}
+        self.assertEqual(files, {"runtime", *EXTRAS})
+        for name, requirements in EXTRAS.items():
+            self.check(name, requirements)
+
+    def test_consistent(self) -> None:
+        """Files that are installed together pin the same version of a package."""
+        versions: dict[str, str] = {}
+        for name in ("runtime", *EXTRAS):
+            for package, version in self.read_pins(name).items():
+                self.assertEqual(versions.setdefault(package, version), version, package)
+
+    def test_build(self) -> None:
+        """Builds without isolation have what isolated ones ask for."""
+        self.assertEqual(EXTRAS["build"], PROJECT["build-system"]["requires"])
