@@ -81,6 +81,8 @@ class Client:
 
 def content_length(head: bytes) -> int:
     """Return the bytes of the body to which this head belongs. Raises HTTPError."""
+    if b" 204 " in head.partition(b"\r\n")[0]:
+        return 0
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             return int(line.split(b":")[1])

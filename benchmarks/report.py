@@ -33,8 +33,9 @@ nothing depends on. What could not be measured has a row that says why.
 Directories, ours and the baselines', are on a file system made for this run where root may mount
 one: what a used one owes to its past, milliseconds for a new file in bad cases, is in no figure.
 
-Ours is the daemon as twistd starts it, over HTTP, but for three: stdout to events, the memory of
-events and how long a start blocks the reactor are of the daemon's own modules in a small program.
+Ours is the daemon as twistd starts it, over HTTP, but for four: stdout to events, the worst chunk
+of stdout, the memory of events and how long a start blocks the reactor are of the daemon's own
+modules in a small program.
 Rates "by processor time" are per second of processor time that the program itself has spent, rather
 than of time on the clock. What is measured and what is not stands at the head of each module of
 `benchmarks/rows/`.

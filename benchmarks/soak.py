@@ -32,7 +32,7 @@ from benchmarks.readers import WAYS, Manner, Reader, WrongStreamError
 from benchmarks.streams import BrokenStreamError
 
 _MB = 1_000_000
-_TOTAL = 256 * 2**20  # bytes: the default, which is less than 100 full rings of 4 MiB
+_TOTAL = 256 * 2**20  # bytes: the default, which is less than 100 full rings of 8 MiB
 _CONFIGURATION = f"""\
 [evaluations]
 running = 100

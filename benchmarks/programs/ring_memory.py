@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from tawebeval.allocator import keep_freed_memory
-from tawebeval.markers import Markers
-from tawebeval.ring import Ring
-from tawebeval.segi import Parser
+from tawebeval.core.markers import Markers
+from tawebeval.core.ring import Ring
+from tawebeval.core.segi import Parser
+from tawebeval.daemon.runtime import keep_freed_memory
 
 _EVENTS = 1_000_000
 _LINE = b"123456789\n"
@@ -36,6 +36,7 @@ def main() -> None:
     before = resident()
     while ring.newest < _EVENTS:
         ring.append(parser.feed(text[position : position + chunk]))
+        assert not parser.pending, "such a read is parsed in one turn"
         position = (position + chunk) % len(_LINE)
     print(json.dumps({"memory": resident() - before, "payload": ring.size}))
 

@@ -17,20 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.measure import percentile
-from tawebeval.bubblewrap import write_accounts
-from tawebeval.cgroups import Cgroups
-from tawebeval.checkouts import Checkout
-from tawebeval.commits import Commit
 from tawebeval.config import Configuration
-from tawebeval.kernel import Process
-from tawebeval.launching import FIRST, Launch
-from tawebeval.orphans import Orphans
-from tawebeval.privileges import find_privileges
-from tawebeval.process import Spawner
-from tawebeval.sandbox import Cell
-from tawebeval.sandboxes import open_bubblewrap
-from tawebeval.seccomp import make_filter
-from tawebeval.workspace import Workspace
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.linux.child import Spawner
+from tawebeval.linux.kernel import Process
+from tawebeval.linux.launcher_client import FIRST, Launch
+from tawebeval.linux.privileges import find_privileges
+from tawebeval.linux.reaper import Orphans
+from tawebeval.sandbox.base import Cell
+from tawebeval.sandbox.bubblewrap import write_accounts
+from tawebeval.sandbox.probe import open_bubblewrap
+from tawebeval.sandbox.seccomp import make_filter
+from tawebeval.sandbox.workspace import Workspace
 
 COMMAND = "/bin/echo hello"
 _PERCENTILES = (10, 50, 90)
@@ -61,7 +60,7 @@ def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
 @contextmanager
 def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
     """Become who evaluators are, and let cells be made for the command; close them yourself."""
-    os.close(make_filter())  # which imports what nobody may not be able to read
+    os.close(make_filter(internet=False))  # which imports what nobody may not be able to read
     find_privileges("nobody" if os.geteuid() == 0 else "", Process()).step_down()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.programs.sandbox_start import cells
-from tawebeval.launching import FIRST
+from tawebeval.linux.launcher_client import FIRST
 
 _AT_ONCE = 2
 _MOST = 1 << 20  # bytes in what is copied

@@ -20,9 +20,9 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from benchmarks.measure import percentile
-from tawebeval.launching import Launch, Launching
-from tawebeval.process import Spawner
-from tawebeval.starting import Started
+from tawebeval.linux.child import Spawner
+from tawebeval.linux.launcher_client import Launch, Launching
+from tawebeval.linux.starting import Started
 
 reactor: Any = installed
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.measure import NotMeasured, Row
 from benchmarks.rows import (
+    aging,
     cold,
     crowd,
     delivery,
+    floods,
     idle,
     latency,
     memory,
@@ -16,6 +18,7 @@ from benchmarks.rows import (
     polls,
     restart,
     sandbox,
+    shares,
     spawning,
     start,
     stdout,
@@ -29,15 +32,18 @@ Benchmark = Callable[[int], Sequence[Row | NotMeasured]]
 
 BENCHMARKS: dict[str, Benchmark] = {
     "stdout": stdout.measure,
+    "floods": floods.measure,
     "delivery": delivery.measure,
     "polls": polls.measure,
     "pages": pages.measure,
     "latency": latency.measure,
     "start": start.measure,
     "sandbox": sandbox.measure,
+    "shares": shares.measure,
     "spawning": spawning.measure,
     "throughput": throughput.measure,
     "cold": cold.measure,
+    "aging": aging.measure,
     "memory": memory.measure,
     "idle": idle.measure,
     "crowd": crowd.measure,

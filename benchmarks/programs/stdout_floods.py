@@ -1,0 +1,115 @@
+"""How long the reactor is held by a turn of each flood of `benchmarks.floods`, in milliseconds.
+
+A turn is what happens between two looks of the reactor for something else to do. Floods come 64 KiB
+at a time, to a reader who keeps up. `plain` is a read of lines of 100 bytes.
+
+The time is the processor's own, and of each turn the least of some repetitions: what somebody else
+on the machine takes is no matter of the flood.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from twisted.internet.task import Clock
+
+from benchmarks.floods import FILE, VALUE, floods
+from tawebeval.core.budget import Budget
+from tawebeval.core.fileblock import WantedFile
+from tawebeval.core.markers import Markers
+from tawebeval.core.ring import Ring
+from tawebeval.core.segi import Parser
+from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.evaluations.intake import Intake
+
+_READ = 64 * 1024
+_SIZE = 2 * _READ
+_CAPACITY = 4 * 1024 * 1024
+_REPETITIONS = 5
+_TURN = 0.001
+
+
+class Turns(Clock):
+    """A Clock that makes no call in the turn in which it was ordered, as a reactor."""
+
+    def callLater(self, delay: float, *call: Any, **arguments: Any) -> Any:
+        """Order a call for a later turn."""
+        return super().callLater(max(delay, _TURN), *call, **arguments)
+
+
+class Store:
+    """Takes a flood, and has its events acknowledged as they come."""
+
+    def __init__(self, markers: Markers) -> None:
+        self.paused = False
+        self._clock = Turns()
+        self._ring = Ring()
+        budget = Budget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
+        parser = Parser(markers, max_value=VALUE, max_file=FILE)
+        self._intake = Intake(self._clock, parser, self._ring, budget.enter(), self)
+        self._intake.start(self)
+        self._file = bytes(FILE)
+
+    def turns(self, stdout: bytes) -> Iterator[float]:
+        """Yield the processor time of each turn, in seconds."""
+        for place in range(0, len(stdout), _READ):
+            chunk = stdout[place : place + _READ]
+            begin = time.thread_time()
+            self._intake.received(chunk)
+            yield time.thread_time() - begin
+            while self.paused:
+                begin = time.thread_time()
+                self._clock.advance(_TURN)
+                yield time.thread_time() - begin
+        begin = time.thread_time()
+        self._intake.ended()
+        yield time.thread_time() - begin
+        assert self._intake.done.is_set
+
+    def pauseProducing(self) -> None:
+        """Give no more."""
+        self.paused = True
+
+    def resumeProducing(self) -> None:
+        """Give more."""
+        self.paused = False
+
+    def printed(self) -> None:
+        """Acknowledge, if that is due."""
+        if self._ring.size >= _CAPACITY / 2:
+            self._ring.acknowledge(self._ring.newest)
+            self._intake.acknowledged()
+
+    def hold(self, held: bool) -> None:
+        """Do nothing: no clock runs."""
+
+    async def read_file(self, wanted: WantedFile) -> bytes:
+        """Return a file, a large one only once."""
+        content, self._file = self._file, b"x"
+        return content
+
+    def lose_output(self) -> None:
+        """Refuse: no figure would be true."""
+        raise AssertionError("output was lost")
+
+
+def main() -> None:
+    """Measure, and report."""
+    keep_freed_memory()  # as the daemon does at its start
+    gc.disable()
+    markers = Markers.fresh(os.urandom)
+    plain = (b"x" * 99 + b"\n") * (_SIZE // 100)
+    longest = {}
+    for name, stdout in {"plain": plain, **floods(markers, _SIZE)}.items():
+        repetitions = [Store(markers).turns(stdout) for _ in range(_REPETITIONS)]
+        longest[name] = 1000 * max(min(times) for times in zip(*repetitions, strict=True))
+    print(json.dumps(longest))
+
+
+if __name__ == "__main__":
+    main()

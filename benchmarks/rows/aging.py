@@ -1,0 +1,84 @@
+"""The 1,000th commit of a repository, beside the first one.
+
+From `POST /evaluate` to the first event, of a commit that has to be fetched over smart HTTP. The
+baseline is the first commit that is fetched by a new URL, so into a new place of the cache. Without
+a sandbox, which would only add the same time to both.
+
+The 100th and the 300th commit show how the time grows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks import repositories
+from benchmarks.client import Client
+from benchmarks.daemon import Daemon, daemon
+from benchmarks.measure import Round, Row, interleave, percentile
+from benchmarks.programs.sandbox_start import COMMAND
+from benchmarks.running import server
+
+_AGES = (100, 300, 1000)
+_FILES = 20
+_STARTS = 9  # in each round
+_TARGET = 1.5
+_WHAT = "cold start, commit {age:,} of a repository to commit 1, p50"
+
+
+def measure(rounds: int) -> Sequence[Row]:
+    """Return the rows."""
+    more = _STARTS * rounds
+    count = _AGES[-1] + len(_AGES) * more
+    with TemporaryDirectory(prefix="tawebeval-benchmark-") as root:
+        history = repositories.history(count, _FILES)
+        commits = iter(repositories.make(Path(root, "evaluator"), history))
+        with (
+            server("git_server", root) as site,
+            daemon() as ours,
+            Client(ours.port) as client,
+        ):
+            urls = (f"http://127.0.0.1:{site.port}/{n}/evaluator" for n in itertools.count())
+            aged = next(urls)
+            rows, done = [], 0
+            for age in _AGES:
+                for commit in itertools.islice(commits, age - done - 1):
+                    _start(ours, client, aged, commit)
+                done = age - 1 + more
+                later = list(itertools.islice(commits, more))
+                ways = {
+                    "first": partial(_round, ours, client, zip(urls, itertools.cycle(later))),
+                    "later": partial(_round, ours, client, zip(itertools.repeat(aged), later)),
+                }
+                samples = interleave(rounds, ways)
+                rows.append(
+                    Row(
+                        _WHAT.format(age=age),
+                        "ms",
+                        samples["later.p50"],
+                        samples["first.p50"],
+                        _TARGET if age == _AGES[-1] else None,
+                        higher_is_better=False,
+                    )
+                )
+            return rows
+
+
+def _round(ours: Daemon, client: Client, places: Iterator[tuple[str, str]]) -> Round:
+    times = [_start(ours, client, *place) for place in itertools.islice(places, _STARTS)]
+    return {"p50": percentile(times, 50) * 1e3}
+
+
+def _start(ours: Daemon, client: Client, url: str, commit: str) -> float:
+    """Evaluate a commit; return the seconds to the first event."""
+    begin = time.perf_counter()
+    identifier = client.evaluate(url, commit, COMMAND)
+    page = client.page(identifier)
+    end = time.perf_counter()
+    assert page["data"][0]["payload"] == "hello", page
+    ours.consume(client, identifier)
+    return end - begin

@@ -1,0 +1,123 @@
+"""What one evaluation with very many processes takes from others, and from the daemon.
+
+An honest evaluation needs 0.1 s of processor time in one process, from `POST /evaluate` to its
+first event. Another evaluation has 120 processes that spin, within all limits. Where evaluations
+share the processors the honest one takes about twice as long as alone. The client of `GET /health`
+has no share of the daemon's: it waits for a processor like any other process.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from benchmarks.client import Client, get
+from benchmarks.daemon import PYTHON, Daemon, daemon
+from benchmarks.measure import Round, Row, interleave, percentile
+
+_SPINNING = 120
+_EVALUATIONS = 5
+_QUESTIONS = 50
+_PAUSE = 0.01  # seconds between two questions
+_TARGET = 3.0
+_MORE = f"""\
+[evaluations]
+running = 8
+[limits]
+processes = {_SPINNING + 40}
+cpu = 36000
+"""
+_HONEST = """
+import time
+while time.process_time() < 0.1:
+    pass
+print("done", flush=True)
+"""
+# Each in a session of its own, by which kernels without groups would share.
+_ATTACK = f"""
+import os
+for _ in range({_SPINNING}):
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            pass
+print("ready", flush=True)
+os.wait()
+"""
+
+
+def measure(rounds: int) -> Sequence[Row]:
+    """Return the rows."""
+    with daemon(sandbox="auto", more=_MORE) as ours, Client(ours.port) as client:
+        samples = interleave(
+            rounds, {"alone": lambda: _look(ours, client), "beside": lambda: _beside(ours, client)}
+        )
+    beside = f"beside {_SPINNING} spinning processes of another"
+    return [
+        Row(
+            f"an evaluation of 0.1 s of processor time, {beside}, to alone, median",
+            "s",
+            samples["beside.evaluation"],
+            samples["alone.evaluation"],
+            _TARGET,
+            higher_is_better=False,
+        ),
+        *(
+            Row(
+                f"`GET /health` {beside}, to alone, p50" if percent == "p50" else f"… {percent}",
+                "ms",
+                samples[f"beside.{percent}"],
+                samples[f"alone.{percent}"],
+                higher_is_better=False,
+            )
+            for percent in ("p50", "p99")
+        ),
+    ]
+
+
+def _beside(ours: Daemon, client: Client) -> Round:
+    with _attack(ours, client):
+        return _look(ours, client)
+
+
+@contextmanager
+def _attack(ours: Daemon, client: Client) -> Iterator[None]:
+    identifier = ours.evaluate(client, _python(_ATTACK))
+    assert client.page(identifier)["data"][0]["payload"] == "ready"
+    try:
+        yield
+    finally:
+        client.exchange(get(f"/evaluation/{identifier}").replace(b"GET", b"DELETE", 1))
+
+
+def _look(ours: Daemon, client: Client) -> Round:
+    evaluations = percentile([_evaluate(ours, client) for _ in range(_EVALUATIONS)], 50)
+    questions = [_ask(client) * 1e3 for _ in range(_QUESTIONS)]
+    return {
+        "evaluation": evaluations,
+        "p50": percentile(questions, 50),
+        "p99": percentile(questions, 99),
+    }
+
+
+def _evaluate(ours: Daemon, client: Client) -> float:
+    begin = time.perf_counter()
+    identifier = ours.evaluate(client, _python(_HONEST))
+    page = client.page(identifier)
+    end = time.perf_counter()
+    assert page["data"][0]["payload"] == "done", page
+    ours.consume(client, identifier)
+    return end - begin
+
+
+def _ask(client: Client) -> float:
+    time.sleep(_PAUSE)
+    begin = time.perf_counter()
+    client.get("/health")
+    return time.perf_counter() - begin
+
+
+def _python(program: str) -> str:
+    return shlex.join([PYTHON, "-I", "-S", "-c", program])
