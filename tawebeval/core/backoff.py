@@ -1,4 +1,4 @@
-"""What the status of an answer means for who has asked, and when to ask again."""
+"""Retries of an HTTP request: the meaning of a status, `Retry-After`, exponential back-off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DIGITS = 9  # of the longest number of seconds that is believed: more than anyb
 
 
 class Verdict(Enum):
-    """What the other side has said by the status of its answer."""
+    """What a status says of a request: accepted, refused for good, or to be retried."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -22,9 +22,9 @@ class Verdict(Enum):
 
 
 def verdict(status: int) -> Verdict:
-    """Return what a status means.
+    """Return the verdict for a status code.
 
-    Redirects are refusals: nobody is sent on to where they did not mean to go.
+    Redirects count as refusals: a request never reaches a server that its sender did not name.
     """
     if 200 <= status < 300:
         return Verdict.TAKEN
@@ -34,9 +34,10 @@ def verdict(status: int) -> Verdict:
 
 
 def retry_after(header: bytes, now: float) -> float:
-    """Return what the header `Retry-After` asks for (RFC 9110, section 10.2.3), in seconds.
+    """Return the delay in seconds that a `Retry-After` header asks for (RFC 9110, section 10.2.3).
 
-    That is 0 for one that is empty, of the past or unclear. `now` is in seconds since the epoch.
+    The delay is 0 for a header that is empty, malformed or in the past. `now` is the Unix time
+    in seconds.
     """
     value = header.strip()
     if value.isdigit() and len(value) <= _DIGITS:
@@ -50,12 +51,12 @@ def retry_after(header: bytes, now: float) -> float:
 
 @attrs.frozen
 class Backoff:
-    """When to try again, by exponential delays with full jitter.
+    """Delays between attempts: exponential, with full jitter.
 
-    At most `attempts` are made. The delay after the first is drawn from 0 to `first_delay`
-    seconds; this range doubles each time, up to `longest_delay`. Whatever has failed for many
-    at once so does not get all of them back at once. Who wants to be left alone for more than
-    `longest_asked` seconds is not asked again.
+    At most `attempts` are made. The first delay is drawn from 0 to `first_delay` seconds; the
+    range doubles with each attempt, up to `longest_delay`. Jitter spreads the retries of many
+    requests that failed at once. A server that asks for a delay of more than `longest_asked`
+    seconds gets no further attempt.
     """
 
     attempts: int
@@ -64,10 +65,10 @@ class Backoff:
     longest_asked: float = math.inf
 
     def delay(self, made: int, chance: float, asked: float = 0) -> float | None:
-        """Return the seconds to wait when `made` attempts have failed; None: there are no more.
+        """Return the delay in seconds after `made` failed attempts, or None for no further attempt.
 
-        `chance` is drawn from 0 to 1. The other side has `asked` to be left alone for so many
-        seconds; what was drawn comes on top.
+        `chance` is a random number from 0 to 1. `asked` is the delay in seconds that the server
+        asked for; the drawn delay is added to it.
         """
         if made >= self.attempts or asked > self.longest_asked:
             return None

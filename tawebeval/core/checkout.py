@@ -1,4 +1,4 @@
-"""A commit, and a checkout of its tree, as values: the sandbox and evaluations need no git."""
+"""Commits and checkouts as plain values, so that sandbox and evaluations do not import git."""
 
 from __future__ import annotations
 

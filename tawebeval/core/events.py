@@ -1,15 +1,14 @@
-r"""Events, encoded once as JSON Lines and never again.
+r"""Encoding of events as JSON Lines, done once per event.
 
-An event is `{"type": "text"|"data", "payload": ...}`. From here on it is bytes: a
-batch of lines, each a complete JSON object and each ended by one `\n`, which occurs
-nowhere else because JSON escapes it. So a page is a join, a JSON Lines stream is the
-bytes as they are, and counting or cutting a batch is `bytes.count` and `bytes.find`.
+An event is `{"type": "text"|"data", "payload": ...}`. From here on an event is bytes: a batch
+has lines, each a complete JSON object that ends with `\n`. JSON escapes every other `\n`. So a
+page is a join, a JSON Lines stream is the bytes as they are, and counting or cutting a batch is
+`bytes.count` and `bytes.find`.
 
-Encoding text line by line in Python would be the most expensive thing that the daemon
-does. `encode_text` instead encodes a whole block of lines with one call of `orjson`:
-each line terminator is first replaced by a character that the block does not
-contain, and afterwards that character by the text that ends one event, writes the
-terminator's own event and begins the next.
+Encoding text line by line in Python would be the daemon's most expensive work. `encode_text`
+encodes a whole block of lines with one call of `orjson`: it replaces each line terminator by a
+character that the block does not contain, and after encoding replaces this character by the
+text that ends one event, writes the terminator's own event and begins the next event.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ NOTHING = Batch(0, b"")
 
 
 def encode_text(block: bytes, blank_lines: bool | None = None) -> Batch:
-    """Encode stdout as text events: each line one, each line terminator one.
+    """Encode stdout as text events: one for each line and one for each line terminator.
 
-    Bytes that are not UTF-8 become U+FFFD. The caller sees to it that `block` ends
-    between two characters and that no line of it is over the limit for one event. It may
-    tell by `blank_lines` what `has_blank_line` says of it.
+    Bytes that are not UTF-8 become U+FFFD. `block` must end between two characters and have no
+    line over the limit of one event. `blank_lines` is the result of `has_blank_line(block)` if
+    the caller knows it, else None.
     """
     if not block:
         return NOTHING
@@ -91,14 +90,14 @@ def encode_text(block: bytes, blank_lines: bool | None = None) -> Batch:
 def _absent(block: bytes) -> bytes:
     """Return a character beyond the Basic Multilingual Plane that `block` does not contain.
 
-    There are a million, of four bytes each, far more than a block has room for.
+    The planes have a million characters of four bytes each, more than any block can hold.
     """
     present = set(block.decode("utf-8", "replace"))
     return next(one for one in map(chr, range(0x10000, 0x110000)) if one not in present).encode()
 
 
 def has_blank_line(block: bytes) -> bool:
-    """Tell whether two of the terminators in `block` are adjacent."""
+    """Return whether two line terminators in `block` are adjacent."""
     place = block.find(TERMINATOR)
     for hop in range(len(block) // _LONG + _HOPS):
         if place < 0:
@@ -114,12 +113,12 @@ def has_blank_line(block: bytes) -> bool:
 
 
 def encode_data(value: bytes) -> Batch:
-    """Encode a data event whose payload is `value`, one line of valid JSON, as it was written."""
+    """Encode a data event; `value`, one line of valid JSON, is the payload as it stands."""
     return Batch(1, b"%b%b}\n" % (_DATA, value))
 
 
 def encode_file(filename: str, content_type: str, content: bytes) -> Batch:
-    """Encode a file as the data event that the contract gives it (base64, RFC 4648)."""
+    """Encode a file block as its data event (contract, section 4; base64 of RFC 4648)."""
     head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
     # Joined once, for it is long.
     parts = (_DATA, head[:-1], b',"content_base64":"', b64encode(content), b'"}}\n')
@@ -127,7 +126,7 @@ def encode_file(filename: str, content_type: str, content: bytes) -> Batch:
 
 
 def base64_size(size: int) -> int:
-    """Return how many bytes so many become in the event of a file."""
+    """Return the size in bytes of the base64 encoding of `size` bytes."""
     return (size + 2) // 3 * 4
 
 

@@ -6,13 +6,13 @@ r"""File blocks of SEGI: the headers and the body between the file markers.
 
     <svg ...
 
-Headers are written as in HTTP (RFC 9112, section 5), and may be folded; a `\r` before the
-terminators of headers and empty line does not count. The body is the file itself or, with
-`X-SEGI-As: path`, the path of the file. The terminator before the end marker belongs to the
-block, not to the body.
+Headers follow HTTP's syntax (RFC 9112, section 5) and may be folded. A `\r` before the
+terminator of a header or of the empty line is ignored. The body is the file's content or, with
+`X-SEGI-As: path`, the file's path. The terminator before the end marker belongs to the block,
+not to the body.
 
-The evaluator chooses every byte, and the reactor waits meanwhile. So headers are short, and
-parsing takes time in proportion to their length, whatever is in them.
+The evaluator chooses every byte and the reactor parses them. So the size of headers is bounded,
+and parsing takes time linear in their size.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _EXCERPT = 80
 
 
 class FileBlockError(ValueError):
-    """A file block that is not as it should be; `str()` is a sentence for people."""
+    """A malformed file block; `str()` is a message for the evaluator's author."""
 
 
 @attrs.frozen
 class File:
-    """A file that the evaluator sent as it is."""
+    """A file whose content stood in the block."""
 
     filename: str
     content_type: str
@@ -65,9 +65,9 @@ class File:
 
 @attrs.frozen
 class WantedFile:
-    """A file that the evaluator named by a path: somebody who has a file system must read it.
+    """A file named by its path, which the caller must read.
 
-    `path` is as the evaluator wrote it.
+    `path` is unchecked: the evaluator's own words.
     """
 
     filename: str
@@ -76,7 +76,7 @@ class WantedFile:
 
 
 class FileBlock:
-    """Gathers one block, whose body may have `limit` bytes; what is over that is not kept."""
+    """Collector of one block; keeps at most `limit` bytes of the body and drops the rest."""
 
     def __init__(self, end_marker: bytes, limit: int) -> None:
         self._end = b"\n" + end_marker + b"\n"
@@ -86,7 +86,7 @@ class FileBlock:
         self._gathered = bytearray(b"\n")
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take a part of the block; return what follows its end, or None before that."""
+        """Take bytes of the block; return the bytes after its end, or None before the end."""
         start = max(len(self._gathered) - len(self._end) + 1, 0)
         self._gathered += data
         at = self._gathered.find(self._end, start)
@@ -100,7 +100,7 @@ class FileBlock:
         return None
 
     def parse(self) -> File | WantedFile:
-        """Return what the block, now ended, says. Raises FileBlockError."""
+        """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
             f"a file block is over {self._limit} bytes, or its headers over {MAX_HEADERS}"
         )
@@ -130,7 +130,7 @@ class FileBlock:
 
 
 def _headers(head: str) -> Mapping[str, str]:
-    """Return the values of headers by their names in lower case. Raises FileBlockError."""
+    """Return header values by lower-case name. Raises FileBlockError."""
     headers: dict[str, str] = {}
     name = ""
     for line in head.split("\n") if head else ():
@@ -150,7 +150,7 @@ def _headers(head: str) -> Mapping[str, str]:
 
 
 def _filename(disposition: str | None) -> str:
-    """Return the name in a Content-Disposition (RFC 6266), "" for none. Raises FileBlockError."""
+    """Return the name in a Content-Disposition (RFC 6266), "" if absent. Raises FileBlockError."""
     if disposition is None:
         return ""
     parameters = _parameters(disposition)
@@ -159,7 +159,7 @@ def _filename(disposition: str | None) -> str:
 
 
 def _parameters(disposition: str) -> Mapping[str, str]:
-    """Return the parameters by their names in lower case. Raises FileBlockError."""
+    """Return parameters by lower-case name. Raises FileBlockError."""
     parameters: dict[str, str] = {}
     place = _DISPOSITION.match(disposition)
     while place is not None and place.end() < len(disposition):
@@ -194,7 +194,7 @@ def _decoded(extended: str) -> str:
 
 
 def _path(body: bytes) -> str:
-    """Return the path that is the body of a block. Raises FileBlockError."""
+    """Return the path in the body of a block. Raises FileBlockError."""
     if len(body) > MAX_PATH:
         raise FileBlockError(f"a file block's path is over {MAX_PATH} bytes")
     return body.decode("utf-8", "surrogateescape")

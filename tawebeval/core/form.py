@@ -1,6 +1,6 @@
-"""The form of `POST /evaluate`: which fields there are, and what each may say.
+"""The form of `POST /evaluate`: its fields and their values (contract, section 2).
 
-Rules are those of the contract, section 2. Every error names its field.
+Every error names its field.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ None stands for as many as `limits.field` allows, which is the most for all of t
 
 
 def draw_seed(random: Callable[[int], bytes]) -> int:
-    """Return a seed for who has given none; `random(n)` gives n random bytes."""
+    """Return a seed for a request without one; `random(n)` returns n random bytes."""
     return int.from_bytes(random(4), "big") & MAX_SEED
 
 
 @attrs.frozen
 class Repository:
-    """Where the evaluator comes from.
+    """Repository of the evaluator.
 
-    `branch` is what to fetch where a commit alone cannot be asked for; `depth` the
-    number of commits of history to fetch.
+    `branch` is fetched where the server does not serve single commits; `depth` is the number of
+    commits of history to fetch.
     """
 
     url: str
@@ -74,7 +74,7 @@ class Repository:
 
 @attrs.frozen
 class SubmissionFile:
-    """A file of the submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
+    """File of a submission: `field` is NAME of `submission[NAME]`, `filename` a base name."""
 
     field: str
     filename: str
@@ -82,9 +82,10 @@ class SubmissionFile:
 
 @attrs.frozen
 class EvaluationRequest:
-    """What a client asked to have evaluated. `directory` is relative, "" being the root.
+    """A client's request for an evaluation.
 
-    To `callback_url` the end is to be told, if there is one.
+    `directory` is relative to the root of the repository; "" is the root. `callback_url` is the URL
+    to notify when the evaluation ends, or None.
     """
 
     repository: Repository
@@ -97,12 +98,12 @@ class EvaluationRequest:
 
     @property
     def shown_command(self) -> str:
-        """The beginning of the command, for the status."""
+        """Beginning of the command, as the status document shows it."""
         command = self.evaluator_cmd.encode()
         return command[: text.boundary(command, SHOWN_COMMAND)].decode()
 
     def drop_start_fields(self) -> EvaluationRequest:
-        """Return the request without what only the start of the evaluator needs."""
+        """Return the request without the fields that only the evaluator's start needs."""
         return attrs.evolve(
             self,
             repository=Repository(self.repository.url),
@@ -113,24 +114,23 @@ class EvaluationRequest:
 
 
 def pack(request: EvaluationRequest) -> bytes:
-    """Return a request in as many bytes as its texts have in UTF-8, and a few more.
+    """Return the request as bytes, about as many as its texts have in UTF-8.
 
-    A `str` may take four bytes for each character.
+    A kept request is packed because a `str` may take four bytes for each character.
     """
     return msgspec.msgpack.encode(request)
 
 
 def unpack(packed: bytes) -> EvaluationRequest:
-    """Return the request of which `pack` has made these bytes."""
+    """Return the request that `pack` encoded."""
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
 
 
 def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
-    """Return the submission's file that the form's field `name` carries, None for another field.
+    """Return the submission file for the form field `name`, or None for any other field.
 
-    `filename` is what the client calls the file, None for a field that is no file. Raises
-    InvalidField when `name` looks like a submission's field and is none, or the file's
-    name is none.
+    `filename` is the client's name of the file, None for a field that is no file. Raises
+    InvalidField for a malformed submission field or file name.
     """
     if not name.startswith("submission"):
         return None
@@ -152,10 +152,10 @@ def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
 def parse_form(
     fields: Mapping[str, str], submission: Sequence[SubmissionFile], protocols: Sequence[str]
 ) -> EvaluationRequest:
-    """Return what the form asks for. Raises InvalidField.
+    """Return the request of a form. Raises InvalidField.
 
-    `fields` has those of `TEXT_FIELDS` that were sent, none larger than it may be; `protocols` are
-    the ones over which a repository may be fetched, in git's words.
+    `fields` has the values of those `TEXT_FIELDS` that the client sent, within their size limits.
+    `protocols` are the protocols allowed for repositories, by git's names.
     """
     if not submission:
         raise InvalidField("submission", "at least one field submission[NAME] is required")

@@ -1,9 +1,8 @@
-"""For whom a proxy asks: `X-Forwarded-For`, and `Forwarded` (RFC 7239).
+"""Addresses of clients behind proxies: `X-Forwarded-For` and `Forwarded` (RFC 7239).
 
-Each proxy on the way adds by whom it was asked itself. So what stands there is to be believed
-from the right, for as long as who has written it is one of the proxies that the operator trusts:
-the first address that is none of these is the client's. Whatever stands before it is the client's
-own word, and not looked at.
+Each proxy appends the address of the peer that connected to it. So the list is read from the
+right for as long as the writer is a trusted proxy: the first address that is not a trusted proxy
+is the client's. The client itself chose everything to the left of it, which is ignored.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ _LONGEST = 80  # characters of what is no address, in a message
 
 @attrs.frozen
 class Proxies:
-    """The proxies that are trusted, and the header in which they say for whom they ask.
+    """Trusted proxies, and the header in which they report the client's address.
 
-    Both headers cannot be read: a proxy passes on the one that it does not write as it came.
+    Only one header is read: a proxy passes the other one on as the client sent it.
     """
 
     networks: Sequence[IPv4Network | IPv6Network]
@@ -54,12 +53,12 @@ class Proxies:
 
     @classmethod
     def of(cls, trusted: Collection[str], header: str) -> Proxies:
-        """Return those of the settings. Raises ValueError for what is no network."""
+        """Return the proxies of the settings. Raises ValueError for an invalid network."""
         networks = tuple(ip_network(each) for each in trusted if each != UNIX)
         return cls(networks, UNIX in trusted, header)
 
     def trusts(self, address: str) -> bool:
-        """Tell whether an address, as `canonical` writes it, is that of a trusted proxy."""
+        """Return whether an address, in canonical form, is a trusted proxy's."""
         if not self.networks:
             return False
         try:
@@ -69,7 +68,7 @@ class Proxies:
         return any(found in network for network in self.networks)
 
     def too_wide(self) -> list[str]:
-        """Return the networks in which strangers may be: not of one address, nor one's own."""
+        """Return the trusted networks that may contain strangers: neither one address nor local."""
         return [
             str(network)
             for network in self.networks
@@ -77,11 +76,10 @@ class Proxies:
         ]
 
     def client(self, values: Sequence[str]) -> str | None:
-        """Return for whom a trusted proxy asks; `values` are those of the header in a request.
+        """Return the client's address from the header's `values`, or None if they name no client.
 
-        That is an address, or an identifier with which the proxy hides one (RFC 7239, section
-        6.3); it is empty where the proxy does not know. None: it asks for itself. Raises
-        MalformedRequest.
+        The result may also be an identifier that hides the address (RFC 7239, section 6.3), or
+        "" if the proxy does not know the address. Raises MalformedRequest.
         """
         said = ",".join(values)
         nodes = self._nodes(said)
@@ -111,15 +109,15 @@ class Proxies:
 
 
 def canonical(address: str) -> str:
-    """Return an IP address as it is always written, without a zone. Raises ValueError."""
+    """Return an IP address in its canonical form, without a zone. Raises ValueError."""
     found = ip_address(address.partition("%")[0])
     return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
 
 
 def group_of(address: str) -> str:
-    """Return what stands for a client: its IPv4 address, or the /64 of its IPv6 address.
+    """Return the group of a client for limits: its IPv4 address, or the /64 of its IPv6 address.
 
-    It is empty for what is no address.
+    The group of anything else is "".
     """
     try:
         found = ip_address(canonical(address))
@@ -135,9 +133,9 @@ def _within(network: IPv4Network | IPv6Network, other: IPv4Network | IPv6Network
 
 
 def _forwarded(said: str) -> Iterator[str]:
-    """Yield what `for` is in each element of `Forwarded`, `unknown` where it is absent.
+    """Yield the `for` parameter of each element of `Forwarded`, `unknown` if absent.
 
-    Raises ValueError for what is not of the form of RFC 7239, section 4.
+    Raises ValueError for a value that is not of RFC 7239, section 4.
     """
     at, pairs = 0, dict[str, str]()
     while True:
@@ -159,9 +157,9 @@ def _forwarded(said: str) -> Iterator[str]:
 
 
 def _name_of(node: str, bare: bool) -> str:
-    """Return the name of a node, without its port; empty for one that is unknown.
+    """Return the name of a node without its port; "" for an unknown node.
 
-    `bare` is whether an IPv6 address may stand without brackets. Raises ValueError.
+    `bare` allows an IPv6 address without brackets. Raises ValueError.
     """
     bracketed, plain = _BRACKETED.fullmatch(node), _PLAIN.fullmatch(node)
     if bracketed is not None:

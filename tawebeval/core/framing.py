@@ -1,9 +1,8 @@
-"""JSON Lines as streams carry them: bytes in, bytes out.
+"""Framing of JSON Lines as server-sent events and WebSocket messages.
 
-A batch of events is framed as a whole; nothing looks into an event. JSON Lines go as they
-are. Server-sent events (HTML standard, section 9.2) get a field name before each event, and
-after it the cursor from which a client goes on. Messages of a WebSocket (RFC 6455, section
-5.2) get a header that tells their length.
+A batch is framed as a whole, without parsing its events. JSON Lines are sent as they are.
+Server-sent events (HTML standard, section 9.2) get a field name before each event and the cursor
+after it. WebSocket messages (RFC 6455, section 5.2) get a header with their length.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ _EIGHT_BYTES = bytes((_TEXT_MESSAGE, 127))
 
 @attrs.frozen
 class Framing:
-    """How a stream looks: what it begins with, its events, its end, and a sign of life.
+    """Format of a stream: its beginning, events, end and heartbeat.
 
-    `events` is called with the cursor at which a batch begins, and the batch.
+    `events(first, batch)` frames a batch that begins at the cursor `first`.
     """
 
     begin: bytes
@@ -38,9 +37,9 @@ class Framing:
 
 
 def server_sent(first: int, batch: Batch) -> bytes:
-    r"""Return a batch as server-sent events, each with the cursor after it as its `id`.
+    """Return a batch as server-sent events, each with the cursor after it as its `id`.
 
-    The carriage return ends a line there, too. In JSON it can only stand between values.
+    Server-sent events also end a line at a carriage return, which JSON has only between values.
     """
     if not batch.count:
         return b""

@@ -1,9 +1,8 @@
-"""Which hosts this machine may be sent to, and how git is bound to an address.
+"""Hosts of URLs, the rules for them, and the binding of git to a checked address.
 
-A URL is given by a stranger. What its host is has to be understood here exactly as git, curl
-and ssh will, so only the plain ways to write one are taken. A name is looked up once; git is
-then told to connect to the address that was found good, so that a second answer changes
-nothing.
+A stranger chooses the URL. The daemon must read its host exactly as git, curl and ssh do, so only
+plain forms are accepted. The daemon looks a name up once and makes git connect to the address
+that passed the check; a second DNS answer changes nothing.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 @attrs.frozen
 class Target:
-    """Where a URL leads: `host` is a name in lower case, or an address as text.
+    """Server of a URL: `host` is a lower-case name, or an address as text.
 
-    `address` is that address; None for a name.
+    `address` is the parsed address; None for a name.
     """
 
     protocol: str
@@ -50,10 +49,10 @@ class Target:
 
 @attrs.frozen
 class Route:
-    """How git reaches a repository: the URL to give it, and what to add to its environment.
+    """The URL for git to use, and environment variables to add for it.
 
-    `source` is the path of a repository of this machine, which git serves to itself, and
-    `readable` are files that it needs for this one.
+    `source` is the path of a local repository, served through git's own pipe; `readable` are
+    files that git must be able to read, such as a key.
     """
 
     url: str
@@ -63,9 +62,9 @@ class Route:
 
 
 def target_of(url: str) -> Target | None:
-    """Return where a URL leads, None for a path of this machine.
+    """Return the server of a URL, or None for a local path.
 
-    Raises ValueError, with a sentence for people, for a host that is not plainly written.
+    Raises ValueError, with a message for people, for a host that is not in a plain form.
     """
     if url.startswith("/"):
         return None
@@ -87,7 +86,7 @@ def target_of(url: str) -> Target | None:
 
 
 def path_of(url: str) -> str:
-    """Return the path of a repository of this machine, as git reads it from a URL or a path."""
+    """Return the path of a local repository as git reads it from a URL or a path."""
     if url.startswith("/"):
         return url
     path = unquote_to_bytes(url.partition("://")[2]).decode("utf-8", "surrogateescape")
@@ -114,14 +113,14 @@ def _target(protocol: str, host: str, port: str | None) -> Target:
 
 
 def bracketed(address: Address) -> str:
-    """Return an address as it is written in a URL."""
+    """Return an address in the form of URLs: IPv6 in brackets."""
     return f"[{address}]" if address.version == 6 else str(address)
 
 
 def route(url: str, target: Target, address: Address, ssh_options: Sequence[str] = ()) -> Route:
-    """Return how git reaches `target`, which `url` names, at `address` and nowhere else.
+    """Return the route on which git reaches `target`, the server of `url`, at `address` only.
 
-    Certificates and host keys are still those of the name.
+    Certificates and host keys are still checked against the name.
     """
     ssh = [SSH, shlex.join(ssh_options)] if ssh_options else [SSH]
     if target.address is not None:
@@ -148,7 +147,7 @@ def route(url: str, target: Target, address: Address, ssh_options: Sequence[str]
 
 
 def _effective(address: Address) -> Address:
-    """Return where packets for an address go that only wraps one of IPv4."""
+    """Return the IPv4 address that an IPv6 address embeds, or the address itself."""
     if isinstance(address, IPv6Address):
         if address in _NAT64:
             return IPv4Address(int(address) & 0xFFFFFFFF)
@@ -157,7 +156,7 @@ def _effective(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Tell whether an address is one of the public internet, whatever it is wrapped in."""
+    """Return whether an address is on the public internet, also when embedded in another."""
     address = _effective(address)
     if isinstance(address, IPv6Address) and address not in _GLOBAL_IPV6:
         return False
@@ -166,10 +165,10 @@ def is_public(address: Address) -> bool:
 
 @attrs.frozen
 class HostPolicy:
-    """The operator's rules: patterns of names (`example.org`, `*.example.org`), and networks.
+    """The operator's rules for hosts: name patterns (`example.org`, `*.example.org`) and networks.
 
-    Without `allow` every host is allowed that `deny` does not have. `private_networks` are
-    open although they are not public. `section` is the table of the configuration with these rules.
+    An empty `allow` allows every host that `deny` does not match. `private_networks` are allowed
+    although they are not public. `section` is the configuration table of these rules, for messages.
     """
 
     allow: Sequence[str] = ()
@@ -183,7 +182,7 @@ class HostPolicy:
         object.__setattr__(self, "_networks", networks)
 
     def check(self, target: Target) -> None:
-        """Check a URL's host as it is written. Raises ForbiddenHost."""
+        """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
         if any(matches(target.host, pattern) for pattern in self.deny):
             raise _forbidden(target, f"is refused by {self.section}.deny_hosts")
         if self.allow and not any(matches(target.host, pattern) for pattern in self.allow):
@@ -192,9 +191,9 @@ class HostPolicy:
             self.choose(target, [target.address])
 
     def choose(self, target: Target, addresses: Sequence[Address]) -> Address:
-        """Return the one of a host's addresses to connect to. Raises ForbiddenHost.
+        """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.
 
-        All of them have to be permitted: with one that is not the host is up to something.
+        All addresses must be allowed: a name with a forbidden one among them is an attack.
         """
         for address in addresses:
             if not self._permits(address):
@@ -216,7 +215,7 @@ class HostPolicy:
 
 
 def matches(host: str, pattern: str) -> bool:
-    """Tell whether a host, in lower case, is one of `example.org` or of `*.example.org`."""
+    """Return whether a lower-case host matches `example.org` or `*.example.org`."""
     pattern = pattern.lower()
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 

@@ -1,12 +1,12 @@
-"""Identifiers of evaluations, which prove by themselves that they were issued here.
+"""Identifiers of evaluations, which prove that this daemon issued them.
 
-An identifier is random bytes and a MAC of them under the server's key, in lower-case
-base32. The MAC is also of the name of the caller that it is issued to: to anybody else it
-looks like one that never was. So a server that has forgotten an evaluation, even in a
-restart, can still tell "that is over" from "that was never here".
+An identifier is random bytes and a MAC of them under the daemon's key, in lower-case base32. The
+MAC also covers the name of the caller: for any other caller the identifier is unknown. So a daemon
+that has forgotten an evaluation, even over a restart, still tells an expired evaluation from one
+that never existed.
 
-Where several daemons are behind one address each has a name, which its identifiers begin with:
-whoever stands before them knows by that whom to ask.
+Where several daemons share an address each has a name, and its identifiers begin with the name, so
+that the proxy before the daemons knows which daemon to ask.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ IDENTIFIER = rf"(?:{NAME}-)?{_FORM.pattern}"
 
 @attrs.frozen
 class Identities:
-    """Issues identifiers and recognises its own; `key` is secret, `random` as `os.urandom`.
+    """Issuer of identifiers; `key` is secret, `random(n)` returns n random bytes.
 
-    `name` is the daemon's, empty if it has none. Each name has a key of its own.
+    `name` is the daemon's name, "" for none. Each name has a key of its own.
     """
 
     _key: bytes = attrs.field(repr=False)
@@ -57,12 +57,12 @@ class Identities:
         return hmac.digest(self._key, _NAME_PURPOSE + self.name.encode(), "sha256")
 
     def issue(self, caller: str = "") -> str:
-        """Return a new identifier for that caller: 40 characters of `a-z2-7` behind the name."""
+        """Return a new identifier for a caller: the daemon's name and 40 characters of `a-z2-7`."""
         drawn = self._random(_RANDOM)
         return self._prefix + b32encode(drawn + self._mac(drawn, caller)).decode().lower()
 
     def issued(self, identifier: str, caller: str = "") -> bool:
-        """Tell whether `identifier` was issued under this key to that caller."""
+        """Return whether this daemon issued `identifier` to the caller."""
         own = identifier.removeprefix(self._prefix)
         if len(own) + len(self._prefix) != len(identifier) or not _FORM.fullmatch(own):
             return False

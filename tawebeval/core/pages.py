@@ -1,9 +1,9 @@
-"""Pages and cursors: the ring as the wire shows it (contract, section 3).
+"""Pages and cursors: a ring as the API shows it (contract, section 3).
 
-On the wire a cursor is a string of decimal digits, or `DUMMY_END`, or null. `null` as the
-beginning is the very beginning, `null` as the end is the very end. Between the last event
-and the very end stands the dummy end: whoever asks after it has received every event, so
-that then, and not before, nothing needs to be kept.
+A cursor in the API is a string of decimal digits, or `DUMMY_END`, or null. As a page's beginning,
+`null` is the beginning of all events; as a page's end, the end of all. The dummy end stands
+between the last event and the end of all: a client that asks after it has received every event,
+so from then on no event needs to be kept.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 @attrs.frozen
 class Page:
-    """A run of consecutive events and the cursors that it lies between.
+    """Consecutive events, and the cursors before and after them.
 
-    `final` tells that no page after this one will have events.
+    `final` says that no later page has events.
     """
 
     begin: str | None
@@ -34,12 +34,12 @@ class Page:
 
     @property
     def final(self) -> bool:
-        """Whether nothing follows: asking again gives no new event."""
+        """Whether no new event can follow."""
         return self.end in (DUMMY_END, None)
 
     @property
     def has_news(self) -> bool:
-        """Whether it tells something: events, or that none will follow."""
+        """Whether the page has events or is the last one."""
         return bool(self.events.count) or self.final
 
     def encode(self) -> bytes:
@@ -58,12 +58,12 @@ def _encode_cursor(cursor: str | None) -> bytes:
 
 
 def after_the_end() -> Page:
-    """Return the answer to the dummy end, the same for ever: empty, and with nothing after it."""
+    """Return the answer to the dummy end: an empty page with no next page."""
     return Page(DUMMY_END, None, Batch(0, b""))
 
 
 def parse_cursor(after: str | None) -> str | None:
-    """Return `after` with an empty one taken as absent. Raises InvalidCursor."""
+    """Return the cursor of a query, None for an empty or absent one. Raises InvalidCursor."""
     if not after:
         return None
     if after != DUMMY_END and not _NUMBER.fullmatch(after):
@@ -75,10 +75,10 @@ def parse_cursor(after: str | None) -> str | None:
 
 
 def place(ring: Ring, after: str | None, skip: int = 0) -> int:
-    """Return where in the ring the place lies that is `skip` events after a cursor.
+    """Return the sequence number `skip` events after a cursor.
 
-    The cursor itself may be that of what is discarded. Raises DiscardedCursor, and InvalidCursor
-    for a place beyond the newest event.
+    The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
+    InvalidCursor if the result is beyond the newest event.
     """
     begin = 0 if after is None else ring.newest + 1 if after == DUMMY_END else int(after)
     begin += skip
@@ -93,9 +93,9 @@ def place(ring: Ring, after: str | None, skip: int = 0) -> int:
 
 
 def read_page(ring: Ring, after: str | None, limit: int) -> Page:
-    """Return the page that begins at the cursor `after`; nothing is discarded.
+    """Return the page that begins at the cursor `after`; discards nothing.
 
-    `limit` bounds its events in bytes. Raises as `place` does.
+    `limit` bounds the events in bytes. Raises DiscardedCursor and InvalidCursor.
     """
     begin = place(ring, after)
     events = ring.read(begin, limit)

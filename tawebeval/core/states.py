@@ -1,4 +1,4 @@
-"""The life of an evaluation: its states, and which may follow which (contract, section 7)."""
+"""States of an evaluation and the transitions between them (contract, section 7)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where an evaluation is in its life.
+    """State of an evaluation.
 
-    In the first three something is done for it, in the next three its events can be read, and
-    in the last two nothing is left of it but its identifier.
+    In the first three states the daemon works on the evaluation, in the next three clients may read
+    its events, and in the last two only its identifier is left.
     """
 
     QUEUED = "queued"
@@ -24,7 +24,7 @@ class State(Enum):
 
     @property
     def ended(self) -> bool:
-        """Whether no event will follow."""
+        """Whether no event can follow."""
         return self not in (State.QUEUED, State.FETCHING, State.RUNNING)
 
 
@@ -43,11 +43,11 @@ STEPS: Mapping[State, frozenset[State]] = {
 
 
 class IllegalStep(AssertionError):
-    """A state that cannot follow: a defect of ours."""
+    """A transition that the table does not have: a bug."""
 
 
 def step(state: State, following: State) -> State:
-    """Return the state that follows. Raises IllegalStep."""
+    """Return `following`, the state after `state`. Raises IllegalStep."""
     if following not in STEPS[state]:
         raise IllegalStep(f"an evaluation cannot become {following.value} when {state.value}")
     return following

@@ -1,9 +1,8 @@
-"""Who calls: the file of tokens, and which caller a request is from.
+"""Tokens of callers: the file of their hashes, and the caller of a request.
 
-A line of the file is `NAME sha256:HEX`, the name of a caller and the SHA-256 of its token.
-A hash that is quick to compute is right here: slow ones, with salt, protect what people
-choose and others guess. A token has 256 random bits, so there is nothing to guess, with
-whatever hash; and a slow one would have to be computed for every request.
+A line of the file is `NAME sha256:HEX`: a caller's name and the SHA-256 of its token. A fast hash
+is right here: slow, salted hashes protect passwords that people choose. A token has 256 random
+bits and cannot be guessed, and a slow hash would have to be computed for every request.
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)
 
 @attrs.frozen
 class Tokens:
-    """The tokens that count: the SHA-256 of each, and whose it is."""
+    """Callers by the SHA-256 of their tokens."""
 
     _callers: Sequence[tuple[bytes, str]] = attrs.field(repr=False)
 
     def authenticate(self, authorization: Sequence[bytes]) -> str:
-        """Return the caller's name; `authorization` is what such headers of a request say.
+        """Return the caller's name; `authorization` has the values of the request's headers.
 
-        It takes equally long whichever token it is, and however much of one is right.
-        Raises Unauthorized, which repeats nothing of what was sent.
+        The comparison takes constant time. Raises Unauthorized, without a part of the value.
         """
         if not authorization:
             raise Unauthorized("this needs a token: send Authorization: Bearer TOKEN")
@@ -54,7 +52,7 @@ class Tokens:
 
 
 def entries(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the content of each line of a file, save comments and empty ones."""
+    """Yield the number and the content of each line, without comments and empty lines."""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
         if line and not line.startswith("#"):
@@ -62,10 +60,10 @@ def entries(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_tokens(text: str) -> Tokens:
-    """Return what a file of tokens says; a caller may have several, to change one for another.
+    """Return the tokens of a file; a caller may have several, to replace one by another.
 
-    Empty lines do not count, nor do those that begin with `#`. Raises ConfigurationError with
-    the number of the line, of which it shows nothing: it may be a token, put there by mistake.
+    Empty lines and lines that begin with `#` are skipped. Raises ConfigurationError with the number
+    of the line, but not its content, which may be a token put there by mistake.
     """
     callers: dict[bytes, str] = {}
     for number, line in entries(text):
@@ -84,9 +82,9 @@ def parse_tokens(text: str) -> Tokens:
 
 
 def new_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
-    """Return a new token, and the line for the file that makes it one of the caller `name`.
+    """Return a new token, and the line of the file that makes it a token of the caller `name`.
 
-    `random` is as `os.urandom`. Raises ConfigurationError for what is no name.
+    `random(n)` returns n random bytes. Raises ConfigurationError for an invalid name.
     """
     if not NAME.fullmatch(name):
         raise ConfigurationError(

@@ -13,7 +13,7 @@ _SUBMISSION_FILE = "SUBMISSION_FILE_"
 
 
 def is_reserved(name: str) -> bool:
-    """Tell whether the daemon sets the variable itself, so that no operator can configure it."""
+    """Return whether the daemon sets a variable itself, so that operators cannot configure it."""
     return name in _RESERVED or name.startswith(_SUBMISSION_FILE)
 
 
@@ -26,10 +26,10 @@ def build_environment(
     submission: Mapping[str, str],
     markers: Markers,
 ) -> dict[str, str]:
-    """Return the whole environment of one run; nothing of the daemon's own environment is in it.
+    """Return the environment of an evaluator; nothing is inherited from the daemon.
 
-    `home`, `temporary` and the values of `submission` (by field) are paths as the evaluator sees
-    them. `configured` is what the operator has set.
+    `home`, `temporary` and the values of `submission` (by field name) are paths inside the sandbox.
+    `configured` are the operator's variables.
     """
     return {
         **_DEFAULTS,
