@@ -1,4 +1,4 @@
-"""Places to run, and the queue of those who wait for one, fair between callers."""
+"""Run slots, and a queue for them that is fair between callers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ UNBOUNDED = 2**62
 
 
 def count_places(running: int) -> int:
-    """Return how many may run at once: `running`, or, for 0, as many as there are processors."""
+    """Return the number of run slots: `running`, or the number of processors if that is 0."""
     return running or len(os.sched_getaffinity(0))
 
 
 class Queue:
-    """Lets at most `running` in at once; `queued` may wait.
+    """Queue for `running` slots, with at most `queued` waiters, fair between callers.
 
-    Callers take turns: a place that becomes free goes to the caller whose last turn is longest
-    ago, and among what that caller has waiting to what came first. Of one caller at
-    most `own_running` are let in at once and `own_queued` wait; 0 is no limit of its own. Nobody
-    is let in of a caller whom `admits` does not; `go_on` is to be called when it may again.
+    A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
+    to the first. A caller has at most `own_running` slots and `own_queued` waiters; 0 sets no such
+    limit. A caller for whom `admits` is false gets no slot; call `go_on` when that may have
+    changed.
 
-    One that is not ready to be let in can reserve its turn: others pass it until it enters.
+    A waiter that is not ready can reserve its turn: others pass it until it enters.
     """
 
     def __init__(
@@ -42,10 +42,7 @@ class Queue:
         self._waiting: dict[str, dict[str, Deferred[None] | None]] = {}
 
     def bound(self, running: int, queued: int, own_running: int = 0, own_queued: int = 0) -> None:
-        """Have these bounds from now on. Who has a place, or waits, stays all the same.
-
-        `go_on` is to be called after it, to let in who may be now.
-        """
+        """Change the bounds. Present holders and waiters stay; call `go_on` afterwards."""
         self.places = running
         self._queued = queued
         self._own_running = own_running or running
@@ -53,22 +50,22 @@ class Queue:
 
     @property
     def running(self) -> int:
-        """How many have a place."""
+        """Number of slots taken."""
         return len(self._inside)
 
     @property
     def waiting(self) -> int:
-        """How many wait for one."""
+        """Number of waiters."""
         return len(self._callers)
 
     def full(self, caller: str = "") -> bool:
-        """Whether the next of `caller` would have no place even to wait."""
+        """Whether one more waiter of `caller` would exceed `queued`."""
         # Who is not ready waits also where there are places, which others may have meanwhile.
         free = self.places - len(self._inside) if self._may_run(caller) else 0
         return len(self._callers) >= self._queued + free
 
     def share_used(self, caller: str) -> bool:
-        """Whether the next of `caller` would wait, and as many of its own wait as may."""
+        """Whether one more waiter of `caller` would exceed `own_queued`."""
         # Where nobody may have more than there is, it is not this caller's own fault.
         if self._own_queued >= self._queued:
             return False
@@ -83,12 +80,12 @@ class Queue:
         )
 
     def reserve(self, name: str, caller: str = "") -> None:
-        """Wait, and be passed over until `enter`; the turn counts from now."""
+        """Wait without being ready: the turn counts from now, but `enter` has to be called."""
         self._callers[name] = caller
         self._waiting.setdefault(caller, {})[name] = None
 
     def enter(self, name: str, caller: str = "") -> Deferred[None]:
-        """Return a Deferred of a place to run. Cancelling it gives up waiting."""
+        """Return a Deferred of a slot. Cancelling it gives up waiting."""
         reserved = name in self._callers
         # Nobody waits then who could have the place, save while others are being let in.
         if not reserved and self._may_run(caller) and not self._letting_in:
@@ -109,7 +106,7 @@ class Queue:
         self._take_out(name)
 
     def _take_out(self, name: str) -> Deferred[None] | None:
-        """Let `name` wait no more."""
+        """Remove `name` from the waiters."""
         caller = self._callers.pop(name)
         own = self._waiting[caller]
         place = own.pop(name)
@@ -118,12 +115,12 @@ class Queue:
         return place
 
     def rest(self, name: str) -> None:
-        """Give back the place of `name`, which still counts for its caller until it leaves."""
+        """Give back the slot of `name`, which counts for its caller until `leave`."""
         self._resting[name] = self._inside.pop(name)
         self.go_on()
 
     def leave(self, name: str) -> None:
-        """Give back the place of `name`, to whose turn it is; or its turn. It may have neither."""
+        """Give back the slot or the turn of `name`, if it has one."""
         if name in self._callers:
             self._take_out(name)
             return
@@ -137,10 +134,10 @@ class Queue:
         self.go_on()
 
     def go_on(self) -> None:
-        """Let in all who may be.
+        """Give free slots to waiters.
 
-        Some leave as soon as they are let in. Who follows these is let in here, not there: a
-        thousand of them would be more calls within each other than Python has room for.
+        Some leave as soon as they have a slot. Their successors get it in this loop, not in a
+        nested call: a thousand nested calls would exceed Python's recursion limit.
         """
         if self._letting_in:
             return
@@ -160,7 +157,7 @@ class Queue:
             place.callback(None)
 
     def _following(self) -> tuple[str, str, Deferred[None]] | None:
-        """Return whose turn it is, of those who are ready."""
+        """Return the next waiter that is ready, or None."""
         for caller, own in self._waiting.items():
             if self._may_run(caller):
                 for name, place in own.items():
@@ -169,9 +166,9 @@ class Queue:
         return None
 
     def holders(self) -> list[tuple[str, bool]]:
-        """Return all who have a place, and of each whether it keeps somebody out who waits.
+        """Return all holders of slots, and for each whether it keeps a waiter out.
 
-        It does where there is no other place, or none for its caller, who has as many as it may.
+        A holder does if no other slot is free, or none of its caller's.
         """
         full = len(self._inside) >= self.places
         ready = [one for one, own in self._waiting.items() if any(own.values())]
@@ -180,10 +177,10 @@ class Queue:
         return [(name, anybody or caller in kept_out) for name, caller in self._inside.items()]
 
     def place(self, name: str) -> int | None:
-        """Return how many are let in before `name`; None if it does not wait.
+        """Return the number of waiters before `name`, or None if it does not wait.
 
-        As things stand: a caller that comes later has its turns, too, and one that has as many
-        running as it may is passed over.
+        Callers that come later have their turns, too, and callers at their limit are passed over,
+        so the number may change in both directions.
         """
         if name not in self._callers:
             return None

@@ -1,8 +1,8 @@
-"""What has to be done at last, such as removing directories, and cannot be done just now.
+"""Retry queue for calls that must succeed in the end, such as the removal of directories.
 
-The machine may lack something for a while: descriptors, or a disk that answers. What is left then
-would stay until the next start. So it is tried again until it succeeds: all that is left together
-when the machine has recovered, and a part of it now and then before.
+A machine may lack descriptors, or its disk may not answer, for a while. Failed calls are tried
+again until they succeed, not only at the next start: a few of them now and then, and all of them
+once one has succeeded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = Logger()
 
 @attrs.frozen
 class _Call:
-    """It blocks, and may be made again; `made` is called after it has succeeded."""
+    """Blocking call that may be repeated; `made` is called after its success."""
 
     what: str
     make: Callable[..., object]
@@ -35,7 +35,7 @@ class _Call:
 
 @attrs.define(eq=False)
 class Arrears:
-    """Makes calls in threads; those that raise OSError are kept, in the order of their turns."""
+    """Makes calls in threads and keeps those that raise OSError, in order."""
 
     _threads: Threads
     _kept: deque[_Call] = attrs.field(factory=deque)
@@ -53,7 +53,7 @@ class Arrears:
         *arguments: Any,
         made: Callable[[], object] = lambda: None,
     ) -> None:
-        """Make a call; keep it where it raises OSError, which is logged, with `what` it is for."""
+        """Make a call; on OSError, log it with its purpose `what` and keep the call."""
         try:
             await self._threads.run(make, *arguments)
         except OSError as error:
@@ -64,9 +64,9 @@ class Arrears:
             made()
 
     def settle(self) -> None:
-        """Begin to make what is left, unless that is being done or is to rest; once a second.
+        """Retry kept calls unless a retry runs or the back-off lasts; call it once a second.
 
-        The rest after a trial in which nothing succeeds is twice as long as the one before.
+        The back-off doubles after each retry in which no call succeeds.
         """
         if not self._kept or self._busy:
             return
@@ -91,7 +91,7 @@ class Arrears:
             self._busy = False
 
     def _judge(self, batch: Sequence[_Call], errors: Sequence[Exception | None]) -> bool:
-        """Keep what has failed; tell whether anything has succeeded."""
+        """Keep the calls that failed; return whether any succeeded."""
         outcomes = list(zip(batch, errors, strict=True))
         self._kept += (call for call, error in outcomes if isinstance(error, OSError))
         for call, error in outcomes:
@@ -104,7 +104,7 @@ class Arrears:
 
 
 def _make_all(calls: Sequence[_Call]) -> Sequence[Exception | None]:
-    """Make calls; return the error of each. Blocks."""
+    """Make calls and return the error of each. Blocks."""
     return [_error_of(call) for call in calls]
 
 

@@ -1,7 +1,7 @@
-"""The configuration: every setting, its default, its range. TOML text in, values out.
+"""Configuration: every setting with its type, range and default; parser of the TOML file.
 
-`etc/tawebeval.toml` shows the same to operators, and a test holds the two together. What the
-daemon connects to by itself has its settings in `outbound`, and kinds of values are in `settings`.
+`etc/tawebeval.toml` documents the same settings for operators; a test compares the two. An error
+names the path of the key.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
 
 
 class Service(Section, frozen=True):
-    """`[service]`: the daemon's own process."""
+    """`[service]`: the daemon's process."""
 
     user: Annotated[
         str, shaped(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty")
@@ -84,7 +84,7 @@ class Service(Section, frozen=True):
 
 
 class Callers(Section, frozen=True):
-    """`[callers]`: who may call, and each one's share."""
+    """`[callers]`: tokens, and the share of each caller."""
 
     tokens: str = ""
     open: bool = False
@@ -97,7 +97,7 @@ class Callers(Section, frozen=True):
 
 
 class Evaluations(Section, frozen=True):
-    """`[evaluations]`: how many at once, and how long for."""
+    """`[evaluations]`: numbers and times of evaluations."""
 
     running: Annotated[int, Meta(ge=0, le=10**6)] = 0
     queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
@@ -122,7 +122,7 @@ class Evaluations(Section, frozen=True):
 
 
 class Sandbox(Section, frozen=True):
-    """`[sandbox]`: what strangers' programs run in, and what they can see there."""
+    """`[sandbox]`: kind and file system of the sandbox."""
 
     kind: Literal["auto", "bubblewrap", "none"] = "auto"
     network: bool = False
@@ -131,7 +131,7 @@ class Sandbox(Section, frozen=True):
 
 
 class Limits(Section, frozen=True):
-    """`[limits]`: what one request, and one evaluation, may take."""
+    """`[limits]`: limits of one request and of one evaluation."""
 
     request_body: Bytes = 64 * MIB
     uploads: Bytes = 16 * GIB
@@ -153,7 +153,7 @@ class Limits(Section, frozen=True):
 
 
 class Buffers(Section, frozen=True):
-    """`[buffers]`: what is kept in memory for readers."""
+    """`[buffers]`: memory for events."""
 
     total: Bytes = 256 * MIB
     evaluation: Bytes = 8 * MIB
@@ -161,20 +161,20 @@ class Buffers(Section, frozen=True):
 
 
 class Polls(Section, frozen=True):
-    """`[polls]`: how long a request may wait for events."""
+    """`[polls]`: long polls."""
 
     wait: Annotated[int, Meta(ge=0, le=3600)] = 30
     older: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
 class Streams(Section, frozen=True):
-    """`[streams]`: connections on which events come as they are printed."""
+    """`[streams]`: streams of events."""
 
     heartbeat: Seconds = 15
 
 
 class Http(Section, frozen=True):
-    """`[http]`: what connections and requests may take before they are understood."""
+    """`[http]`: limits and time-outs of connections and requests."""
 
     connections: Count = 800
     connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
@@ -208,7 +208,7 @@ class Http(Section, frozen=True):
 
 
 class Log(Section, frozen=True):
-    """`[log]`: what is logged, and how it is written."""
+    """`[log]`: contents and format of the log."""
 
     format: Literal["text", "json"] = "text"
     level: Literal["debug", "info", "warn", "error"] = "info"
@@ -216,7 +216,7 @@ class Log(Section, frozen=True):
 
 
 class Metrics(Section, frozen=True):
-    """`[metrics]`: who may read `GET /metrics`."""
+    """`[metrics]`: readers of `GET /metrics`."""
 
     readers: Literal["loopback", "tokens", "nobody"] = "loopback"
     tokens: str = ""
@@ -227,13 +227,13 @@ class Metrics(Section, frozen=True):
 
 
 class Health(Section, frozen=True):
-    """`[health]`: when `GET /health/ready` says yes."""
+    """`[health]`: conditions of `GET /health/ready`."""
 
     free_disk: Annotated[int, Meta(ge=0, le=2**50)] = GIB
 
 
 class Configuration(Section, frozen=True):
-    """The whole file."""
+    """All sections of the file."""
 
     listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)
     service: Service = Service()
@@ -253,9 +253,9 @@ class Configuration(Section, frozen=True):
 
 
 def parse_configuration(text: str) -> Configuration:
-    """Return what a configuration file says, with defaults for what it leaves out.
+    """Return the configuration of a file's text, with defaults for missing settings.
 
-    Raises ConfigurationError, which names the path of the key at fault.
+    Raises ConfigurationError with the path of the wrong key.
     """
     try:
         settings = tomllib.loads(text)
@@ -276,9 +276,9 @@ def _escape(text: str) -> str:
 
 
 def _with_path(message: str, settings: dict[str, Any]) -> str:
-    """Put the key's path, which msgspec gives last and as `$.section`, in front.
+    """Return a message of msgspec with the key's path, `$.section` at its end, put in front.
 
-    A section that refuses one of its keys begins its message with that key, after a dot.
+    A section that rejects one of its keys begins its message with a dot and that key.
     """
     placed = re.fullmatch(r"(.*) - at `\$\.?([^`]*)`", message, re.DOTALL)
     assert placed is not None, message

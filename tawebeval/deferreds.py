@@ -1,4 +1,4 @@
-"""Waiting in coroutines: for something that happens again and again, once, or in a thread."""
+"""Tools for coroutines: notifiers, one-shot events, threads, single-flight, queues."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ T = TypeVar("T")
 def in_background(
     coroutine: Coroutine[Deferred[Any], Any, None], log: Logger, complaint: str, **fields: Any
 ) -> Deferred[None]:
-    """Begin a coroutine for whose end nobody has to wait; the Deferred returned never fails.
+    """Start a coroutine that nobody waits for; the returned Deferred never fails.
 
-    An exception that the coroutine raises is written to `log`, with the words `complaint`, which is
-    a format of twisted.logger, and its `fields`.
+    An exception is logged to `log` with `complaint`, a format of twisted.logger, and its `fields`.
     """
     return Deferred.fromCoroutine(coroutine).addErrback(
         lambda failure: log.failure(complaint, failure, **fields)
@@ -35,13 +34,13 @@ def in_background(
 
 @attrs.define
 class Signal(Generic[T]):
-    """Wakes all who wait for it, each time that it fires."""
+    """Condition that wakes all waiters each time it is notified."""
 
     # A dictionary for its order: who waited first is woken first.
     _waiting: dict[Deferred[T], None] = attrs.field(factory=dict, repr=False)
 
     def wait(self) -> Deferred[T]:
-        """Return a Deferred of the next firing; cancelling it leaves no trace."""
+        """Return a Deferred that fires at the next notification. It can be cancelled."""
         waiter: Deferred[T] = Deferred(self._forget)
         self._waiting[waiter] = None
         return waiter
@@ -50,7 +49,7 @@ class Signal(Generic[T]):
         self._waiting.pop(waiter, None)
 
     def fire(self, value: T) -> None:
-        """Wake those who wait now."""
+        """Wake the present waiters."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.called:  # cancelled by one who was woken before
@@ -65,9 +64,9 @@ _NOT_YET: Any = object()
 
 @attrs.define
 class Latch(Generic[T]):
-    """Something that happens once; whoever waits later is answered at once.
+    """Event that happens once; later waiters are answered at once.
 
-    There are several for each evaluation, so this is no more than those who wait.
+    Every evaluation has several, so it stores nothing but its value and its callbacks.
     """
 
     _value: T = _NOT_YET
@@ -75,11 +74,11 @@ class Latch(Generic[T]):
 
     @property
     def is_set(self) -> bool:
-        """Whether it has happened."""
+        """Whether the event has happened."""
         return self._value is not _NOT_YET
 
     def wait(self) -> Deferred[T]:
-        """Return a Deferred of its value, one for each who waits; cancelling leaves no trace."""
+        """Return a new Deferred of the value. It can be cancelled."""
         if self.is_set:
             return succeed(self._value)
         waiter: Deferred[T] = Deferred(self._forget)
@@ -87,14 +86,14 @@ class Latch(Generic[T]):
         return waiter
 
     def tell(self, call: Callable[[T], object]) -> None:
-        """Call `call` with its value: a wait that takes next to no memory."""
+        """Call `call` with the value, now or later; takes less memory than `wait`."""
         if self.is_set:
             call(self._value)
         else:
             self._waiting += (call,)
 
     def set(self, value: T) -> None:
-        """Let it have happened. The first value stays."""
+        """Set the value and wake all waiters. The first value stays."""
         if not self.is_set:
             self._value = value
             while self._waiting:  # one who is woken may cancel others
@@ -107,9 +106,9 @@ class Latch(Generic[T]):
 
 
 def outcome(deferred: Deferred[T]) -> Latch[Callable[[], T]]:
-    """Return a latch of how `deferred` ends: a call that returns its value, or raises its error.
+    """Return a latch of the result of `deferred`: a call that returns it, or raises its error.
 
-    (A Deferred would take a failure that it is given as its value for one of its own.)
+    (A Deferred takes a Failure given as its value for its own failure.)
     """
     latch: Latch[Callable[[], T]] = Latch()
     deferred.addCallbacks(
@@ -119,7 +118,7 @@ def outcome(deferred: Deferred[T]) -> Latch[Callable[[], T]]:
 
 
 async def completed(latch: Latch[T], cancel: Callable[[], Any] = lambda: None) -> T:
-    """Wait for `latch` come what may; a cancellation is passed on to `cancel`, and raised after."""
+    """Wait for `latch` even if cancelled; a cancellation calls `cancel` and is raised later."""
     try:
         return await latch.wait()
     except CancelledError:
@@ -135,7 +134,7 @@ async def completed(latch: Latch[T], cancel: Callable[[], Any] = lambda: None) -
 async def until(
     done: Callable[[], bool], progress: Signal[None], seconds: float, clock: IReactorTime
 ) -> None:
-    """Return when it is done, at the latest after so many seconds; each `progress` is looked at."""
+    """Wait until `done()` is true or `seconds` have passed; `done` is called at each `progress`."""
 
     async def wait() -> None:
         while not done():
@@ -147,18 +146,18 @@ async def until(
 
 @attrs.frozen
 class Threads:
-    """Where blocking calls run, so that they do not block the reactor."""
+    """Thread pool for blocking calls."""
 
     _reactor: IReactorThreads
     _pool: ThreadPool
 
     @classmethod
     def own(cls, reactor: IReactorThreads, count: int, name: str) -> Threads:
-        """Return so many threads that nobody else uses, which are all made by `start`.
+        """Return a pool of `count` threads, all of which `start` makes.
 
-        The reactor's pool is shared with its look-ups of names, which take as long as strangers'
-        name servers like; and what it makes when it is needed cannot be made any more where
-        evaluators have all that there may be. What is called before `start` waits for it.
+        The reactor's own pool is shared with name look-ups, which take as long as strangers' name
+        servers do; and it makes threads on demand, which fails when evaluators have used up the
+        allowed number of processes. Calls made before `start` wait for it.
         """
         pool = ThreadPool(count, count, name)
         # A process whose start fails later ends, though nobody has stopped them.
@@ -166,7 +165,7 @@ class Threads:
         return cls(reactor, pool)
 
     def start(self) -> None:
-        """Begin to make calls. Raises OSError where the threads cannot be made."""
+        """Start all threads. Raises OSError."""
         try:
             self._pool.start()
         except RuntimeError as error:  # which tells no more
@@ -175,14 +174,14 @@ class Threads:
             raise OSError(errno.EAGAIN, f"threads: {error}") from None
 
     def stop(self) -> None:
-        """Wait for the calls that are being made, and make no more. Blocks."""
+        """Wait for running calls and start no more. Blocks."""
         self._pool.stop()
 
     async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return `call(*args, **kwargs)`, made in a thread.
+        """Return `call(*args, **kwargs)`, called in a thread.
 
-        A thread cannot be stopped: a cancellation is raised when the call has returned,
-        so that nobody cleans up below it.
+        A thread cannot be stopped: a cancellation is raised after the call has returned, so that no
+        clean-up runs at the same time as the call.
         """
         ended = outcome(deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs))
         return (await completed(ended))()

@@ -1,11 +1,10 @@
-"""What can go wrong, as values.
+"""Exceptions of tawebeval.
 
 Two families, because they reach people in two ways:
 
-- `RequestError`: a request is refused before, or instead of, an evaluation. The
-  web layer turns each class into one HTTP status (`tawebeval.web.server.problems`).
-- `EvaluationError`: an accepted evaluation could not be brought to a good end. It
-  becomes the final event of its stream.
+- `RequestError`: a request is refused. The web layer maps each class to an HTTP status
+  (`tawebeval.web.server.problems`).
+- `EvaluationError`: an accepted evaluation failed. It becomes the final event of its stream.
 
 `ConfigurationError` stops the start of the daemon.
 """
@@ -39,15 +38,15 @@ Reason = Literal[
 
 
 class TawebevalError(Exception):
-    """Anything that tawebeval itself reports; `str()` is a sentence for people."""
+    """Base of all exceptions of tawebeval; `str()` is a message for people."""
 
 
 class ConfigurationError(TawebevalError):
-    """A setting is unknown, of a wrong type or out of range; names the key's path."""
+    """An unknown setting, or a value of a wrong type or out of range; names the key's path."""
 
 
 class RequestError(TawebevalError):
-    """A request that is refused. `members` are added to the problem document."""
+    """A refused request. `members` are added to the problem document (RFC 9457)."""
 
     def __init__(self, detail: str, **members: str | int | Sequence[str]) -> None:
         super().__init__(detail)
@@ -56,22 +55,22 @@ class RequestError(TawebevalError):
 
 
 class MalformedRequest(RequestError):
-    """The request does not hold together as HTTP, whatever it asks for."""
+    """A request that is malformed as HTTP."""
 
 
 class InvalidField(RequestError):
-    """A field of the form is missing, repeated or broken."""
+    """A form field that is missing, repeated or malformed."""
 
     def __init__(self, field: str, detail: str) -> None:
         super().__init__(f"{field}: {detail}", field=field)
 
 
 class InvalidCursor(RequestError):
-    """`after` is no cursor of what it stands for, or lies, with `skip`, beyond the newest event."""
+    """A cursor that is malformed or, with `skip`, beyond the newest event."""
 
 
 class DiscardedCursor(RequestError):
-    """`after` is older than what was already acknowledged and discarded."""
+    """A cursor before events that were acknowledged and discarded."""
 
     def __init__(self, oldest: str) -> None:
         super().__init__(
@@ -82,17 +81,17 @@ class DiscardedCursor(RequestError):
 
 
 class UnknownEvaluation(RequestError):
-    """The identifier was never issued by this server."""
+    """An identifier that this server never issued to this caller."""
 
     def __init__(self) -> None:
         super().__init__("no evaluation of this identifier was ever started here")
 
 
 class EvaluationGone(RequestError):
-    """The identifier was issued here, but nothing is kept of its evaluation any more.
+    """An identifier issued here, of an evaluation that is no longer kept.
 
-    Which of the reasons it was nobody knows by then, but for this: `started`, when the daemon was
-    (RFC 3339), tells whether it can have been a restart.
+    The reason is not kept either. `started`, the time of the daemon's start (RFC 3339), shows
+    whether it may be a restart.
     """
 
     def __init__(self, started: str) -> None:
@@ -104,7 +103,7 @@ class EvaluationGone(RequestError):
 
 
 class Elsewhere(RequestError):
-    """What is asked for is at another place: `location`, a path."""
+    """A resource that has moved to the path `location`."""
 
     def __init__(self, location: str) -> None:
         super().__init__(f"this is at {location}")
@@ -112,49 +111,49 @@ class Elsewhere(RequestError):
 
 
 class TooLarge(RequestError):
-    """The request's body, or a part of it, is over a limit (bytes or number)."""
+    """A request body, or a part of it, over a limit of size or number."""
 
 
 class TooSlow(RequestError):
-    """The body comes at less than the rate that it must have."""
+    """A request body that arrives below the minimum rate."""
 
 
 class UnsupportedMediaType(RequestError):
-    """The body is not `multipart/form-data`."""
+    """A request body that is not `multipart/form-data`."""
 
 
 class UnsupportedVersion(RequestError):
-    """The handshake of a WebSocket is one of a version that is not known here."""
+    """A WebSocket handshake of an unsupported version."""
 
 
 class HTTPVersionNotSupported(RequestError):
-    """The answer cannot be sent by the version of HTTP that the request has."""
+    """A response that the request's version of HTTP cannot carry."""
 
 
 class KeyReused(RequestError):
-    """An `Idempotency-Key` came back with another form."""
+    """An `Idempotency-Key` repeated with a different form."""
 
 
 class NotAcceptable(RequestError):
-    """Nothing that is offered is among what the request accepts."""
+    """An `Accept` header that matches no available media type."""
 
 
 class Unauthorized(RequestError):
-    """The request does not show, by a token, who calls."""
+    """A request without a valid token."""
 
 
 class ForeignPage(RequestError):
-    """A browser asks for the page of somebody who is not known here."""
+    """A browser's request from a page of an origin that is not allowed."""
 
 
 class Forbidden(RequestError):
-    """This is not for whoever asks from there."""
+    """A request from an address that may not make it."""
 
 
 class Busy(RequestError):
-    """There is no place to queue, or the service is about to stop.
+    """A full queue or another exhausted bound of the server.
 
-    `retry_after` is the number of seconds after which asking again makes sense.
+    `retry_after` is the delay in seconds after which a retry makes sense.
     """
 
     def __init__(self, detail: str, retry_after: int) -> None:
@@ -163,14 +162,14 @@ class Busy(RequestError):
 
 
 class Stopping(Busy):
-    """The service is about to stop."""
+    """The daemon is about to stop."""
 
     def __init__(self) -> None:
         super().__init__("the service is about to stop; try again when it is back", 5)
 
 
 class NotReady(Busy):
-    """No evaluation would be accepted now, for these `reasons`."""
+    """The daemon accepts no evaluation now, for these `reasons`."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons), 5)
@@ -178,15 +177,15 @@ class NotReady(Busy):
 
 
 class OverShare(Busy):
-    """This caller has used up its share; others are still served."""
+    """The caller has used up its share; other callers are still served."""
 
 
 @attrs.frozen(auto_exc=True, str=False)
 class EvaluationError(TawebevalError):
-    """Why an evaluation did not come to a good end: its final event.
+    """The failure of an evaluation: its final event (contract, section 5).
 
-    `message` is for people; `members` are the further members of the event. If one that is `lost`
-    `is_alarming`, the daemon is not ready: not where a caller can cause it.
+    `message` is for people; `members` are further members of the event. `is_alarming` makes the
+    daemon not ready; it is set for failures `lost` that no caller can cause.
     """
 
     reason: Reason
@@ -199,11 +198,11 @@ class EvaluationError(TawebevalError):
 
 
 class ForbiddenHost(TawebevalError):
-    """A URL leads to where the operator does not let callers send this machine."""
+    """A URL whose host the operator's rules forbid."""
 
 
 def over_limit(reason: Reason, limit: str, unit: str, value: float) -> EvaluationError:
-    """Return the error of a run that was stopped by a limit: a setting of `[limits]`."""
+    """Return the error of a run stopped by a limit, a setting of `[limits]`."""
     shown = f"{value:g}" if isinstance(value, float) else value
     return EvaluationError(
         reason,
@@ -213,9 +212,9 @@ def over_limit(reason: Reason, limit: str, unit: str, value: float) -> Evaluatio
 
 
 def unread(limit: float, waited: str) -> EvaluationError:
-    """Return the error of a run that was stopped since its readers let it wait.
+    """Return the error of a run stopped because its readers kept it paused for too long.
 
-    `limit` is `evaluations.paused`, in seconds; `waited` says how long it was.
+    `limit` is `evaluations.paused` in seconds; `waited` is the wait in words.
     """
     return EvaluationError(
         "unread",

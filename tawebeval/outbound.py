@@ -33,7 +33,7 @@ def _check_networks(networks: Iterable[str]) -> None:
 
 
 class CredentialSettings(Section, frozen=True):
-    """`[[repositories.credentials]]`: a name and a secret for one server, or some, of git."""
+    """`[[repositories.credentials]]`: user name and secret for git servers."""
 
     host: Host
     username: Annotated[
@@ -59,7 +59,7 @@ class CredentialSettings(Section, frozen=True):
 
 
 class Repositories(Section, frozen=True):
-    """`[repositories]`: from where evaluators are fetched, and what is kept of them."""
+    """`[repositories]`: allowed sources of evaluators, and the cache."""
 
     protocols: tuple[Protocol, ...] = ("https",)
     allow_hosts: tuple[Host, ...] = ()
@@ -79,7 +79,7 @@ class Repositories(Section, frozen=True):
 
 
 class CallbackSettings(Section, frozen=True):
-    """`[callbacks]`: to whom the end of an evaluation is told, and how insistently."""
+    """`[callbacks]`: receivers of callbacks, and retries."""
 
     enabled: bool = False
     secrets: str = ""

@@ -1,4 +1,4 @@
-"""From a URL's host to the one address to connect to: looked up once, checked."""
+"""Name look-up: from a URL's host to one address that the operator's rules allow."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ log = Logger()
 
 
 class UnknownHost(TawebevalError):
-    """A host does not exist, or has no address."""
+    """A host that does not exist or has no address."""
 
 
 class LookupFailed(TawebevalError):
-    """A host could not be looked up: name servers, or this machine, failed or were too slow."""
+    """A failed look-up: name servers or this machine failed, or were too slow."""
 
 
 class Resolver(Protocol):
-    """Looks names up."""
+    """Source of addresses."""
 
     async def look_up(self, host: str) -> Sequence[Address]:
-        """Return the addresses of a host. Raises OSError as getaddrinfo does."""
+        """Return the addresses of a host. Raises OSError, as getaddrinfo(3) does."""
 
 
 @attrs.define(eq=False)
 class _Lookup:
-    """A look-up under way, or one that waits for a thread."""
+    """Look-up in progress, or waiting for a thread."""
 
     _host: str
     waiting: int = 0
@@ -51,7 +51,7 @@ class _Lookup:
     outcome: Latch[Callable[[], Sequence[Address]]] = attrs.field(init=False)
 
     def resolve(self) -> Sequence[Address]:
-        """Look the host up, unless nobody waits for it any more. Blocks. Raises OSError."""
+        """Look the host up, unless its waiters have gone. Blocks. Raises OSError."""
         if self.abandoned:
             return ()
         self.begun = True
@@ -60,10 +60,10 @@ class _Lookup:
 
 
 class SystemResolver:
-    """Looks names up by getaddrinfo(3), each once at a time, in threads that nobody else uses.
+    """Resolver by getaddrinfo(3), with threads of its own; one look-up for each host at a time.
 
-    A look-up cannot be stopped. If nobody waits for it any more, it keeps its thread until the
-    system gives up; if it has no thread yet, it does not begin.
+    A look-up cannot be stopped: without waiters it keeps its thread until the system gives up. A
+    look-up without waiters that has no thread yet never starts.
     """
 
     def __init__(self, threads: Threads) -> None:
@@ -71,11 +71,11 @@ class SystemResolver:
         self._lookups: dict[str, _Lookup] = {}
 
     def start(self) -> None:
-        """Begin to look names up. Raises OSError where the threads cannot be made."""
+        """Start the threads. Raises OSError."""
         self._threads.start()
 
     def stop(self) -> None:
-        """Do not wait for look-ups: their threads end with the process."""
+        """Abandon look-ups; their threads end with the process."""
 
     async def look_up(self, host: str) -> Sequence[Address]:
         """Return the addresses of a host. Raises OSError."""
@@ -100,18 +100,18 @@ class SystemResolver:
 
 @attrs.frozen
 class Addresses:
-    """Checks hosts against the operator's rules."""
+    """Looks hosts up and checks them against the operator's rules."""
 
     _policy: HostPolicy
     _resolver: Resolver
     _clock: Any
 
     def check(self, target: Target) -> None:
-        """Check what a URL itself tells. Raises ForbiddenHost."""
+        """Check a URL's host before it is looked up. Raises ForbiddenHost."""
         self._policy.check(target)
 
     async def find(self, target: Target, within: float = LOOKUP) -> Address:
-        """Return the address to connect to, found `within` so many seconds.
+        """Return the address to connect to, within `within` seconds.
 
         Raises ForbiddenHost, UnknownHost, LookupFailed.
         """

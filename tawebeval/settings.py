@@ -16,9 +16,9 @@ _WORDS: dict[str, str] = {}  # by what msgspec says, which would show the patter
 
 
 def shaped(pattern: str, words: str) -> Meta:
-    """Return that a text has to match a pattern; where it does not `words` say what it should be.
+    """Return the constraint that a text matches `pattern` as a whole.
 
-    Both are for the whole text.
+    `words` complete the message "should be ..." about a text that does not.
     """
     whole = rf"^(?:{pattern})\Z"
     _WORDS[f"Expected `str` matching regex {whole!r}"] = words
@@ -26,7 +26,7 @@ def shaped(pattern: str, words: str) -> Meta:
 
 
 def worded(message: str) -> str:
-    """Return what msgspec says of a value, in words where it shows a pattern."""
+    """Return msgspec's `message`, in words in place of a pattern."""
     return f"should be {_WORDS[message]}" if message in _WORDS else message
 
 
@@ -76,4 +76,4 @@ Origin = Annotated[
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file; what it does not know is an error."""
+    """Table of the configuration file; unknown keys are errors."""

@@ -1,4 +1,4 @@
-"""Work that is done once for all who want the same meanwhile."""
+"""Single-flight: work done once for all who ask for it meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @attrs.define
 class _Work(Generic[T]):
-    """Work under way, and how many wait for it."""
+    """Work in progress, and the number of its waiters."""
 
     deferred: Deferred[T]
     outcome: Latch[Callable[[], T]]
@@ -26,15 +26,15 @@ class _Work(Generic[T]):
 
 @attrs.define
 class Shared(Generic[K, T]):
-    """What is under way, by what it is for; nothing is kept of what has ended."""
+    """Work in progress by key; nothing is kept of finished work."""
 
     _works: dict[K, _Work[T]] = attrs.field(factory=dict)
 
     async def result(self, key: K, begin: Callable[[], Coroutine[Deferred[Any], Any, T]]) -> T:
-        """Return the result of what is under way for `key`, or else of `begin()`.
+        """Return the result of the work in progress for `key`, or else of `begin()`.
 
-        It is cancelled when the last one who waits is, who learns of that when it has ended;
-        whoever comes later begins anew.
+        When its last waiter is cancelled the work is cancelled, and that waiter returns after the
+        work has ended; a later call begins anew.
         """
         work = self._works.get(key)
         if work is None:

@@ -1,4 +1,4 @@
-"""The one rule for a file name that a stranger chose: its base name, or an error."""
+"""Base names of files that a stranger named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _EXCERPT = 80
 
 
 def base_name(name: str) -> str:
-    r"""Return the last component of `name`, where both `/` and `\` separate.
+    r"""Return the last component of `name`; both `/` and `\` separate components.
 
-    Raises ValueError when that is no name for a file: empty, `.`, `..`, with a NUL, over
+    Raises ValueError for a component that cannot name a file: empty, `.`, `..`, with a NUL, over
     255 bytes, or not encodable as UTF-8 (contract, section 2).
     """
     base = name.replace("\\", "/").rpartition("/")[2]

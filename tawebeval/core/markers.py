@@ -1,4 +1,4 @@
-"""The secret lines by which an evaluator sets its blocks apart from ordinary text."""
+"""Markers: the secret lines that separate blocks from text in an evaluator's stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARKER_START = b"~"
 
 @attrs.frozen
 class Markers:
-    """The four secret lines that delimit the blocks of one run."""
+    """The four markers of one run."""
 
     data_begin: bytes
     data_end: bytes
@@ -21,7 +21,7 @@ class Markers:
 
     @classmethod
     def fresh(cls, random: Callable[[int], bytes]) -> Markers:
-        """Draw markers of 128 bits each; `random(n)` gives n random bytes, as `os.urandom` does."""
+        """Draw markers of 128 bits each; `random(n)` returns n random bytes."""
 
         def marker(name: bytes) -> bytes:
             return b"%stawebeval:%s:%s" % (MARKER_START, name, random(16).hex().encode())
@@ -30,16 +30,16 @@ class Markers:
 
     @property
     def begins(self) -> tuple[bytes, bytes]:
-        """Those with which blocks begin, of data and of a file."""
+        """Begin markers of a data block and of a file block."""
         return self.data_begin, self.file_begin
 
     @property
     def in_values(self) -> tuple[bytes, bytes, bytes]:
-        """Those that are looked for in data blocks: what ends one, and what begins another."""
+        """Markers to look for in a data block: its end marker and the begin markers."""
         return self.data_end, self.data_begin, self.file_begin
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that tell the markers to the evaluator."""
+        """Return the environment variables that give the markers to the evaluator."""
         values = (marker.decode() for marker in attrs.astuple(self))
         return dict(zip(VARIABLES, values, strict=True))
 

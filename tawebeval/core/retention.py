@@ -1,20 +1,20 @@
-"""What is kept of a ring, and for whom (contract, sections 3 and 7).
+"""Retention: which events of a ring are kept, and for which readers (contract, sections 3 and 7).
 
-Two kinds of readers take events away. A reader of *pages* says what it has: asking after a
-cursor acknowledges the events before it. A *stream* mostly says nothing: its connection shows
-what the client has taken (`tawebeval.evaluations.following`). So:
+Two kinds of readers take events. A reader of *pages* acknowledges by asking: a request after a
+cursor acknowledges the events before it. A *stream* acknowledges nothing by itself: its
+connection shows what the client's kernel has taken (`tawebeval.evaluations.following`). So:
 
-- The events that pages have acknowledged are discarded at once, save those that a live stream has
+- Events that pages have acknowledged are discarded at once, except those that a live stream has
   yet to take.
-- The events that streams have taken stay for a resume, up to three quarters of the capacity, for
-  a proxy may have taken them and not the client. Beyond that the oldest go, in whole batches. The
-  events that streams have yet to take do not count, so a slow reader finds as much behind it as a
-  quick one.
-- Apart from acknowledged ones, no event goes that a live stream has yet to take, or a stream that
-  was cut a moment ago; nor, while a client reads pages, one that it has not acknowledged.
+- Events that streams have taken stay for a resume, up to three quarters of the capacity: a proxy
+  may have taken them in place of the client. Beyond that the oldest go, in whole batches. Events
+  that streams have yet to take do not count, so slow readers find as much behind them as quick
+  ones.
+- Otherwise no event is discarded that a live stream, or a stream that was cut a moment ago, has yet
+  to take, nor, while a client reads pages, an event that it has not acknowledged.
 
-A quarter, at least, is for the events that no client has taken. Where the streams have all there
-is the ring is never full, so a reader that takes everything always gets more.
+At least a quarter of the capacity is left for events that no client has taken. A ring whose
+streams have taken everything is never full, so a reader that keeps up always gets more.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _MOST_CUT = 16  # streams of one evaluation; of more the first are not expected 
 
 @attrs.define(eq=False)
 class Reader:
-    """A live stream, whose client has taken the events before the cursor `taken`."""
+    """Live stream; its client has taken the events before the cursor `taken`."""
 
     taken: int
 
 
 @attrs.frozen
 class Cut:
-    """A stream that was cut; its client may resume `until` a time, from `taken` or up to `sent`."""
+    """Stream that was cut; its client may resume from `taken` to `sent`, `until` a time."""
 
     taken: int
     sent: int
@@ -44,7 +44,7 @@ class Cut:
 
 @attrs.define
 class Retention:
-    """Discards from a ring what nobody needs."""
+    """Discards the events of a ring that no reader needs."""
 
     _ring: Ring
     _acknowledged: int = 0  # by pages
@@ -57,14 +57,14 @@ class Retention:
 
     @property
     def resumable(self) -> float | None:
-        """The time until which events are kept for the stream that was cut first, if one was."""
+        """Time until which events are kept for the stream that was cut first; None without one."""
         return self._cuts[0].until if self._cuts else None
 
     def enter(self, taken: int) -> Reader:
         """Return a new stream, whose client has all events before the cursor `taken`.
 
-        It takes the place of a stream that was cut, if it may have the same client: of the one that
-        was cut next to there, since a client may have read more than it has understood.
+        The new stream replaces a cut stream that may have the same client: the one cut nearest to
+        `taken`, since a client may have read more than it has processed.
         """
         cuts = [cut for cut in self._cuts if taken <= cut.sent]
         if cuts:
@@ -74,14 +74,14 @@ class Retention:
         return reader
 
     def leave(self, reader: Reader) -> None:
-        """Let a stream end: it holds nothing back any more."""
+        """End a stream; it holds back no events any more."""
         del self._readers[reader]
         self._discard_acknowledged()
 
     def cut(self, reader: Reader, sent: int, until: float) -> None:
-        """Let a stream break off that was sent the events before the cursor `sent`.
+        """Note that a stream broke off after the events before the cursor `sent` were sent.
 
-        Its client may resume `until` a time, which is not before that of any earlier call.
+        Its client may resume `until` a time, which must not be before that of an earlier call.
         """
         del self._readers[reader]
         self._cuts.append(Cut(reader.taken, sent, until))
@@ -89,7 +89,7 @@ class Retention:
         self._discard_acknowledged()
 
     def acknowledge(self, after: int) -> bool:
-        """Take from pages that they have everything before `after`; tell whether that is new."""
+        """Note that a reader of pages has all events before `after`; return whether that is new."""
         if after <= self._acknowledged:
             return False
         self._acknowledged = after
@@ -97,9 +97,10 @@ class Retention:
         return True
 
     def make_room(self, capacity: int, *, now: float, paged: bool) -> None:
-        """Discard what streams have taken, if it is too much; `paged` is whether pages are read.
+        """Discard events that streams have taken, beyond what is kept for a resume.
 
-        `capacity` is the size of the ring, in bytes, at which its evaluator has to wait now.
+        `capacity` is the size of the ring in bytes at which its evaluator is paused. `paged` is
+        whether a client reads pages.
         """
         while self._cuts and self._cuts[0].until <= now:
             del self._cuts[0]

@@ -1,14 +1,14 @@
-"""The ring: one evaluation's events between being printed and being acknowledged.
+"""Ring buffer: one evaluation's events from printing to acknowledgement.
 
-Events are numbered from 0. A *cursor* is a place between two events: n lies before event
-n. The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON
-Lines. It grows at one end as the evaluator prints and shrinks at the other as what was
-read is discarded (`retention`); nothing else ever discards an event.
+Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
+The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON Lines. It
+grows at one end as the evaluator prints; at the other end `Retention` discards events that
+readers have taken. Nothing else discards an event.
 
-Reading changes nothing that can be seen. It cuts a batch in two where a page or a piece
-ends within it, so that who goes on there does not look for the place. But it makes no small
-batches: nothing would join them again, and readers who all read at different places would
-leave one for each event. To look for a place near the end of a batch is cheap.
+Reading has no visible effect. It splits a batch where a page or a piece ends inside it, so that
+the reader's next call finds the place at once. It never leaves small batches: nothing would join
+them again, and readers at different places would leave a batch for each event. Finding a place
+near the end of a batch is cheap.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk 
 
 @attrs.define
 class Ring:
-    """Events from `oldest` to `newest`; `size` is what their JSON Lines take, in bytes.
+    """Events from `oldest` to `newest`; `size` is the size of their JSON Lines in bytes.
 
-    `discarded` is what those took that were there before.
+    `discarded` is the size in bytes of the events discarded so far.
     """
 
     oldest: int = 0
@@ -37,7 +37,7 @@ class Ring:
     _batches: list[Batch] = attrs.field(factory=list)
 
     def append(self, batch: Batch) -> None:
-        """Take the next events. The ring must not be closed."""
+        """Append a batch. The ring must not be closed."""
         assert not self.closed, "a closed ring takes no events"
         if not batch.count:
             return
@@ -49,13 +49,13 @@ class Ring:
             self._batches.append(batch)
 
     def close(self) -> None:
-        """No event will follow."""
+        """Mark the end of events."""
         self.closed = True
 
     def read(self, after: int, limit: int) -> Batch:
-        """Return the events that follow the cursor `after`, `oldest <= after <= newest`.
+        """Return the events after the cursor `after`, `oldest <= after <= newest`.
 
-        They take at most `limit` bytes, save that one event is always let through.
+        The result has at most `limit` bytes, but at least one event if there is one.
         """
         assert self.oldest <= after <= self.newest
         if after == self.newest:
@@ -84,7 +84,7 @@ class Ring:
         return Batch(count, b"".join(taken))
 
     def acknowledge(self, after: int) -> None:
-        """Discard the events before the cursor `after`; one that is older changes nothing."""
+        """Discard the events before the cursor `after`; an older cursor changes nothing."""
         assert after <= self.newest
         self.shrink(0, after)
         if self.oldest < after:
@@ -93,15 +93,15 @@ class Ring:
             self._discard()
 
     def shrink(self, size: int, before: int) -> None:
-        """Discard old events, in whole batches, while there are over `size` bytes.
+        """Discard old events, in whole batches, until at most `size` bytes are left.
 
-        Events that follow the cursor `before` stay, and some before it may.
+        Events after the cursor `before` are never discarded.
         """
         while self.size > size and self.oldest + self._batches[0].count <= before:
             self._discard()
 
     def size_after(self, cursor: int) -> int:
-        """Return the bytes of all batches in which there are events after the cursor."""
+        """Return the size in bytes of all batches with events after the cursor."""
         size, first = 0, self.newest
         for batch in reversed(self._batches):
             if first <= cursor:
@@ -111,7 +111,7 @@ class Ring:
         return size
 
     def size_before(self, cursor: int) -> int:
-        """Return the bytes of all batches that end before the cursor, discarded ones included."""
+        """Return the size in bytes of all batches, also discarded ones, before the cursor."""
         if cursor <= self.oldest:
             return self.discarded
         return self.discarded + self.size - self.size_after(cursor)
@@ -123,9 +123,9 @@ class Ring:
         self.discarded += len(batch.lines)
 
     def _find(self, cursor: int) -> tuple[int, int]:
-        """Return the index of the batch that has the event after `cursor`, and where it begins.
+        """Return the index and first cursor of the batch that has the event after `cursor`.
 
-        Readers are mostly near one of the ends, so the search begins at the nearer one.
+        Most readers are near one of the ends, so the search begins at the nearer one.
         """
         if cursor - self.oldest <= self.newest - cursor:
             index, first = 0, self.oldest
@@ -140,14 +140,14 @@ class Ring:
         return index, first
 
     def _split(self, index: int, at: int, count: int) -> None:
-        """Make two of a batch, the first of which has `at` bytes and `count` events, not all."""
+        """Split a batch after its first `count` events, `at` bytes; neither part is empty."""
         batch = self._batches[index]
         self._batches[index] = Batch(count, batch.lines[:at])
         self._batches.insert(index + 1, Batch(batch.count - count, batch.lines[at:]))
 
 
 def _offset(batch: Batch, count: int) -> int:
-    """Return how many bytes the first `count` events of a batch take."""
+    """Return the size in bytes of the first `count` events of a batch."""
     lines = batch.lines
     if count <= batch.count // 2:
         at = 0

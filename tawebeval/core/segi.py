@@ -1,4 +1,4 @@
-r"""SEGI: what an evaluator prints, read as events. Bytes in, batches of JSON Lines out.
+"""SEGI parser: an evaluator's stdout as events (contract, section 4).
 
 Ordinary output is text. Between markers that only this run knows stand *blocks*:
 
@@ -6,24 +6,23 @@ Ordinary output is text. Between markers that only this run knows stand *blocks*
     one JSON value per line                       a file (see tawebeval.core.fileblock)
     DATA_END <terminator>                         <terminator> FILE_END <terminator>
 
-The parser is a state machine without input or output of its own:
+The parser is a state machine without I/O:
 
     TEXT --a begin marker--> VALUES or FILE --its end marker--> TEXT
 
-The one subtle rule: the terminator *before* a begin marker belongs to the block. So a
-terminator, and whatever may yet become a marker after it, is held back until the next
-bytes show what it was. In TEXT the unparsed input therefore always begins with the last
-terminator seen (or in mid-line, after a flush). The places where a marker may stand with
-no terminator before it, at the start of the stream and right after a block, are made
-equal to all others by a terminator that is only imagined and never delivered.
+The one subtle rule: the terminator *before* a begin marker belongs to the block. So the parser
+holds back a terminator, and any beginning of a marker after it, until the next bytes decide. In
+TEXT the unparsed input therefore always begins with the last terminator seen (or in mid-line,
+after a flush). A marker may also stand without a terminator before it at the start of the stream
+and right after a block; the parser puts an imagined terminator there, which it never delivers.
 
-Text leaves in pieces that end just before a terminator, so characters are cut apart only
-where a line is delivered in parts; `tawebeval.core.text` knows where that is harmless.
+Text leaves in pieces that end just before a terminator, so characters are cut only where a line is
+delivered in parts; `tawebeval.core.text` knows where that is harmless.
 
 The evaluator chooses every byte, and the reactor waits for each call. So a call does a bounded
-amount of work, by counting and not by a clock, and yields a bounded amount of events: it parses
-in steps, each of which takes time in proportion to the bytes that it reads and writes, and
-leaves the rest of the input to the next call (`pending`).
+amount of work, counted and not timed, and yields a bounded number of events: it parses in steps,
+each linear in the bytes that the step reads and writes, and leaves the rest of the input to the
+next call (`pending`).
 """
 
 from __future__ import annotations
@@ -78,14 +77,14 @@ class _State(Enum):
 
 
 class Parser:
-    """Turns one run's stdout into events.
+    """Parser of one run's stdout.
 
-    `feed`, `proceed`, `flush`, `finish`, `supply` and `refuse` each return events that have
-    become certain. `max_value` and `max_file` (bytes) bound a line of a data block and
-    a file; what is over them is skipped and reported.
+    `feed`, `proceed`, `flush`, `finish`, `supply` and `refuse` return the events that have become
+    certain. `max_value` and `max_file` (bytes) bound a line of a data block and a file; longer ones
+    are skipped and reported.
 
-    While `pending`, there is input that `proceed` would parse. While `wanted` is set, nothing
-    is parsed until that file is supplied or refused.
+    While `pending`, there is input for `proceed`. While `wanted` is set, parsing stops until the
+    caller supplies or refuses that file.
     """
 
     __slots__ = (
@@ -112,13 +111,13 @@ class Parser:
         self._lines: list[bytes] = []
 
     def feed(self, chunk: bytes) -> Batch:
-        """Take what was read from stdout, and do the work of one call."""
+        """Add bytes of stdout and do one call's work."""
         self._input = self._input[self._at :] + chunk
         self._at = 0
         return self.proceed()
 
     def proceed(self) -> Batch:
-        """Do the work of one more call: parse in steps, each of which tells if one can follow."""
+        """Do one more call's work on the pending input."""
         more = self.wanted is None
         while more and self._work < TURN:
             more = _STEPS[self._state](self)
@@ -127,20 +126,20 @@ class Parser:
 
     @property
     def partial(self) -> bool:
-        """Whether there is a line that `flush` would deliver without its rest."""
+        """Whether `flush` would deliver a partial line."""
         return self._flushable() > 0
 
     def flush(self) -> Batch:
-        """Deliver the partial line that has waited long enough for its rest."""
+        """Deliver the partial line without waiting for its rest."""
         end = self._at + self._flushable()
         self._text(self._input[self._at : end])
         self._at = end
         return self._take()
 
     def finish(self) -> Batch:
-        """Take the end of stdout, when nothing is pending and no file wanted.
+        """Take the end of stdout; call it when nothing is pending and no file wanted.
 
-        The end ends the last line, but makes no marker of it (contract, section 4).
+        The end of stdout ends the last line, but makes no marker of it (contract, section 4).
         """
         assert self.wanted is None, "the wanted file comes before the end"
         assert not self.pending, "all that was printed comes before the end"
@@ -157,14 +156,14 @@ class Parser:
         return self._take()
 
     def supply(self, content: bytes) -> Batch:
-        """Take the content of the wanted file, and go on."""
+        """Take the content of the wanted file and continue."""
         assert self.wanted is not None
         self._emit(encode_file(self.wanted.filename, self.wanted.content_type, content))
         self.wanted = None
         return self.proceed()
 
     def refuse(self, message: str) -> Batch:
-        """Report that the wanted file is not to be had, and go on."""
+        """Report that the wanted file cannot be had and continue."""
         self._protocol(message)
         self.wanted = None
         return self.proceed()
@@ -189,7 +188,7 @@ class Parser:
     # Text
 
     def _parse_text(self) -> bool:
-        """Deliver text up to the next block, or to the last terminator that has come."""
+        """Deliver text up to the next block, or else to the last terminator in the input."""
         self._work += _STEP
         data, at = self._input, self._at
         end = min(at + _BLOCK, len(data))
@@ -226,7 +225,7 @@ class Parser:
             self._emit(encode_text(piece, blank_lines))
 
     def _flushable(self) -> int:
-        """Return how many bytes of the input are text, whatever may come next."""
+        """Return the size in bytes of the input that is text whatever follows."""
         if self._state is not _State.TEXT or self.pending or self.wanted is not None:
             return 0
         rest = self._input[self._at :]
@@ -247,13 +246,13 @@ class Parser:
             self._file = FileBlock(self._markers.file_end, self._max_file)
 
     def _end_block(self, at: int) -> None:
-        """Go on with text, at the terminator of an end marker: it is as good as an imagined one."""
+        """Return to text; the end marker's terminator, at `at`, serves as the imagined one."""
         self._state = _State.TEXT
         self._imagined = True
         self._at = at
 
     def _parse_values(self) -> bool:
-        """Take lines of a data block, and the part of one that has come."""
+        """Parse complete lines of a data block and keep the beginning of the next."""
         data, at = self._input, self._at
         while self._work < TURN:
             end = data.find(TERMINATOR, at)
@@ -276,7 +275,7 @@ class Parser:
         return True
 
     def _take_line(self, rest: bytes) -> bytes:
-        """Take the line of a data block that ends with `rest`; return it if it is a marker."""
+        """Parse the data block's line that ends with `rest`; return the line if it is a marker."""
         if self._value or self._overlong:
             self._keep(rest)
             line, overlong = bytes(self._value), self._overlong
@@ -295,7 +294,7 @@ class Parser:
         return b""
 
     def _keep(self, part: bytes) -> None:
-        """Add to the line of a data block, if that is not too long already."""
+        """Add to the line of a data block, unless the line is too long already."""
         if not self._overlong:
             self._value += _as_utf8(part)
             if len(self._value) > self._max_value:
@@ -303,7 +302,7 @@ class Parser:
                 self._value.clear()
 
     def _broken(self, message: str, **members: str) -> None:
-        """Report the first line of a data block that is wrong; one event says enough."""
+        """Report the first wrong line of a data block; later ones are not reported."""
         if self._sound:
             self._sound = False
             self._protocol(message, **members)
@@ -320,7 +319,7 @@ class Parser:
             self._emit(encode_data(value))
 
     def _parse_file(self) -> bool:
-        """Take a piece of a file block, and the file if that is its end."""
+        """Add a piece of a file block; deliver the file at the end of the block."""
         assert self._file is not None, "a block has begun"
         self._work += _STEP
         end = min(self._at + _PIECE, len(self._input))
@@ -351,7 +350,7 @@ _STEPS = {
 
 
 def _last_line(data: bytes, at: int, end: int) -> int:
-    """Return where the last line in data[at:end] begins, or has to be cut."""
+    """Return where the last line in data[at:end] begins, or must be cut."""
     place = max(data.rfind(TERMINATOR, at, end), at)
     if end - place > _PIECE or (place == at and end < len(data)):
         # It is too long for a marker, and for one event.
@@ -360,5 +359,5 @@ def _last_line(data: bytes, at: int, end: int) -> int:
 
 
 def _as_utf8(part: bytes) -> bytes:
-    """Return a part of stdout with U+FFFD for what is not UTF-8."""
+    """Return part of stdout with U+FFFD in place of bytes that are not UTF-8."""
     return part if part.isascii() else part.decode("utf-8", "replace").encode()

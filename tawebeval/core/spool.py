@@ -1,7 +1,7 @@
-"""How much of forms there is: of those that arrive, and of those that evaluations still need.
+"""Spool: the bytes of all forms that arrive or that evaluations still need.
 
-What counts is what has come. A length that is only announced is looked at and not set aside, or
-whoever announces much and sends little would keep the others out.
+Only received bytes count. An announced length is checked but not reserved, or a client that
+announces much and sends little would keep others out.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _RETRY_AFTER = 30  # seconds
 
 @attrs.define
 class Spool:
-    """Counts the bytes of forms; `held` never exceeds `limit`.
+    """Counter of the bytes of forms; `held` never exceeds `limit`.
 
-    `in_memory` is what of them is not on the disk yet.
+    `in_memory` counts the bytes that are not yet written to the disk.
     """
 
     limit: int
@@ -27,20 +27,20 @@ class Spool:
 
     @property
     def crowded(self) -> bool:
-        """Whether so much is in memory that no form is to gather more before it is written."""
+        """Whether forms must wait for the disk before they receive more."""
         return self.in_memory >= _MEMORY
 
     def check(self, size: int) -> None:
-        """Raise Busy where so many bytes would not fit now."""
+        """Raise Busy if `size` bytes would not fit now."""
         if self.held + size > self.limit:
             raise Busy("as many uploads are stored as may; try again later", _RETRY_AFTER)
 
     def take(self, size: int) -> None:
-        """Count so many bytes more. Raises Busy, and counts none of them."""
+        """Count `size` bytes more. Raises Busy, and counts nothing, if they do not fit."""
         self.check(size)
         self.held += size
 
     def give_back(self, size: int) -> None:
-        """Count so many bytes less: they are removed."""
+        """Count `size` bytes less, which were removed."""
         assert 0 <= size <= self.held
         self.held -= size

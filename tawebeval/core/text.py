@@ -1,4 +1,4 @@
-"""Where UTF-8 may be cut, so that the parts decode to what the whole does."""
+"""Cutting of UTF-8 where the parts decode to the same text as the whole."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
 
 
 def boundary(data: bytes, at: int) -> int:
-    """Return the last place not after `at` that lies between two characters of `data`.
+    """Return the last place not after `at` between two characters of `data`.
 
-    Where the bytes are no UTF-8 every place is as good as any other; the result is at
-    most 3 less than `at`.
+    In bytes that are not UTF-8 every place will do; the result is at most 3 less than `at`.
     """
     for place in range(at, max(at - 4, -1), -1):
         if place >= len(data) or data[place] & 0xC0 != 0x80:
@@ -21,16 +20,16 @@ def boundary(data: bytes, at: int) -> int:
 
 
 def complete(data: bytes) -> int:
-    """Return the number of bytes of `data` before a character that has begun but not ended."""
+    """Return the size in bytes of `data` without an incomplete character at its end."""
     # Only a character that begins in the last three bytes can be incomplete.
     before = max(len(data) - 3, 0)
     return before + utf_8_decode(data[before:], "replace", False)[1]
 
 
 def tail(data: bytes, limit: int) -> bytes:
-    """Return the last bytes of `data`, at most `limit`, without the rest of a character there.
+    """Return the last bytes of `data`, at most `limit`, beginning with a whole character.
 
-    Where the bytes are no UTF-8 up to 3 may be missing that are no such rest.
+    In bytes that are not UTF-8 up to 3 more bytes may be missing.
     """
     if len(data) <= limit:
         return data
@@ -39,7 +38,7 @@ def tail(data: bytes, limit: int) -> bytes:
 
 
 def pieces(block: bytes, limit: int) -> Iterator[bytes]:
-    r"""Cut `block` so that no line in any piece is over `limit` bytes; mostly into one piece."""
+    """Cut `block`, usually into one piece, so that no line of a piece is over `limit` bytes."""
     start = line = 0  # where the next piece, and the line looked at, begin
     while len(block) - line > limit:
         end = block.rfind(b"\n", line, line + limit + 1)

@@ -1,4 +1,4 @@
-"""The values of data blocks: what is JSON, and what to say of what is not."""
+"""Values of data blocks: the check that a line is JSON, and messages about lines that are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ check = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def fault(value: bytes, error: Exception) -> str:
-    """Return what is wrong with a value for which `check` has raised `error`, for people."""
+    """Return a message about a value for which `check` raised `error`."""
     if not isinstance(error, RecursionError) and len(value) <= _EXPLAINED:
         # Half a surrogate pair is JSON by its grammar, and the parser has strange words for it.
         # As escapes of other characters, in the same places, halves and pairs are like any.
