@@ -8,7 +8,7 @@ from typing import Any
 
 from tawebeval.errors import InvalidField
 from tawebeval.evaluations.telling import Telling
-from tawebeval.webhooks.callback import Callback, Stage
+from tawebeval.webhooks.callback import Callback, CallbackState
 
 
 class FakeCallbacks:
@@ -28,7 +28,7 @@ class FakeCallbacks:
 
     def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
         """Note it."""
-        callback.stage = Stage.PENDING
+        callback.state = CallbackState.PENDING
         self.sent.append((evaluation, json.loads(document())))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.webhooks.callback import Callback, Stage
+from tawebeval.webhooks.callback import Callback, CallbackState
 
 
 class CallbackTests(SynchronousTestCase):
@@ -13,7 +13,7 @@ class CallbackTests(SynchronousTestCase):
     def test_begins(self) -> None:
         """It waits for the end of its evaluation."""
         callback = Callback("https://h/", "alice")
-        self.assertEqual((callback.stage, callback.attempts), (Stage.WAITING, 0))
+        self.assertEqual((callback.state, callback.attempts), (CallbackState.WAITING, 0))
         self.assertIsNone(callback.last_error)
 
     def test_shown(self) -> None:

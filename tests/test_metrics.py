@@ -15,7 +15,7 @@ from twisted.internet.defer import Deferred
 from tawebeval import __version__
 from tawebeval.daemon.lag import Lag
 from tawebeval.daemon.metrics import Exposition, Figures
-from tawebeval.webhooks.callback import Stage
+from tawebeval.webhooks.callback import CallbackState
 from tests.test_web import WebTestCase
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,11 @@ class FakeCallbacks:
     """Callbacks of which some have ended."""
 
     pending = 3
-    ended = {Stage.DELIVERED: 5, Stage.REFUSED: 2, Stage.GIVEN_UP: 1}  # noqa: RUF012
+    ended = {  # noqa: RUF012
+        CallbackState.DELIVERED: 5,
+        CallbackState.REFUSED: 2,
+        CallbackState.GIVEN_UP: 1,
+    }
 
 
 def family(name: str) -> str:
@@ -208,7 +212,7 @@ class FreshCallbacks:
     """Callbacks of which none has ended yet."""
 
     pending = 0
-    ended: Counter[Stage] = Counter()  # noqa: RUF012
+    ended: Counter[CallbackState] = Counter()  # noqa: RUF012
 
 
 class FirstEventTests(FiguresTestCase):

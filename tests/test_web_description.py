@@ -28,7 +28,7 @@ from tawebeval.web.events import OFFERED
 from tawebeval.web.responses import MAX_DIGITS
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
-from tawebeval.webhooks.callback import Stage
+from tawebeval.webhooks.callback import CallbackState
 from tests import described
 from tests.described import DOCUMENT, complaints, operations, resolve
 from tests.test_web import WebTestCase
@@ -241,8 +241,8 @@ class ContentTests(SynchronousTestCase):
         """The states that a status can show, and those of callbacks."""
         kept = [state.value for state in State if state not in (State.DRAINED, State.EXPIRED)]
         self.assertEqual(SCHEMAS["State"]["enum"], kept)
-        stages = [stage.value for stage in Stage]
-        self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], stages)
+        callbacks = [state.value for state in CallbackState]
+        self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
 
     def test_reasons(self) -> None:
         """The reasons are those that the daemon gives."""

@@ -29,12 +29,12 @@ from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import Repositories
 from tawebeval.web.access_log import Routes, Traffic
 from tawebeval.web.server.limits import Connections
-from tawebeval.webhooks.callback import Stage
+from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.callbacks import Callbacks
 
 _PREFIX = "tawebeval_"
 _LIVING = tuple(state for state in State if state not in (State.DRAINED, State.EXPIRED))
-_ENDS = (Stage.DELIVERED, Stage.REFUSED, Stage.GIVEN_UP)
+_ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.GIVEN_UP)
 
 # What is there from the start, as 0: the first of a series that begins with 1 is no increase to
 # Prometheus, and no alert. Statuses by which the daemon says that something is wrong with it.
@@ -213,7 +213,7 @@ class Figures(Collector):
         yield _counter(
             "callbacks",
             "Ends of callbacks.",
-            [((stage.value,), ended[stage]) for stage in _ENDS],
+            [((state.value,), ended[state]) for state in _ENDS],
             "end",
         )
         yield _gauge("callbacks_pending", "Callbacks on their way.", one(pending))

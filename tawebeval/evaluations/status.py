@@ -64,7 +64,7 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
     if callback is not None:
         document["callback"] = {
             "url": callback.shown_url,
-            "state": callback.stage.value,
+            "state": callback.state.value,
             "attempts": callback.attempts,
             "last_error": callback.last_error,
         }

@@ -1,4 +1,4 @@
-"""One callback: to which URL the end of an evaluation is to be told, and what has become of it."""
+"""One callback: its URL and its state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import attrs
 from tawebeval.core.hosts import Target, bracketed, target_of
 
 
-class Stage(Enum):
-    """How far a callback is."""
+class CallbackState(Enum):
+    """State of a callback, as the status document shows it (docs/api.md)."""
 
     WAITING = "waiting"  # the evaluation has not ended
     PENDING = "pending"
@@ -21,29 +21,33 @@ class Stage(Enum):
 
 @attrs.define(eq=False)
 class Callback:
-    """What becomes of one callback; `last_error`, for people, is that of the last bad attempt."""
+    """A callback and its progress.
+
+    `caller` is the name that its secret is found by. `last_error` describes the last failed
+    attempt for people; None before one has failed.
+    """
 
     url: str
     caller: str
-    stage: Stage = Stage.WAITING
+    state: CallbackState = CallbackState.WAITING
     attempts: int = 0
     last_error: str | None = None
 
     @property
     def shown_url(self) -> str:
-        """The URL for the status: others than who chose it may see that, so without a query."""
+        """The URL for the status, without the query: others than its author may see the status."""
         return self.url.partition("?")[0]
 
     @property
     def origin(self) -> str:
-        """The URL for the log: a path may be a secret, too."""
+        """The URL for the log: scheme, host and port. The path may be a secret, too."""
         target = web_target(self.url)
         host = bracketed(target.address) if target.address else target.host
         return f"{target.protocol}://{host}:{target.port}"
 
 
 def web_target(url: str) -> Target:
-    """Return where a URL leads that a form's `callback_url` may be."""
+    """Return the target of a URL that the form has accepted as `callback_url`."""
     target = target_of(url)
     assert target is not None, "only paths have no host"
     return target

@@ -28,10 +28,9 @@ from tawebeval.deferreds import Signal, in_background
 from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.reloadable import Rereading
 from tawebeval.resolver import Resolver
-from tawebeval.webhooks.callback import Callback, Stage
+from tawebeval.webhooks.callback import Callback, CallbackState
 from tawebeval.webhooks.deliveries import Deliveries, Delivery
-from tawebeval.webhooks.pinned import RememberedTrust
-from tawebeval.webhooks.sender import Poster, Receipt, open_poster
+from tawebeval.webhooks.sender import AttemptResult, CachedPolicyForHTTPS, Sender, open_sender
 from tawebeval.webhooks.signatures import Secrets
 from tawebeval.webhooks.signing import Signing
 
@@ -45,7 +44,7 @@ log = Logger()
 class Callbacks:
     """Sends callbacks by `settings`, where these enable them.
 
-    `open_poster` returns what posts by such settings. With `alone` there is one caller only.
+    `open_sender` returns what posts by such settings. With `alone` there is one caller only.
     `random` is as `os.urandom`, `time` in seconds since the epoch. `ended` counts how
     deliveries have ended.
     """
@@ -54,7 +53,7 @@ class Callbacks:
         self,
         settings: Settings,
         signing: Signing,
-        open_poster: Callable[[Settings], Poster],
+        open_sender: Callable[[Settings], Sender],
         *,
         alone: bool,
         clock: Any,
@@ -62,7 +61,7 @@ class Callbacks:
         time: Callable[[], float],
     ) -> None:
         self._signing = signing
-        self._open_poster = open_poster
+        self._open_sender = open_sender
         self._alone = alone
         self._places = Queue(settings.at_once, UNBOUNDED)
         self._clock = clock
@@ -74,13 +73,13 @@ class Callbacks:
         self._deliveries = Deliveries()
         self._too_many: deque[Delivery] = deque()  # given up, and yet to be stopped
         self._stopping: IDelayedCall | None = None
-        self.ended: Counter[Stage] = Counter()
+        self.ended: Counter[CallbackState] = Counter()
         self.go_by(settings)
 
     def go_by(self, settings: Settings) -> None:
         """Have all that begins from now on go by these settings."""
         self._settings = settings
-        self._poster = self._open_poster(settings)
+        self._sender = self._open_sender(settings)
         self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
         # Half of the places at most are one caller's, whose receiver may be slow.
         own = 0 if self._alone else (settings.at_once + 1) // 2
@@ -106,14 +105,14 @@ class Callbacks:
                 _FIELD, "the operator has no secret of yours, with which callbacks are signed"
             )
         try:
-            self._poster.check(url)
+            self._sender.check(url)
         except ForbiddenHost as error:
             raise InvalidField(_FIELD, str(error)) from None
         return Callback(url, caller)
 
     def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
         """Deliver a document, which is asked for when the callback is on its way."""
-        callback.stage = Stage.PENDING
+        callback.state = CallbackState.PENDING
         event = f"evt_{self._random(16).hex()}"
         delivery = Delivery(callback, evaluation, document(), event)
         self._deliveries.add(delivery)
@@ -180,33 +179,33 @@ class Callbacks:
         """Deliver, and note how that has ended."""
         callback = delivery.callback
         try:
-            callback.stage = await self._deliver(delivery)
+            callback.state = await self._deliver(delivery)
         except CancelledError:
-            callback.stage = Stage.GIVEN_UP
+            callback.state = CallbackState.GIVEN_UP
         except Exception:  # noqa: BLE001  (its failures are told, also those that are ours)
             log.failure("{evaluation}: a defect in its callback", evaluation=delivery.evaluation)
             delivery.given_up = "the daemon could not send it"
-            callback.stage = Stage.GIVEN_UP
-        if callback.stage is Stage.GIVEN_UP and delivery.given_up:
+            callback.state = CallbackState.GIVEN_UP
+        if callback.state is CallbackState.GIVEN_UP and delivery.given_up:
             before = f"; before: {callback.last_error}" if callback.last_error else ""
             callback.last_error = delivery.given_up + before
-        self.ended[callback.stage] += 1
+        self.ended[callback.state] += 1
         self._deliveries.remove(delivery)
         self._log(delivery)
         delivery.over.set(None)
 
-    async def _deliver(self, delivery: Delivery) -> Stage:
+    async def _deliver(self, delivery: Delivery) -> CallbackState:
         callback = delivery.callback
         while not delivery.given_up:
-            receipt = await self._attempt(delivery)
-            if receipt.verdict is Verdict.TAKEN:
-                return Stage.DELIVERED
-            callback.last_error = receipt.what
-            if receipt.verdict is Verdict.REFUSED:
-                return Stage.REFUSED
+            result = await self._attempt(delivery)
+            if result.verdict is Verdict.TAKEN:
+                return CallbackState.DELIVERED
+            callback.last_error = result.reason
+            if result.verdict is Verdict.REFUSED:
+                return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
             # A receiver cannot keep us waiting for longer than one that is silent.
-            asked = min(receipt.asked, self._backoff.longest_delay)
+            asked = min(result.retry_after, self._backoff.longest_delay)
             delay = self._backoff.delay(callback.attempts, chance, asked)
             if delay is None:
                 break
@@ -216,9 +215,9 @@ class Callbacks:
                 self._log(delivery, delay)
                 with suppress(WaitedInVain):  # then it is time; the other end is an early last one
                     await self._hastened.wait().addTimeout(delay, self._clock)
-        return Stage.GIVEN_UP
+        return CallbackState.GIVEN_UP
 
-    async def _attempt(self, delivery: Delivery) -> Receipt:
+    async def _attempt(self, delivery: Delivery) -> AttemptResult:
         callback = delivery.callback
         await self._places.enter(delivery.event, callback.caller)
         try:
@@ -227,12 +226,12 @@ class Callbacks:
             if delivery.given_up:
                 raise CancelledError
             if forbidden := self._forbidden(callback):
-                return Receipt(Verdict.REFUSED, forbidden)
+                return AttemptResult(Verdict.REFUSED, forbidden)
             callback.attempts += 1
             headers = self._signing.secrets.sign(
                 callback.caller, delivery.event, int(self._time()), delivery.document
             )
-            return await self._poster.post(callback.url, headers, delivery.document)
+            return await self._sender.post(callback.url, headers, delivery.document)
         finally:
             self._places.leave(delivery.event)
 
@@ -247,13 +246,13 @@ class Callbacks:
     def _log(self, delivery: Delivery, delay: float | None = None) -> None:
         """Log what has come of a delivery, or of an attempt after which there is a `delay`."""
         callback = delivery.callback
-        well = callback.stage is Stage.DELIVERED
+        well = callback.state is CallbackState.DELIVERED
         log.emit(
             LogLevel.info if well or delay is not None else LogLevel.warn,
             "{evaluation}: callback to {origin}: {stage}, attempts: {attempts}{error}{again}",
             evaluation=delivery.evaluation,
             origin=callback.origin,
-            stage=callback.stage.value,
+            stage=callback.state.value,
             attempts=callback.attempts,
             error="" if well else f": {callback.last_error}",
             again="" if delay is None else f"; again in {delay:.1f} s",
@@ -277,11 +276,11 @@ def open_callbacks(
     signing = Signing(environment)
     for secrets in signing.rereadings(settings):
         secrets.take(secrets.read())
-    trust = RememberedTrust(BrowserLikePolicyForHTTPS())
+    trust = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     return Callbacks(
         settings,
         signing,
-        lambda settings: open_poster(settings, trust, resolver, reactor, time),
+        lambda settings: open_sender(settings, trust, resolver, reactor, time),
         alone=alone,
         clock=reactor,
         random=random,

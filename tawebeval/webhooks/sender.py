@@ -1,10 +1,15 @@
-"""One attempt to post something to the URL of a stranger."""
+"""One attempt to deliver a webhook, over a connection to one checked address.
+
+The caller chose the URL, so the receiver may be hostile: a connection takes at most 64 KiB and
+`timeout` seconds, and treq sees no header of the answer but `Retry-After`. Otherwise treq would
+unpack the body (`Content-Encoding`) and keep cookies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import attrs
@@ -14,12 +19,26 @@ from treq.client import HTTPClient
 from treq.content import collect
 from twisted.internet.defer import CancelledError, Deferred, succeed
 from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectError, ConnectingCancelledError
-from twisted.internet.interfaces import IConsumer
+from twisted.internet.interfaces import (
+    IConsumer,
+    IDelayedCall,
+    IProtocolFactory,
+    IStreamClientEndpoint,
+)
+from twisted.internet.protocol import connectionDone
+from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
-from twisted.web.client import RequestTransmissionFailed, ResponseFailed
+from twisted.web.client import URI, Agent, RequestTransmissionFailed, ResponseFailed
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent, IBodyProducer, IPolicyForHTTPS
+from twisted.web.iweb import (
+    IAgent,
+    IAgentEndpointFactory,
+    IBodyProducer,
+    IPolicyForHTTPS,
+    IResponse,
+)
 from zope.interface import implementer
 
 from tawebeval import __version__
@@ -29,26 +48,126 @@ from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
 from tawebeval.resolver import Addresses, LookupFailed, Resolver, UnknownHost
 from tawebeval.webhooks.callback import web_target
-from tawebeval.webhooks.pinned import pinned_agent
 
+MAX_ANSWER = 64 * 1024
+"""Bytes of an answer, headers included, after which the connection is aborted."""
+
+_CACHED_HOSTS = 8
 _HEADERS = {"Content-Type": "application/json", "User-Agent": f"tawebeval/{__version__}"}
+_VISIBLE_HEADERS = (b"Retry-After",)
 
 
+class _BoundedProtocol(ProtocolWrapper):
+    """Aborts the connection after `MAX_ANSWER` bytes or the factory's `lifetime`."""
+
+    _left = MAX_ANSWER
+    _end: IDelayedCall
+
+    def connectionMade(self) -> None:
+        self._end = self.factory.clock.callLater(self.factory.lifetime, self._abort)
+        super().connectionMade()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        if self._end.active():
+            self._end.cancel()
+        super().connectionLost(reason)
+
+    def dataReceived(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left >= 0:
+            super().dataReceived(data)
+        else:
+            self._abort()
+
+    def _abort(self) -> None:
+        transport: Any = self.transport
+        transport.abortConnection()
+
+
+class _BoundingFactory(WrappingFactory):
+    """Factory of connections that last at most `lifetime` seconds of `clock`."""
+
+    noisy = False
+    protocol = _BoundedProtocol
+    clock: Any
+    lifetime: float
+
+
+@implementer(IStreamClientEndpoint)
 @attrs.frozen
-class Receipt:
-    """What came of an attempt; `what` says it to people.
+class _BoundedEndpoint:
+    """An endpoint whose connections are bounded in bytes and seconds."""
 
-    The receiver has `asked` to be left alone for so many seconds.
+    _endpoint: IStreamClientEndpoint
+    _clock: Any
+    _lifetime: float
+
+    def connect(self, protocolFactory: IProtocolFactory) -> Deferred[Any]:  # noqa: N803
+        bounding = _BoundingFactory(protocolFactory)
+        bounding.clock, bounding.lifetime = self._clock, self._lifetime
+        connected: Deferred[Any] = self._endpoint.connect(bounding)
+        return connected.addCallback(lambda bounded: bounded.wrappedProtocol)
+
+
+@implementer(IPolicyForHTTPS)
+class CachedPolicyForHTTPS:
+    """The TLS policy `policy`, with its answers for the last few hosts cached.
+
+    Each answer reads the certificates of all authorities: 10 ms of the reactor, and a megabyte.
     """
 
-    verdict: Verdict
-    what: str
-    asked: float = 0
+    def __init__(self, policy: IPolicyForHTTPS) -> None:
+        self.creatorForNetloc = lru_cache(_CACHED_HOSTS)(policy.creatorForNetloc)
+
+
+@implementer(IAgent, IAgentEndpointFactory)
+@attrs.frozen
+class PinnedAgent:
+    """HTTP agent that connects to `target` at `address`, whatever the name resolves to by now.
+
+    The certificate has to be valid for the target's name by the policy `trust`. A connection
+    lasts at most `lifetime` seconds.
+    """
+
+    _reactor: Any
+    _trust: IPolicyForHTTPS
+    _lifetime: float
+    _target: Target
+    _address: Address
+
+    def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  (Twisted's name)
+        """Return the endpoint of the pinned address; `uri` is not looked at."""
+        kind = TCP6ClientEndpoint if self._address.version == 6 else TCP4ClientEndpoint
+        endpoint: Any = kind(self._reactor, str(self._address), self._target.port)
+        if self._target.protocol == "https":
+            name = self._target.host.encode()
+            creator = self._trust.creatorForNetloc(name, self._target.port)
+            endpoint = wrapClientTLS(creator, endpoint)
+        return _BoundedEndpoint(endpoint, self._reactor, self._lifetime)
+
+    def request(
+        self,
+        method: bytes,
+        uri: bytes,
+        headers: Headers | None = None,
+        bodyProducer: IBodyProducer | None = None,  # noqa: N803
+    ) -> Deferred[IResponse]:
+        """Make a request; of the response's headers only `Retry-After` is visible."""
+        headers = Headers() if headers is None else headers.copy()
+        headers.removeHeader(b"Accept-Encoding")
+        agent: IAgent = Agent.usingEndpointFactory(self._reactor, self)
+        return agent.request(method, uri, headers, bodyProducer).addCallback(_hide_headers)
+
+
+def _hide_headers(response: IResponse) -> IResponse:
+    found = ((name, response.headers.getRawHeaders(name)) for name in _VISIBLE_HEADERS)
+    response.headers = Headers({name: values for name, values in found if values})
+    return response
 
 
 @implementer(IBodyProducer)
 class _Body:
-    """A body that is sent at once, for it is short; Twisted's own takes turns of the reactor."""
+    """A body written in one call; Twisted's own producer takes several turns of the reactor."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body
@@ -65,11 +184,23 @@ class _Body:
 
 
 @attrs.frozen
-class Poster:
-    """Posts documents of JSON, each attempt within `timeout` seconds.
+class AttemptResult:
+    """Result of one attempt; `reason` describes it for people.
 
-    `agent` makes what connects to a target at an address and nowhere else. `time` is in
-    seconds since the epoch.
+    `retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
+    """
+
+    verdict: Verdict
+    reason: str
+    retry_after: float = 0
+
+
+@attrs.frozen
+class Sender:
+    """Posts JSON documents, each attempt within `timeout` seconds.
+
+    `agent` returns an agent for a target that is pinned to an address. `time` returns seconds
+    since the epoch.
     """
 
     _addresses: Addresses
@@ -79,28 +210,29 @@ class Poster:
     _timeout: float
 
     def check(self, url: str) -> None:
-        """Check what a URL itself tells. Raises ForbiddenHost."""
+        """Check the URL without a look-up. Raises: ForbiddenHost."""
         self._addresses.check(web_target(url))
 
-    async def post(self, url: str, headers: dict[str, str], body: bytes) -> Receipt:
-        """Make one attempt; whatever fails on the way is in the receipt.
+    async def post(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
+        """Make one attempt. Every failure becomes a result.
 
-        When it is cancelled after the status has come, that counts.
+        A cancellation after the status has arrived has no effect: the status counts.
         """
         attempt = Deferred.fromCoroutine(self._attempt(url, headers, body))
         try:
             return await attempt.addTimeout(self._timeout, self._clock)
         except TookTooLong:
-            return Receipt(Verdict.AGAIN, f"no answer came within {self._timeout:g} seconds")
+            reason = f"no answer came within {self._timeout:g} seconds"
+            return AttemptResult(Verdict.AGAIN, reason)
 
-    async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> Receipt:
+    async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         target = web_target(url)
         try:
             address = await self._addresses.find(target)
         except ForbiddenHost as error:
-            return Receipt(Verdict.REFUSED, str(error))
+            return AttemptResult(Verdict.REFUSED, str(error))
         except (UnknownHost, LookupFailed) as error:
-            return Receipt(Verdict.AGAIN, str(error))
+            return AttemptResult(Verdict.AGAIN, str(error))
         client = HTTPClient(self._agent(target, address), data_to_body_producer=_Body)
         try:
             response = await client.post(
@@ -111,49 +243,49 @@ class Poster:
                 unbuffered=True,
                 reactor=self._clock,
             )
-        except UnicodeError:  # by the rules of IDNA, which are not those of resolvers
-            return Receipt(Verdict.REFUSED, f"the host {target.host} is no valid name")
+        except UnicodeError:  # IDNA (RFC 5891) is stricter than resolvers are
+            return AttemptResult(Verdict.REFUSED, f"the host {target.host} is no valid name")
         except ConnectingCancelledError:
             raise CancelledError from None
         except ConnectError as error:
-            return Receipt(Verdict.AGAIN, f"no connection: {error}")
+            return AttemptResult(Verdict.AGAIN, f"no connection: {error}")
         except (ResponseFailed, RequestTransmissionFailed) as error:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
-            return Receipt(Verdict.AGAIN, _why(error.reasons))
-        with suppress(Exception):  # the status is all that counts, also if we are cancelled now
+            return AttemptResult(Verdict.AGAIN, _failure_reason(error.reasons))
+        with suppress(Exception):  # the status counts alone, even if this is cancelled now
             await collect(response, lambda _: None)
-        return Receipt(
+        return AttemptResult(
             verdict(response.code),
             f"the status {response.code}",
             retry_after(response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()),
         )
 
 
-def open_poster(
+def open_sender(
     settings: CallbackSettings,
     trust: IPolicyForHTTPS,
     resolver: Resolver,
     reactor: Any,
     time: Callable[[], float],
-) -> Poster:
-    """Return what posts by these settings; `trust` says whose certificates count."""
+) -> Sender:
+    """Return the sender by `settings`. `trust` is the TLS policy, `time` as in `Sender`."""
     policy = HostPolicy(
         settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
     )
-    return Poster(
+    return Sender(
         Addresses(policy, resolver, reactor),
-        partial(pinned_agent, reactor, trust, settings.timeout),
+        partial(PinnedAgent, reactor, trust, settings.timeout),
         reactor,
         time,
         settings.timeout,
     )
 
 
-def _why(reasons: list[Failure]) -> str:
-    """Say why there is no answer, without a word of what has come instead.
+def _failure_reason(reasons: list[Failure]) -> str:
+    """Return why there is no answer, without a byte of the data received.
 
-    It may be from a service of the operator's that callers should not read.
+    The data may come from a service of the operator that callers must not read.
     """
     if any(reason.check(TlsError, VerificationError) for reason in reasons):
         return "TLS failed: its certificate is not trusted, or not one of the host"

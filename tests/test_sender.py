@@ -1,8 +1,9 @@
-"""`webhooks.sender`: one attempt, and what is made of whatever comes back."""
+"""`webhooks.sender`: the result of one attempt; the agent that is pinned to one address."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from ipaddress import ip_address
 from socket import EAI_AGAIN, gaierror
 from typing import Any
 
@@ -13,15 +14,20 @@ from service_identity import VerificationError
 from treq.testing import RequestTraversalAgent
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import CancelledError, Deferred, fail, succeed
-from twisted.internet.error import ConnectError, ConnectingCancelledError
+from twisted.internet.error import ConnectError, ConnectingCancelledError, ConnectionLost
 from twisted.internet.task import Clock
-from twisted.internet.testing import MemoryReactorClock
+from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
-from twisted.web.client import RequestTransmissionFailed, ResponseFailed, ResponseNeverReceived
+from twisted.web.client import (
+    BrowserLikePolicyForHTTPS,
+    RequestTransmissionFailed,
+    ResponseFailed,
+    ResponseNeverReceived,
+)
 from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
-from twisted.web.iweb import IAgent
+from twisted.web.iweb import IAgent, IPolicyForHTTPS, IResponse
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 from zope.interface import implementer
@@ -31,11 +37,20 @@ from tawebeval.core.backoff import Verdict
 from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
 from tawebeval.resolver import Addresses
-from tawebeval.webhooks.sender import Poster, Receipt, open_poster
+from tawebeval.webhooks.callback import web_target
+from tawebeval.webhooks.sender import (
+    MAX_ANSWER,
+    AttemptResult,
+    CachedPolicyForHTTPS,
+    PinnedAgent,
+    Sender,
+    open_sender,
+)
 from tests.fake_resolver import FakeResolver
 from tests.fakes import EPOCH
 
 URL = "http://receiver.example/hook?key=1"
+HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 class Receiver(Resource):
@@ -88,7 +103,29 @@ class Response:
         return succeed(self)
 
 
-class PostingTestCase(SynchronousTestCase):
+class Transport(StringTransport):
+    """Notes that it was aborted, and loses the connection by that."""
+
+    aborted = False
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+
+@implementer(IPolicyForHTTPS)
+class Policy:
+    """Notes for which names certificates are wanted."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bytes, int]] = []
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
+        """Return what Twisted's own returns."""
+        self.asked.append((hostname, port))
+        return BrowserLikePolicyForHTTPS().creatorForNetloc(hostname, port)
+
+
+class SenderTestCase(SynchronousTestCase):
     """A receiver in memory, and a resolver that the test scripts."""
 
     def setUp(self) -> None:
@@ -99,14 +136,14 @@ class PostingTestCase(SynchronousTestCase):
         self.policy = HostPolicy(section="callbacks")
         self.reached: list[tuple[str, str]] = []
 
-    def poster(self) -> Poster:
+    def sender(self) -> Sender:
         """Return what posts."""
 
         def agent(target: Target, address: Address) -> Any:
             self.reached.append((target.host, str(address)))
             return self.agent
 
-        return Poster(
+        return Sender(
             Addresses(self.policy, self.resolver, self.clock),
             agent,
             self.clock,
@@ -114,25 +151,25 @@ class PostingTestCase(SynchronousTestCase):
             15,
         )
 
-    def post(self, url: str = URL) -> Deferred[Receipt]:
+    def post(self, url: str = URL) -> Deferred[AttemptResult]:
         """Make an attempt."""
-        poster = self.poster()
-        posted = Deferred.fromCoroutine(poster.post(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}'))
+        sender = self.sender()
+        posted = Deferred.fromCoroutine(sender.post(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}'))
         if isinstance(self.agent, RequestTraversalAgent):
             self.agent.flush()
         return posted
 
-    def receipt(self, url: str = URL) -> Receipt:
+    def result(self, url: str = URL) -> AttemptResult:
         """Return what comes of an attempt."""
         return self.successResultOf(self.post(url))
 
 
-class ExchangeTests(PostingTestCase):
+class ExchangeTests(SenderTestCase):
     """What is sent, and answers."""
 
     def test_taken(self) -> None:
         """The document arrives as it is, with its type and the headers that were given."""
-        self.assertEqual(self.receipt(), Receipt(Verdict.TAKEN, "the status 204"))
+        self.assertEqual(self.result(), AttemptResult(Verdict.TAKEN, "the status 204"))
         ((method, uri, headers, body),) = self.receiver.received
         self.assertEqual((method, uri, body), (b"POST", b"/hook?key=1", b'{"a": 1}'))
         for name, value in (
@@ -153,14 +190,14 @@ class ExchangeTests(PostingTestCase):
             *((404, Verdict.REFUSED), (429, Verdict.AGAIN), (500, Verdict.AGAIN)),
         ):
             self.receiver.status = status
-            self.assertEqual(self.receipt(), Receipt(expected, f"the status {status}"))
+            self.assertEqual(self.result(), AttemptResult(expected, f"the status {status}"))
         self.assertEqual(len(self.receiver.received), 6)
         self.assertEqual({host for host, _ in self.reached}, {"receiver.example"})
 
     def test_path(self) -> None:
         """A URL is asked for as it was written."""
         for path in ("/a%2Fb%20c?x=%41&&y;z=a+b=", "/a//../b?/?", "/:@!$&'()*,;="):
-            self.receipt(f"http://receiver.example{path}")
+            self.result(f"http://receiver.example{path}")
             self.assertEqual(self.receiver.received[-1][1].decode(), path)
 
     def test_retry_after(self) -> None:
@@ -172,14 +209,14 @@ class ExchangeTests(PostingTestCase):
             *((datetimeToString(EPOCH + 90).decode(), 90), ("Mon, 99 Foo 2023 99:99:99 GMT", 0)),
         ):
             self.receiver.headers = {"Retry-After": value}
-            self.assertEqual(self.receipt().asked, asked, value)
+            self.assertEqual(self.result().retry_after, asked, value)
 
     def test_slow(self) -> None:
         """Who does not answer in time is asked again; a status in time is enough."""
         self.receiver.answer = NOT_DONE_YET
         for status, expected in (
-            (500, Receipt(Verdict.AGAIN, "no answer came within 15 seconds")),
-            (200, Receipt(Verdict.TAKEN, "the status 200")),
+            (500, AttemptResult(Verdict.AGAIN, "no answer came within 15 seconds")),
+            (200, AttemptResult(Verdict.TAKEN, "the status 200")),
         ):
             self.receiver.status = status
             posted = self.post()
@@ -202,7 +239,7 @@ class ExchangeTests(PostingTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-class RetryAfterTests(PostingTestCase):
+class RetryAfterTests(SenderTestCase):
     """`Retry-After`, whatever stands in it."""
 
     @given(st.one_of(st.binary(), st.from_regex(r"[A-Z][a-z]{2}, [0-9 a-zA-Z:-]*")))
@@ -211,43 +248,43 @@ class RetryAfterTests(PostingTestCase):
         self.setUp()
         raw = value if isinstance(value, bytes) else value.encode()
         self.agent = Response(Headers({b"Retry-After": [raw]}))
-        assert self.receipt().verdict is Verdict.AGAIN
+        assert self.result().verdict is Verdict.AGAIN
 
 
-class FailureTests(PostingTestCase):
+class FailureTests(SenderTestCase):
     """What does not even become an answer."""
 
     def test_hosts(self) -> None:
         """A host that is not permitted is a refusal, one that is not found just now is none."""
         for answers in (["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"]):
             self.resolver = FakeResolver(answers)
-            receipt = self.receipt()
-            self.assertIs(receipt.verdict, Verdict.REFUSED)
-            self.assertIn("callbacks.private_networks", receipt.what)
-            self.assertNotIn(answers[-1], receipt.what)
-        self.assertIs(self.receipt("http://127.0.0.1/").verdict, Verdict.REFUSED)
+            result = self.result()
+            self.assertIs(result.verdict, Verdict.REFUSED)
+            self.assertIn("callbacks.private_networks", result.reason)
+            self.assertNotIn(answers[-1], result.reason)
+        self.assertIs(self.result("http://127.0.0.1/").verdict, Verdict.REFUSED)
         self.policy = HostPolicy(deny=["receiver.example"], section="callbacks")
-        self.assertIn("callbacks.deny_hosts", self.receipt().what)
+        self.assertIn("callbacks.deny_hosts", self.result().reason)
         self.policy = HostPolicy()
         self.resolver = FakeResolver([], gaierror(EAI_AGAIN, "Temporary failure"))
         for words in ("does not exist, or has no address", "could not be looked up: Temporary"):
-            receipt = self.receipt()
-            self.assertIs(receipt.verdict, Verdict.AGAIN)
-            self.assertIn(f"the host receiver.example {words}", receipt.what)
+            result = self.result()
+            self.assertIs(result.verdict, Verdict.AGAIN)
+            self.assertIn(f"the host receiver.example {words}", result.reason)
         self.assertEqual(self.reached, [])
 
     def test_looked_up_each_time(self) -> None:
         """Each attempt looks the name up for itself, and connects where it was found."""
         self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
-        verdicts = [self.receipt().verdict for _ in range(3)]
+        verdicts = [self.result().verdict for _ in range(3)]
         self.assertEqual(verdicts, [Verdict.TAKEN, Verdict.TAKEN, Verdict.REFUSED])
         self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
 
     def test_check(self) -> None:
         """What a URL itself tells can be asked beforehand."""
-        poster = self.poster()
-        poster.check(URL)
-        self.assertRaises(ForbiddenHost, poster.check, "https://10.0.0.1/")
+        sender = self.sender()
+        sender.check(URL)
+        self.assertRaises(ForbiddenHost, sender.check, "https://10.0.0.1/")
         self.assertEqual(self.resolver.asked, [])
 
     def test_slow_look_up(self) -> None:
@@ -255,7 +292,7 @@ class FailureTests(PostingTestCase):
         self.resolver.silent = True
         posted = self.post()
         self.clock.advance(15)
-        self.assertIn("15 seconds", self.successResultOf(posted).what)
+        self.assertIn("15 seconds", self.successResultOf(posted).reason)
 
     def test_no_answer(self) -> None:
         """What fails on the way is said without a word of what was received."""
@@ -270,17 +307,17 @@ class FailureTests(PostingTestCase):
             (ResponseNeverReceived([Failure(VerificationError([]))]), "TLS failed"),
         ):
             self.agent = Broken(lambda error=error: fail(error))  # type: ignore[misc]
-            receipt = self.receipt()
-            self.assertIs(receipt.verdict, Verdict.AGAIN)
-            self.assertIn(words, receipt.what)
-            self.assertNotIn("secret", receipt.what)
+            result = self.result()
+            self.assertIs(result.verdict, Verdict.AGAIN)
+            self.assertIn(words, result.reason)
+            self.assertNotIn("secret", result.reason)
 
     def test_names(self) -> None:
         """A host that the resolver knows, and that is no name by the rules of IDNA, is refused."""
         for url in ("http://a-.example/", "http://a_b.example/", "http://xn--a.example/"):
-            receipt = self.receipt(url)
-            self.assertIs(receipt.verdict, Verdict.REFUSED)
-            self.assertIn("is no valid name", receipt.what)
+            result = self.result(url)
+            self.assertIs(result.verdict, Verdict.REFUSED)
+            self.assertIn("is no valid name", result.reason)
 
     def test_cancelled_connection(self) -> None:
         """An attempt that is out of time says so, also if the connection calls it its failure."""
@@ -291,7 +328,106 @@ class FailureTests(PostingTestCase):
             self.agent = Broken(lambda error=error: Deferred(lambda one: one.errback(error)))
             posted = self.post()
             self.clock.advance(15)
-            self.assertIn("within 15 seconds", self.successResultOf(posted).what)
+            self.assertIn("within 15 seconds", self.successResultOf(posted).reason)
+
+
+class PinnedAgentTests(SynchronousTestCase):
+    """A reactor in memory."""
+
+    def setUp(self) -> None:
+        self.reactor: Any = MemoryReactorClock()
+        self.policy = Policy()
+        self.transport = Transport()
+
+    def ask(
+        self, url: str = "http://name.example/x?y=z", address: str = "8.8.8.8", **headers: str
+    ) -> Deferred[IResponse]:
+        """Ask for a URL by an agent that is bound to an address."""
+        target = web_target(url)
+        agent = PinnedAgent(self.reactor, self.policy, 15, target, ip_address(address))
+        sent = Headers({name: [value] for name, value in headers.items()})
+        return agent.request(b"POST", url.encode(), sent, None)
+
+    def connect(self) -> Any:
+        """Let the connection be made; return its protocol."""
+        protocol = self.reactor.tcpClients[0][2].buildProtocol(None)
+        protocol.makeConnection(self.transport)
+        return protocol
+
+    def test_address(self) -> None:
+        """The connection goes to the address, and the request still names the host."""
+        for url, address, port in (
+            ("http://name.example/x", "8.8.8.8", 80),
+            ("http://name.example:8080/x", "2001:4860::8888", 8080),
+            ("https://name.example/x", "8.8.4.4", 443),
+        ):
+            self.ask(url, address)
+            self.assertEqual(self.reactor.tcpClients[-1][:2], (address, port))
+        self.assertEqual(self.policy.asked, [(b"name.example", 443)])
+        self.connect()
+        lines = self.transport.value().split(b"\r\n")
+        self.assertEqual(lines[0], b"POST /x HTTP/1.1")
+        self.assertIn(b"Host: name.example", lines)
+        self.assertIn(b"Connection: close", lines)
+
+    def test_trust(self) -> None:
+        """What is trusted for a host is found out once, and for each host by itself."""
+        trust = CachedPolicyForHTTPS(self.policy)
+        one = trust.creatorForNetloc(b"a.example", 443)
+        self.assertIs(trust.creatorForNetloc(b"a.example", 443), one)
+        self.assertIsNot(trust.creatorForNetloc(b"b.example", 443), one)
+        self.assertEqual(self.policy.asked, [(b"a.example", 443), (b"b.example", 443)])
+
+    def test_unpacked_by_nobody(self) -> None:
+        """Nothing packed is asked for, and of an answer's headers only one is shown."""
+        asked = self.ask(**{"Accept-Encoding": "gzip", "X-Own": "1"})
+        protocol = self.connect()
+        self.assertNotIn(b"accept-encoding", self.transport.value().lower())
+        self.assertIn(b"X-Own: 1", self.transport.value())
+        protocol.dataReceived(
+            HEAD + b"Content-Encoding: gzip\r\nSet-Cookie: a=b\r\nRetry-After: 7\r\n"
+            b"Content-Length: 0\r\n\r\n"
+        )
+        headers = self.successResultOf(asked).headers
+        self.assertEqual(list(headers.getAllRawHeaders()), [(b"Retry-After", [b"7"])])
+
+    def test_bytes(self) -> None:
+        """An answer that goes on and on is cut off, be it in its headers or its body."""
+        for end in (b"", b"\r\n"):
+            self.setUp()
+            asked = self.ask()
+            protocol = self.connect()
+            protocol.dataReceived(HEAD + end)
+            left = MAX_ANSWER - len(HEAD + end)
+            line = b"X-Y: " + b"z" * 994 + b"\r\n"
+            while left >= len(line):
+                protocol.dataReceived(line)
+                left -= len(line)
+            protocol.dataReceived(line[:left])
+            self.assertFalse(self.transport.aborted)
+            protocol.dataReceived(b"z")
+            self.assertTrue(self.transport.aborted)
+            protocol.connectionLost(Failure(ConnectionLost()))
+            if end:
+                self.assertEqual(self.successResultOf(asked).code, 200)
+            else:
+                self.failureResultOf(asked, ResponseFailed)
+
+    def test_seconds(self) -> None:
+        """A connection that is kept open is aborted in time; one that has ended leaves no timer."""
+        self.ask()
+        protocol = self.connect()
+        protocol.dataReceived(HEAD + b"\r\n")
+        self.reactor.advance(14.9)
+        self.assertFalse(self.transport.aborted)
+        self.reactor.advance(0.2)
+        self.assertTrue(self.transport.aborted)
+        protocol.connectionLost(Failure(ConnectionLost()))
+        self.setUp()
+        asked = self.ask()
+        self.connect().connectionLost(Failure(ConnectionLost()))
+        self.failureResultOf(asked, ResponseFailed)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
 
 
 class OpenTests(SynchronousTestCase):
@@ -307,18 +443,18 @@ class OpenTests(SynchronousTestCase):
             timeout=7,
         )
         trust: Any = None
-        poster = open_poster(settings, trust, FakeResolver(), reactor, lambda: EPOCH)
+        sender = open_sender(settings, trust, FakeResolver(), reactor, lambda: EPOCH)
         for host, word in (
             ("8.8.4.4", "callbacks.deny_hosts"),
             ("1.1.1.1", "callbacks.allow_hosts"),
             ("10.1.0.1", "callbacks.private_networks"),
         ):
-            error = self.assertRaises(ForbiddenHost, poster.check, f"http://{host}/")
+            error = self.assertRaises(ForbiddenHost, sender.check, f"http://{host}/")
             self.assertIn(word, str(error))
         for number, host in enumerate(("8.8.8.8", "10.0.0.1"), 1):
-            posted = Deferred.fromCoroutine(poster.post(f"http://{host}/", {}, b""))
+            posted = Deferred.fromCoroutine(sender.post(f"http://{host}/", {}, b""))
             self.assertEqual([one[0] for one in reactor.tcpClients][number - 1 :], [host])
             reactor.advance(6.9)
             self.assertNoResult(posted)
             reactor.advance(0.1)
-            self.assertIn("within 7 seconds", self.successResultOf(posted).what)
+            self.assertIn("within 7 seconds", self.successResultOf(posted).reason)
