@@ -22,9 +22,6 @@ class Rereading(Generic[Content]):
     `name` is the setting that they belong to, or says what they are. `read` changes nothing,
     blocks, and raises ConfigurationError; `take` cannot fail. `notes` returns what the operator
     should know of such a content, in sentences without a full stop.
-
-    Where a content names further files `further` returns what reads those, or raises
-    ConfigurationError; they count before it does. `named` reads those that are named at first.
     """
 
     name: str
@@ -32,8 +29,6 @@ class Rereading(Generic[Content]):
     read: Callable[[], Content]
     take: Callable[[Content], None]
     notes: Callable[[Content], Sequence[str]] = _nothing
-    further: Callable[[Content], Iterable[Rereading[Any]]] = _nothing
-    named: Sequence[Rereading[Any]] = ()
 
 
 class Source(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 
-import msgspec
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -17,7 +16,7 @@ from tawebeval.config import (
 )
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import descriptors
-from tawebeval.linux.descriptors import allowed, check_more, fit, needed, raise_limit
+from tawebeval.linux.descriptors import allowed, fit, needed, raise_limit
 
 USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
 
@@ -92,22 +91,3 @@ class DescriptorsTests(SynchronousTestCase):
         self.assertIn(f"{fewest - 1} are allowed here, and {fewest} are the fewest", said)
         self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
         self.assertTrue(said.endswith("fewer evaluations.running or callbacks.at_once"), said)
-
-    def test_more(self) -> None:
-        """What needs more than before may follow where there are as many; else it is named."""
-
-        def with_callbacks(at_once: int) -> Configuration:
-            return msgspec.structs.replace(USUAL, callbacks=CallbackSettings(at_once=at_once))
-
-        few, many, too_many = (with_callbacks(number) for number in (5, 20, 21))
-        self.limits = (0, needed(many))
-        check_more(few, many)
-        with self.assertRaises(ConfigurationError) as caught:
-            check_more(few, too_many)
-        said = str(caught.exception)
-        self.assertTrue(said.startswith("callbacks.at_once: with 21 of them "), said)
-        for word in (f"{needed(too_many)} descriptors", f"{needed(many)} are allowed", "restart"):
-            self.assertIn(word, said)
-        self.limits = (0, needed(few))
-        check_more(too_many, too_many)
-        check_more(too_many, many)

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -162,41 +162,11 @@ class ReloadingTests(SynchronousTestCase):
         outcome, _ = self.reload(source, copies=str(folder), originals={"tokens": "12ab"})
         self.assertEqual(outcome.problems, ("is a directory",))
 
-    def test_further(self) -> None:
-        """What a file names is read by what it says now, and counts before it does."""
-        counted: list[str] = []
-        files = {name: FakeSource(name, f"new {name}") for name in ("one", "two")}
-
-        def name_of(content: str) -> list[Rereading[Any]]:
-            if not content:
-                raise ConfigurationError("first: names nothing")
-            (rereading,) = files[content].rereadings()
-            return [attrs.evolve(rereading, take=counted.append)]
-
-        for says, counts, problems in (
-            ("one", ["new one", "one"], ()),
-            ("two", ["new two", "two"], ()),
-            ("broken", [], ("broken: line 1",)),
-            ("", [], ("first: names nothing",)),
-        ):
-            files["broken"] = FakeSource("broken", broken="broken: line 1")
-            counted.clear()
-            (first,) = FakeSource("first", says).rereadings()
-            naming = SimpleNamespace(
-                rereadings=lambda first=first: [
-                    attrs.evolve(first, take=counted.append, further=name_of)
-                ]
-            )
-            outcome, _ = self.reload(naming)
-            self.assertEqual((counted, outcome.problems), (counts, problems))
-
-    def test_named(self) -> None:
-        """Of all files that are known at the start those that cannot be read are warned of."""
+    def test_unreadable(self) -> None:
+        """Each file that cannot be read is warned of at the start."""
         folder = Path(self.mktemp()).absolute()
-        sources = [FakeSource(name, path=folder / name) for name in ("first", "named")]
-        first, named = (one for source in sources for one in source.rereadings())
-        source = SimpleNamespace(rereadings=lambda: [attrs.evolve(first, named=[named])])
-        reloading = Reloading([source], "", FakeSupervisor("/notify"), MemoryReactor())
+        sources = [FakeSource(name, path=folder / name) for name in ("one", "two")]
+        reloading = Reloading(sources, "", FakeSupervisor("/notify"), MemoryReactor())
         with capturedLogs() as logged:
             reloading.startService()
         self.addCleanup(reloading.stopService)

@@ -287,7 +287,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
         evaluations = self.evaluations(daemon)
         callbacks = evaluations._callbacks
-        self.assertTrue(callbacks._alone)
+        self.assertEqual(callbacks._slots._own_running, 10)  # of 10: there is one caller only
         callbacks.expect("https://8.8.8.8/", "")
         secrets.write_text(f"alice {written(OLD)}")
         signal.raise_signal(signal.SIGHUP)
@@ -542,7 +542,6 @@ class ServiceTests(SynchronousTestCase):
     def test_reload_of_configuration(self) -> None:
         """What is live reaches those who keep it for themselves."""
         tokens = self.file_with(new_token("alice", straw())[1])
-        secrets = self.file_with(f"alice {written(OLD)}")
         told = self.supervise()
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
@@ -578,11 +577,7 @@ class ServiceTests(SynchronousTestCase):
             access = true
             [health]
             free_disk = 1
-            [callbacks]
-            enabled = true
-            secrets = "SECRETS"
-            timeout = 7
-            """.replace("SECRETS", str(secrets)).replace("            ", "")
+            """.replace("            ", "")
         )
         self.assertEqual(self.reload(daemon), Outcome())
         api = site.api
@@ -600,9 +595,8 @@ class ServiceTests(SynchronousTestCase):
         self.assertTrue(api.traffic.logged)
         readiness: Any = api.operations.obstacles
         self.assertEqual(readiness.__self__.free, 1)
-        registry._telling.expect("https://8.8.8.8/", "alice")
-        self.assertFalse(evaluations._callbacks._alone)
-        self.stop_is_announced(told, longest_stop(Configuration()) + 7)
+        self.assertEqual(evaluations._callbacks._slots._own_running, 5)
+        self.stop_is_announced(told, longest_stop(Configuration()))
 
     def stop_is_announced(self, told: list[str], seconds: float) -> None:
         """Hold that systemd is told that a stop may take so long."""

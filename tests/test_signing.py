@@ -1,4 +1,4 @@
-"""`webhooks.signing`: secrets are read from their file, at the start, again, or from another."""
+"""`webhooks.signing`: the file of secrets, read at the start and again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from pathlib import Path
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import CallbackSettings
 from tawebeval.errors import ConfigurationError
-from tawebeval.reloadable import Rereading
-from tawebeval.webhooks.signatures import Secrets
-from tawebeval.webhooks.signing import Signing, find_secrets, read_signing
+from tawebeval.webhooks.signing import SecretsFile, find_secrets, read_signing
 from tests.test_signatures import NEW, OLD, written
 
 
@@ -27,22 +24,12 @@ class SigningTests(SynchronousTestCase):
         self.path.write_text(text)
         self.path.chmod(0o600)
 
-    def rereading(self, signing: Signing) -> Rereading[Secrets]:
-        """Return what reads the file."""
-        settings = CallbackSettings(enabled=True, secrets=str(self.path))
-        (rereading,) = signing.rereadings(settings)
-        return rereading
-
     def test_read(self) -> None:
-        """What stands in the file of the settings counts; there is none without callbacks."""
-        signing = Signing({})
-        self.assertEqual(list(signing.rereadings(CallbackSettings(secrets="/nowhere"))), [])
-        self.assertFalse(signing.secrets.has("alice"))
-        rereading = self.rereading(signing)
-        rereading.take(rereading.read())
-        self.assertTrue(signing.secrets.has("alice"))
-        with self.assertRaises(ConfigurationError):
-            list(signing.rereadings(CallbackSettings(enabled=True)))
+        """What stands in the file counts; without a file nobody has a secret."""
+        self.assertTrue(SecretsFile(self.path).current.has("alice"))
+        none = SecretsFile()
+        self.assertFalse(none.current.has("alice"))
+        self.assertEqual(list(none.rereadings()), [])
 
     def test_unusable(self) -> None:
         """A file that cannot be used is named with its setting; nothing in it is shown."""
@@ -62,23 +49,22 @@ class SigningTests(SynchronousTestCase):
 
     def test_reload(self) -> None:
         """A change counts when it is read again; with a mistake all stays as it was."""
-        signing = Signing({})
-        rereading = self.rereading(signing)
+        signing = SecretsFile(self.path)
+        (rereading,) = signing.rereadings()
         self.assertEqual((rereading.name, rereading.paths), ("callbacks.secrets", (self.path,)))
-        rereading.take(rereading.read())
-        before = signing.secrets.sign("alice", "e", 1, b"")
+        before = signing.current.sign("alice", "e", 1, b"")
         self.write(f"alice {written(NEW)}\n")
-        self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
+        self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
         secrets = rereading.read()
-        self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), before)
+        self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
         rereading.take(secrets)
-        after = signing.secrets.sign("alice", "e", 1, b"")
+        after = signing.current.sign("alice", "e", 1, b"")
         self.assertNotEqual(after, before)
         self.write("alice s3cret")
         said = str(self.assertRaises(ConfigurationError, rereading.read))
         self.assertIn(f"callbacks.secrets: {self.path}: line 1", said)
         self.assertNotIn("s3cret", said)
-        self.assertEqual(signing.secrets.sign("alice", "e", 1, b""), after)
+        self.assertEqual(signing.current.sign("alice", "e", 1, b""), after)
 
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of."""

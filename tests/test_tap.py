@@ -26,7 +26,6 @@ from tawebeval.daemon.reload import Reloading
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
-from tawebeval.reloadable import Outcome
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
 from tests.own_python import printed_by
@@ -157,18 +156,16 @@ class MakeServiceTests(SynchronousTestCase):
         self.assertEqual(ports, [2222, 3333])
 
     def test_reload(self) -> None:
-        """A reload holds the file against the daemon's own directories, as the start has done."""
-        tools, path = self.root / "tools", Path(self.mktemp())
-        tools.mkdir(parents=True)
-        path.write_text(f"[sandbox]\nreadable = ['{tools}']")
+        """A reload reads the file that the daemon was started with, wherever the daemon goes."""
+        path = Path(self.mktemp())
+        path.write_text("[polls]\nwait = 7")
         (reloading,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloading))
-        self.assertEqual(reloading.reload(), Outcome())
-        read: Any = reloading._rereadings[0].read
-        self.assertEqual(read.__self__._file.environment, os.environ)
-        with path.open("a") as file:
-            file.write(f"\n[callbacks]\nsecrets = '{tools}/secrets'")
+        self.addCleanup(os.chdir, Path.cwd())
+        path.write_text("[polls]\nwait = -1")
+        absolute = path.absolute()
+        os.chdir("/")
         (problem,) = reloading.reload().problems
-        self.assertTrue(problem.startswith("sandbox.readable[0]: "), problem)
+        self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
 
     def test_messages(self) -> None:
         """What keeps it from starting is a message, with a status that is not 0."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import attrs
 
 from tawebeval.admission import Queue
@@ -14,10 +11,8 @@ from tawebeval.daemon.observing import Observing
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.remotes import Remotes
-from tawebeval.reloadable import Rereading
 from tawebeval.web.auth import Access
 from tawebeval.web.server.request import ApiSite
-from tawebeval.webhooks.callbacks import Callbacks
 
 
 @attrs.frozen
@@ -28,7 +23,6 @@ class Adapting:
     remotes: Remotes
     queue: Queue
     registry: Registry
-    callbacks: Callbacks
     access: Access
     observing: Observing
     site: ApiSite
@@ -41,16 +35,11 @@ class Adapting:
         self.queue.bound(self.queue.places, *bounds(configuration, self.access))
         self.queue.go_on()
         self.registry.spool.limit = configuration.limits.uploads
-        self.callbacks.go_by(configuration.callbacks)
         self.access.rate.per_minute = configuration.callers.requests_per_minute
         self.observing.readiness.free = configuration.health.free_disk
         self.observing.traffic.logged = configuration.log.access
         self.site.api.configuration = configuration
         self.site.connections.limits = configuration.http
-
-    def further(self, configuration: Configuration) -> Iterable[Rereading[Any]]:
-        """Return what reads the files that it names. Raises ConfigurationError."""
-        return self.callbacks.rereadings(configuration.callbacks)
 
 
 def bounds(configuration: Configuration, access: Access) -> tuple[int, int, int]:

@@ -57,7 +57,7 @@ from tawebeval.sandbox.probe import open_box, open_sandbox
 from tawebeval.web.context import Api
 from tawebeval.web.routes import make_app
 from tawebeval.web.server.request import ApiSite
-from tawebeval.webhooks.callbacks import Callbacks, open_callbacks
+from tawebeval.webhooks.deliveries import Callbacks, open_callbacks
 
 _LAST_LINES = 2.0  # seconds for which the end waits for the log
 _FAREWELL = 0.5  # seconds in which clients can still fetch the end that the stop has brought
@@ -311,12 +311,10 @@ def make_service(
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor, log_writer)
     supervisor = find_supervisor(os.environ)
-    adapting = Adapting(surroundings, remotes, queue, registry, callbacks, access, observing, site)
+    adapting = Adapting(surroundings, remotes, queue, registry, access, observing, site)
     takers = (adapting.take, daemon.log_by)
-    reconfiguring = Reconfiguring(
-        file or ConfigurationFile(), configuration, takers, adapting.further
-    )
-    sources = (reconfiguring, access, observing.readers, keyring)
+    reconfiguring = Reconfiguring(file or ConfigurationFile(), configuration, takers)
+    sources = (reconfiguring, callbacks, access, observing.readers, keyring)
     reloading = Reloading(sources, copies, supervisor, reactor)
     reloading.setServiceParent(daemon)
     orders = find_socket(os.environ)

@@ -21,7 +21,6 @@ LIVE = frozenset(
         *("http.connections_per_address", "http.line", "http.headers", "http.header_bytes"),
         *("http.head_deadline", "http.window", "http.rate", "http.idle"),
         *("polls.wait", "polls.older", "streams.heartbeat"),
-        *(f"callbacks.{name}" for name in Configuration().callbacks.__struct_fields__),
         *("log.level", "log.access", "health.free_disk"),
     }
 )

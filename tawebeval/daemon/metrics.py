@@ -30,7 +30,7 @@ from tawebeval.git.cache import Repositories
 from tawebeval.web.access_log import Routes, Traffic
 from tawebeval.web.server.limits import Connections
 from tawebeval.webhooks.callback import CallbackState
-from tawebeval.webhooks.callbacks import Callbacks
+from tawebeval.webhooks.deliveries import Callbacks
 
 _PREFIX = "tawebeval_"
 _LIVING = tuple(state for state in State if state not in (State.DRAINED, State.EXPIRED))

@@ -23,7 +23,7 @@ from tawebeval.web.access_log import Traffic
 from tawebeval.web.auth import Access
 from tawebeval.web.operations import Operations
 from tawebeval.web.server.request import ApiSite
-from tawebeval.webhooks.callbacks import Callbacks
+from tawebeval.webhooks.deliveries import Callbacks
 
 
 @attrs.frozen

@@ -59,7 +59,7 @@ class Reloading(Service):
     def startService(self) -> None:
         """Wait for the signal; one that came before makes a reload as soon as the reactor runs."""
         super().startService()
-        for each in (one for first in self._rereadings for one in (first, *first.named)):
+        for each in self._rereadings:
             for path in each.paths:
                 if not os.access(path, os.R_OK):
                     log.warn(
@@ -94,7 +94,7 @@ class Reloading(Service):
 
     def _reload(self, originals: Mapping[str, str]) -> Outcome:
         problems: list[str] = []
-        found = list(self._read(self._rereadings, originals, problems))
+        found = list(self._read(originals, problems))
         if problems:
             return Outcome(tuple(problems))
         notes: list[str] = []
@@ -114,13 +114,10 @@ class Reloading(Service):
         return Outcome(notes=tuple(notes))
 
     def _read(
-        self,
-        rereadings: Iterable[Rereading[Any]],
-        originals: Mapping[str, str],
-        problems: list[str],
+        self, originals: Mapping[str, str], problems: list[str]
     ) -> Iterator[tuple[Rereading[Any], Any]]:
-        """Yield each with its content, after those whose files it names; add what is wrong."""
-        for each in rereadings:
+        """Yield each with its content; add what is wrong."""
+        for each in self._rereadings:
             problems += [
                 f"{each.name}: {path} is a copy that systemd has made at the start"
                 " (LoadCredential=), and the file itself has changed: that counts after a restart"
@@ -128,9 +125,7 @@ class Reloading(Service):
                 if _is_stale(path, originals)
             ]
             try:
-                content = each.read()
-                yield from self._read(each.further(content), originals, problems)
-                yield each, content
+                yield each, each.read()
             except ConfigurationError as error:
                 problems.append(str(error))
 

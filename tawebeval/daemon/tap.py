@@ -93,7 +93,7 @@ def makeService(
         rlimits.tell_of_processes(configuration)
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         # Absolute, for twistd may go elsewhere.
-        file = ConfigurationFile(path and path.absolute(), listen, written, environment)
+        file = ConfigurationFile(path and path.absolute(), listen, written)
         log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
         daemon = make_service(
             configuration, directories, reactor, privileges, cgroups, file, log_writer

@@ -8,7 +8,7 @@ import orjson
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.status import status
 from tawebeval.webhooks.callback import Callback
-from tawebeval.webhooks.callbacks import Callbacks
+from tawebeval.webhooks.deliveries import Callbacks
 
 
 @attrs.frozen

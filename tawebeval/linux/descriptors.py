@@ -32,7 +32,7 @@ def needed(configuration: Configuration) -> int:
 def _besides(configuration: Configuration) -> int:
     """Return how many of these are for other things than connections.
 
-    There may be callbacks some time, also where there are none yet.
+    Callbacks count also where they are disabled: enabling them takes no connections away.
     """
     running = count_places(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _OF_FETCH
@@ -82,17 +82,6 @@ def check(configuration: Configuration) -> None:
             f"descriptors: {there} are allowed here, and {fewest} are the fewest for so many"
             f" evaluations; LimitNOFILE={needed(configuration)} in the unit (or ulimit -n), or"
             " fewer evaluations.running or callbacks.at_once"
-        )
-
-
-def check_more(running: Configuration, following: Configuration) -> None:
-    """Raise ConfigurationError where there are too few for what needs more from now on."""
-    there, wanted = allowed(), needed(following)
-    if wanted > max(there, needed(running)):
-        raise ConfigurationError(
-            f"callbacks.at_once: with {following.callbacks.at_once} of them {wanted} descriptors"
-            f" may be needed, and {there} are allowed here: fewer of them, or with a restart"
-            f" {remedy(wanted)}"
         )
 
 

@@ -1,8 +1,18 @@
-"""Tells the end of an evaluation to a URL that the caller has named.
+"""Webhooks: signed POST requests that report the end of an evaluation to a URL of the caller.
 
-`callbacks` keeps what is to be delivered, in memory, and tries again with growing pauses;
-`deliveries` bounds that for each caller. `sender` makes one attempt, to an address that was looked
-up and checked before. `signing` and `signatures` sign by Standard Webhooks.
+A form may name a `callback_url` (docs/api.md, "Callbacks"). `evaluations.telling` asks
+`Callbacks.expect` for a `Callback` when the evaluation is accepted, and hands it to
+`Callbacks.send` with the status document when the evaluation has ended. From then on the
+evaluation has nothing to do with it. The status document shows the `CallbackState`, the metrics
+count final states.
 
-`evaluations.registry` hands over what has ended. Nothing here knows git or a sandbox.
+- `callback`: `Callback` and `CallbackState`, plain values.
+- `deliveries`: `Callbacks`, the queue. One coroutine for each delivery waits for a slot, makes
+  an attempt and pauses. Memory is bounded in bytes, slots are shared fairly between callers.
+- `sender`: `Sender` makes one attempt. `PinnedAgent` connects to the one address that was looked
+  up and checked, and bounds the answer in bytes and seconds.
+- `signatures`: Standard Webhooks 1.0; pure functions.
+- `signing`: `SecretsFile`, the callers' secrets, which a reload reads again.
+
+`daemon.assembly` builds all of it by `open_callbacks`. docs/design/webhooks.md gives the reasons.
 """

@@ -1,28 +1,49 @@
-"""The callbacks that are on their way, whose they are, and which of them are too much.
+"""The queue of callbacks: attempts, retries, the memory bound, last attempts at the stop.
 
-Over a bound of bytes the caller who has most there loses what has waited longest: a receiver that
-is down costs only those whose it is.
+At most `callbacks.at_once` attempts are made at a time, in turns between callers. Pending
+documents take at most `callbacks.buffer` bytes: beyond that the caller with most of them loses
+its oldest, so a receiver that is down costs other callers nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from heapq import heapify, heapreplace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 import attrs
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.task import deferLater
+from twisted.logger import Logger, LogLevel
+from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.deferreds import Latch
-from tawebeval.webhooks.callback import Callback
+from tawebeval.admission import UNBOUNDED, Queue
+from tawebeval.config import CallbackSettings
+from tawebeval.core.backoff import Backoff, Verdict
+from tawebeval.deferreds import Latch, Signal, in_background
+from tawebeval.errors import ForbiddenHost, InvalidField
+from tawebeval.reloadable import Rereading
+from tawebeval.resolver import Resolver
+from tawebeval.webhooks.callback import Callback, CallbackState
+from tawebeval.webhooks.sender import AttemptResult, CachedPolicyForHTTPS, Sender, open_sender
+from tawebeval.webhooks.signatures import Secrets
+from tawebeval.webhooks.signing import SecretsFile, find_secrets
 
-_OVERHEAD = 4096  # bytes that a delivery takes besides its document, generously
+_FIELD = "callback_url"
+_OVERHEAD = 4096  # bytes of memory of a delivery besides its document, rounded up
+_STOPPED = "the service was stopped"
+
+log = Logger()
 
 
 @attrs.define(eq=False)
 class Delivery:
-    """A callback on its way: `document` is what `evaluation`, as the log names it, has come to.
+    """A pending callback with the document to post.
 
-    No other has its `event`. `given_up` says why it was stopped, if it was.
+    `evaluation` is the evaluation's name in the log, `event` the Webhook-Id. No attempt begins
+    once `given_up` says why.
     """
 
     callback: Callback
@@ -30,91 +51,240 @@ class Delivery:
     document: bytes = attrs.field(repr=False)
     event: str
     given_up: str = ""
-    life: Deferred[None] | None = None
-    over: Latch[None] = attrs.field(factory=Latch)
+    task: Deferred[None] | None = None
+    done: Latch[None] = attrs.field(factory=Latch)
 
     @property
     def size(self) -> int:
-        """The bytes of memory that it counts for."""
+        """The bytes that count towards `callbacks.buffer`."""
         return len(self.document) + _OVERHEAD
 
-    def mark(self, why: str) -> None:
-        """Let it be given up, and not begin any more; the first reason counts."""
-        self.given_up = self.given_up or why
-
-    def stop(self) -> None:
-        """End what it is about; its place may go to another at once, so all are marked before."""
-        if self.life is not None:
-            self.life.cancel()
+    def cancel(self) -> None:
+        """Cancel the attempt or the pause that is under way."""
+        if self.task is not None:
+            self.task.cancel()
 
 
-@attrs.define
-class _Own:
-    """One caller's deliveries by event, the oldest first, and their bytes."""
+class Callbacks:
+    """Accepts callbacks and delivers them, where `settings` enable that.
 
-    deliveries: dict[str, Delivery] = attrs.field(factory=dict)
-    size: int = 0
+    One caller has at most half of the slots, unless it is `alone`: without tokens there is one
+    caller only. `random` returns so many random bytes, `time` seconds since the epoch. `ended`
+    counts deliveries by their final state.
+    """
+
+    def __init__(
+        self,
+        settings: CallbackSettings,
+        secrets: SecretsFile,
+        sender: Sender,
+        *,
+        alone: bool,
+        clock: Any,
+        random: Callable[[int], bytes],
+        time: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._secrets = secrets
+        self._sender = sender
+        own = 0 if alone else (settings.at_once + 1) // 2
+        self._slots = Queue(settings.at_once, UNBOUNDED, own)
+        self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
+        self._clock = clock
+        self._random = random
+        self._time = time
+        self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
+        self._sizes: Counter[str] = Counter()  # by caller, without deliveries given up
+        self._hastened: Signal[None] = Signal()
+        self._last_attempts = False
+        self._stopped = False
+        self.ended: Counter[CallbackState] = Counter()
+
+    @property
+    def pending(self) -> int:
+        """Number of callbacks to be delivered."""
+        return len(self._deliveries)
+
+    def rereadings(self) -> Iterator[Rereading[Secrets]]:
+        """Yield the file of secrets, unless callbacks are disabled."""
+        return self._secrets.rereadings()
+
+    def expect(self, url: str, caller: str) -> Callback:
+        """Return the callback of a new evaluation. Raises: InvalidField."""
+        if not self._settings.enabled:
+            raise InvalidField(_FIELD, "there are no callbacks here ([callbacks] enabled)")
+        if not self._secrets.current.has(caller):
+            raise InvalidField(
+                _FIELD, "the operator has no secret of yours, with which callbacks are signed"
+            )
+        try:
+            self._sender.check(url)
+        except ForbiddenHost as error:
+            raise InvalidField(_FIELD, str(error)) from None
+        return Callback(url, caller)
+
+    def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
+        """Begin to deliver a callback; `document` is called once its state is `pending`."""
+        callback.state = CallbackState.PENDING
+        event = f"evt_{self._random(16).hex()}"
+        delivery = Delivery(callback, evaluation, document(), event)
+        self._deliveries[event] = delivery
+        self._sizes[callback.caller] += delivery.size
+        self._evict()
+        if self._stopped:
+            self._give_up(delivery, _STOPPED)
+        delivery.task = in_background(
+            self._run(delivery), log, "{evaluation}: a defect", evaluation=evaluation
+        )
+
+    def hasten(self) -> None:
+        """End all pauses: from now on each delivery has one last attempt."""
+        if not self._last_attempts:
+            self._last_attempts = True
+            self._hastened.fire(None)
+
+    def hurry(self) -> None:
+        """Give up all deliveries, and those that are yet to come."""
+        self._stopped = True
+        deliveries = list(self._deliveries.values())
+        for delivery in deliveries:  # all, before the first one's slot becomes free
+            self._give_up(delivery, _STOPPED)
+        for delivery in deliveries:
+            delivery.cancel()
+
+    async def close(self) -> None:
+        """Wait for the last attempts, at most `callbacks.timeout` seconds; give up the rest."""
+        self.hasten()
+        with suppress(WaitedInVain):
+            done = Deferred.fromCoroutine(self._all_done())
+            await done.addTimeout(self._settings.timeout, self._clock)
+        self.hurry()
+
+    async def _all_done(self) -> None:
+        while self._deliveries:
+            await next(iter(self._deliveries.values())).done.wait()
+
+    def _evict(self) -> None:
+        """Give up deliveries until the others fit: the oldest of the caller with most bytes."""
+        evicted: list[Delivery] = []
+        while self._sizes.total() > self._settings.buffer:
+            ((caller, _),) = self._sizes.most_common(1)
+            oldest = next(
+                one
+                for one in self._deliveries.values()
+                if one.callback.caller == caller and not one.given_up
+            )
+            self._give_up(oldest, "too many callbacks of this caller wait")
+            evicted.append(oldest)
+        for delivery in evicted:
+            delivery.cancel()
+
+    def _give_up(self, delivery: Delivery, reason: str) -> None:
+        """Let no further attempt begin, and the size not count; the first reason stays."""
+        if not delivery.given_up:
+            delivery.given_up = reason
+            self._sizes[delivery.callback.caller] -= delivery.size
+
+    async def _run(self, delivery: Delivery) -> None:
+        """Deliver, and record the final state."""
+        callback = delivery.callback
+        try:
+            callback.state = await self._deliver(delivery)
+        except CancelledError:
+            callback.state = CallbackState.GIVEN_UP
+        except Exception:  # noqa: BLE001  (a defect must not leave the callback pending)
+            log.failure("{evaluation}: a defect in its callback", evaluation=delivery.evaluation)
+            self._give_up(delivery, "the daemon could not send it")
+            callback.state = CallbackState.GIVEN_UP
+        if callback.state is CallbackState.GIVEN_UP and delivery.given_up:
+            before = f"; before: {callback.last_error}" if callback.last_error else ""
+            callback.last_error = delivery.given_up + before
+        self.ended[callback.state] += 1
+        self._give_up(delivery, "it has ended")
+        del self._deliveries[delivery.event]
+        self._log(delivery)
+        delivery.done.set(None)
+
+    async def _deliver(self, delivery: Delivery) -> CallbackState:
+        callback = delivery.callback
+        while not delivery.given_up:
+            result = await self._attempt(delivery)
+            if result.verdict is Verdict.TAKEN:
+                return CallbackState.DELIVERED
+            callback.last_error = result.reason
+            if result.verdict is Verdict.REFUSED:
+                return CallbackState.REFUSED
+            chance = int.from_bytes(self._random(4), "big") / 2**32
+            retry_after = min(result.retry_after, self._backoff.longest_delay)
+            delay = self._backoff.delay(callback.attempts, chance, retry_after)
+            if delay is None:
+                break
+            if self._last_attempts:
+                self._give_up(delivery, _STOPPED)
+            elif not delivery.given_up:
+                self._log(delivery, delay)
+                with suppress(WaitedInVain):  # the pause is over
+                    await self._hastened.wait().addTimeout(delay, self._clock)
+        return CallbackState.GIVEN_UP
+
+    async def _attempt(self, delivery: Delivery) -> AttemptResult:
+        callback = delivery.callback
+        await self._slots.enter(delivery.event, callback.caller)
+        try:
+            if delivery.given_up:
+                raise CancelledError
+            secrets = self._secrets.current
+            if not secrets.has(callback.caller):
+                await deferLater(self._clock, 0)  # thousands may wait: a few end in each turn
+                reason = "the operator has removed the secret to sign with"
+                return AttemptResult(Verdict.REFUSED, reason)
+            callback.attempts += 1
+            headers = secrets.sign(
+                callback.caller, delivery.event, int(self._time()), delivery.document
+            )
+            return await self._sender.post(callback.url, headers, delivery.document)
+        finally:
+            self._slots.leave(delivery.event)
+
+    def _log(self, delivery: Delivery, delay: float | None = None) -> None:
+        """Log the end of a delivery, or a failed attempt with the `delay` before the next."""
+        callback = delivery.callback
+        delivered = callback.state is CallbackState.DELIVERED
+        log.emit(
+            LogLevel.info if delivered or delay is not None else LogLevel.warn,
+            "{evaluation}: callback to {origin}: {state}, attempts: {attempts}{error}{again}",
+            evaluation=delivery.evaluation,
+            origin=callback.origin,
+            state=callback.state.value,
+            attempts=callback.attempts,
+            error="" if delivered else f": {callback.last_error}",
+            again="" if delay is None else f"; again in {delay:.1f} s",
+        )
 
 
-class Deliveries:
-    """All that are on their way; those that were not taken out take `size` bytes."""
+def open_callbacks(
+    settings: CallbackSettings,
+    environment: Mapping[str, str],
+    resolver: Resolver,
+    reactor: Any,
+    random: Callable[[int], bytes],
+    time: Callable[[], float],
+    *,
+    alone: bool,
+) -> Callbacks:
+    """Return `Callbacks` by `settings`; the other parameters are as there.
 
-    def __init__(self) -> None:
-        self.size = 0
-        self._all: dict[str, Delivery] = {}  # by event, the oldest first
-        self._callers: dict[str, _Own] = {}  # who has none is not here
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._all)
-
-    def __iter__(self) -> Iterator[Delivery]:
-        """Yield them, the oldest first."""
-        return iter(self._all.values())
-
-    def add(self, delivery: Delivery) -> None:
-        """Let one more be on its way."""
-        self._all[delivery.event] = delivery
-        own = self._callers.setdefault(delivery.callback.caller, _Own())
-        own.deliveries[delivery.event] = delivery
-        own.size += delivery.size
-        self.size += delivery.size
-
-    def remove(self, delivery: Delivery) -> None:
-        """Let one that is over be gone."""
-        del self._all[delivery.event]
-        self._take_out(delivery)
-
-    def _take_out(self, delivery: Delivery) -> None:
-        """Let it count no more, if it still does."""
-        caller = delivery.callback.caller
-        own = self._callers.get(caller)
-        if own is not None and own.deliveries.pop(delivery.event, None) is not None:
-            own.size -= delivery.size
-            self.size -= delivery.size
-            if not own.deliveries:
-                del self._callers[caller]
-
-    def take_excess(self, bound: int) -> Sequence[Delivery]:
-        """Take out those without which the others take `bound` bytes at most; return them.
-
-        They do not count any more, and stay on their way until they are removed.
-        """
-        found: list[Delivery] = []
-        left = self.size
-        if left <= bound:
-            return found
-        most = [
-            (-own.size, number, iter(own.deliveries.values()))
-            for number, own in enumerate(self._callers.values())
-        ]
-        heapify(most)
-        while left > bound:
-            size, number, oldest = most[0]
-            delivery = next(oldest)
-            found.append(delivery)
-            left -= delivery.size
-            heapreplace(most, (size + delivery.size, number, oldest))
-        for delivery in found:
-            self._take_out(delivery)
-        return found
+    `environment` is the daemon's, for the credentials of systemd. Raises: ConfigurationError if
+    callbacks are enabled and their secrets cannot be read.
+    """
+    secrets = SecretsFile(find_secrets(settings.secrets, environment) if settings.enabled else None)
+    trust = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    return Callbacks(
+        settings,
+        secrets,
+        open_sender(settings, trust, resolver, reactor, time),
+        alone=alone,
+        clock=reactor,
+        random=random,
+        time=time,
+    )

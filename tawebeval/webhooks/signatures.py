@@ -1,7 +1,6 @@
-"""The secrets of callers, and how a callback is signed with them.
+"""Signatures by Standard Webhooks 1.0 (https://www.standardwebhooks.com), and the secrets for them.
 
-As by the specification of Standard Webhooks 1.0 (https://www.standardwebhooks.com), for which
-receivers find libraries in most languages: an HMAC-SHA256 of identifier, time and body.
+A signature is the HMAC-SHA256 of identifier, time and body.
 """
 
 from __future__ import annotations
@@ -17,26 +16,26 @@ import attrs
 from tawebeval.core.tokens import ANYBODY, NAME, entries
 from tawebeval.errors import ConfigurationError
 
-_EVERYBODY = "*"  # how a file calls the one caller that there is without tokens
+_EVERYBODY = "*"  # the anonymous caller's name in the file
 _LINE = re.compile(rf"({NAME.pattern}|\*)[ \t]+whsec_([A-Za-z0-9+/]+={{0,2}})")
 _LEAST, _MOST = 24, 64  # bytes, by the specification
 
 
 @attrs.frozen
 class Secrets:
-    """The secrets of each caller, of whom some have several: an old one and a new one."""
+    """The secrets by caller. A caller has several while an old secret is replaced by a new one."""
 
     _secrets: Mapping[str, Sequence[bytes]] = attrs.field(repr=False, factory=dict)
 
     def has(self, caller: str) -> bool:
-        """Tell whether something can be signed for a caller."""
+        """Return whether the caller has a secret."""
         return caller in self._secrets
 
     def sign(self, caller: str, identifier: str, time: int, body: bytes) -> dict[str, str]:
-        """Return the headers that prove who sends `body`, and when: one signature by each secret.
+        """Return the headers of an attempt to send `body`, with one signature by each secret.
 
-        `identifier` stays the same when a message is sent again; `time` is in seconds since the
-        epoch. Raises KeyError for a caller without a secret.
+        `identifier` is the same for all attempts; `time` is that of this one, in seconds since
+        the epoch. Raises: KeyError for a caller without a secret.
         """
         content = f"{identifier}.{time}.".encode() + body
         digests = [hmac.digest(secret, content, "sha256") for secret in self._secrets[caller]]
@@ -48,10 +47,10 @@ class Secrets:
 
 
 def parse_secrets(text: str) -> Secrets:
-    """Return what a file of secrets says: lines `NAME whsec_BASE64`, the name a caller's or `*`.
+    """Parse a file of secrets: lines `NAME whsec_BASE64`; `*` is the anonymous caller.
 
-    Empty lines do not count, nor do those that begin with `#`. Raises ConfigurationError with
-    the number of the line, of which it shows nothing.
+    Empty lines and lines that begin with `#` are skipped. Raises: ConfigurationError, which names
+    the line by its number and shows nothing of it.
     """
     found: dict[str, list[bytes]] = {}
     for number, line in entries(text):

@@ -1,4 +1,4 @@
-"""The secrets of callers as they are now: read from their file, at the start and again."""
+"""The file of signing secrets: where it is, and what it says now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.config import CallbackSettings
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.secretfiles import find_file, read_secrets, warn_of_strangers
 from tawebeval.reloadable import Rereading
@@ -19,29 +18,32 @@ _CREDENTIAL = "callback-secrets"
 
 
 @attrs.define
-class Signing:
-    """Has the secrets that were read last, none at first; `environment` is the daemon's own."""
+class SecretsFile:
+    """The secrets in the file at `path`, which a reload reads again; none if that is None."""
 
-    _environment: Mapping[str, str]
-    secrets: Secrets = attrs.field(factory=Secrets, init=False)
+    path: Path | None = None
+    current: Secrets = attrs.field(factory=Secrets, init=False)
 
-    def rereadings(self, settings: CallbackSettings) -> Iterator[Rereading[Secrets]]:
-        """Yield what reads the file that these settings name; nothing without callbacks.
+    def __attrs_post_init__(self) -> None:
+        """Read the file. Blocks. Raises: ConfigurationError."""
+        if self.path is not None:
+            self.current = read_signing(self.path)
 
-        Raises ConfigurationError if there is no file.
-        """
-        if settings.enabled:
-            path = find_secrets(settings.secrets, self._environment)
-            yield Rereading(_SETTING, (path,), partial(read_signing, path), self._take)
+    def rereadings(self) -> Iterator[Rereading[Secrets]]:
+        """Yield the file, if there is one."""
+        if self.path is not None:
+            read = partial(read_signing, self.path)
+            yield Rereading(_SETTING, (self.path,), read, self._take)
 
     def _take(self, secrets: Secrets) -> None:
-        self.secrets = secrets
+        self.current = secrets
 
 
 def read_signing(path: Path) -> Secrets:
     """Return the secrets in a file. Blocks.
 
-    Raises ConfigurationError with the setting, the file and the line.
+    Logs a warning if every user can read it. Raises: ConfigurationError, which names the setting,
+    the file and the line.
     """
     try:
         found = read_secrets(path, parse_secrets)
@@ -53,9 +55,9 @@ def read_signing(path: Path) -> Secrets:
 
 
 def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
-    """Return where the file of secrets is: as configured, or what systemd hands over.
+    """Return the path of the file: `configured`, or if that is empty the credential of systemd.
 
-    Raises ConfigurationError if there is neither.
+    `environment` is the daemon's. Raises: ConfigurationError if there is neither.
     """
     found = find_file(configured, _CREDENTIAL, environment)
     if found is not None:

@@ -258,81 +258,48 @@ class RefusalTests(CallbacksTestCase):
 
 
 class ReloadTests(CallbacksTestCase):
-    """SIGHUP while there are callbacks, or none yet."""
+    """SIGHUP while there are callbacks."""
 
-    async def reload(self, before: str, after: str, said: str) -> None:
-        """Write `after` into the configuration where `before` stands, and have it read again."""
-        path = self.daemon.folder / "tawebeval.toml"
+    async def reload(self, path: Path, before: str, after: str, said: str) -> None:
+        """Write `after` into a file where `before` stands, and have all read again."""
         self.assertEqual(path.read_text().count(before), 1)
         path.write_text(path.read_text().replace(before, after))
         count = self.daemon.log.count(said)
         os.kill(self.daemon.pid, signal.SIGHUP)
         await until(lambda: self.daemon.log.count(said) > count, said)
 
-    async def refusal(self, url: str) -> str:
-        """Return why a form with that URL is refused."""
-        answer = await self.client.post(self.repository.url, self.commit, "true", callback_url=url)
-        return str(answer.problem(400)["detail"])
-
-    async def test_there_and_back(self) -> None:
-        """From none to callbacks, signed with the secrets of a file that is new; and to none."""
-        await self.start()
-        counts = "the configuration: read again"
-        await self.reload("enabled = true", "enabled = false", counts)
-        receiver = self.receive(204)
-        self.assertIn("there are no callbacks here", await self.refusal(receiver.url))
-        other = self.folder / "other"
+    async def test_secrets(self) -> None:
+        """Other secrets count at once, also for what waits; broken ones and settings do not."""
+        await self.start(f"{OPEN}\nattempts = 100\nlongest_delay = 1\nfirst_delay = 0.05")
         secret = "whsec_" + b64encode(b"another one, for callbacks that are new").decode()
-        other.write_text(f"* {secret}\n")
-        other.chmod(0o600)
-        give(other)
-        self.secrets.unlink()
-        await self.reload(
-            f"enabled = false\nsecrets = '{self.secrets}'",
-            f"enabled = true\nsecrets = '{other}'",
-            counts,
-        )
+        await self.reload(self.secrets, SECRET, "s3cret", "nothing is reloaded: callbacks.secrets")
+        await self.reload(self.secrets, "s3cret", secret, "callbacks.secrets: read again")
+        settings = self.daemon.folder / "tawebeval.toml"
+        for name, before, after in (
+            ("enabled", "enabled = true", "enabled = false"),
+            ("private_networks", OPEN, "private_networks = []"),
+        ):
+            restart = f"callbacks.{name}: has changed, and counts after a restart"
+            await self.reload(settings, before, after, restart)
+        receiver = self.receive(204)
         self.assertEqual((await self.tell(receiver.url))["state"], "delivered")
         (post,) = receiver.posts
         documented_verify()(secret, post.headers, post.body)
         with self.assertRaises(ValueError):
             documented_verify()(SECRET, post.headers, post.body)
-        await self.reload("enabled = true", "enabled = false", counts)
-        self.assertIn("there are no callbacks here", await self.refusal(receiver.url))
-        self.assertNotIn("after a restart", self.daemon.log)
-        self.assertNotIn(secret, self.daemon.log)
-        await self.finish()
-
-    async def test_on_their_way(self) -> None:
-        """What waits goes by the new settings when it is tried next; what is broken changes none.
-
-        An attempt that is being made has the time that it began with.
-        """
-        await self.start(f"{OPEN}\nfirst_delay = 0.05\nlongest_delay = 0.05\ntimeout = 10")
-        slow, down = self.receive(0), self.receive(503)
-        first = await self.evaluate(slow.url, "exit 3")
-        await until(lambda: slow.posts, "an attempt without an answer")
-        await self.reload("timeout = 10", "timeout = 0", "callbacks.timeout: ")
-        await self.daemon.logged("nothing is reloaded: ")
-        await self.reload(
-            "timeout = 0", "timeout = 0.3\nattempts = 2", "the configuration: read again"
-        )
-        outcome = await self.outcome(first)
-        self.assertEqual((outcome["state"], outcome["attempts"]), ("given_up", 2))
-        self.assertIn("within 0.3 seconds", outcome["last_error"])
-        await self.daemon.logged("no answer came within 10 seconds; again in")
-        again = "the configuration: read again"
-        await self.reload("longest_delay = 0.05", "longest_delay = 1", again)
-        await self.reload("attempts = 2", "attempts = 100", again)
-        second = await self.evaluate(down.url, "exit 3")
+        down = self.receive(503)
+        waiting = await self.evaluate(down.url, "exit 3")
         await until(lambda: down.posts, "an attempt")
-        await self.reload(OPEN, "private_networks = []", "the configuration: read again")
-        outcome = await self.outcome(second)
+        await self.reload(self.secrets, "* ", "alice ", "callbacks.secrets: read again")
+        outcome = await self.outcome(waiting)
         self.assertEqual(outcome["state"], "refused")
-        self.assertIn("callbacks.private_networks", outcome["last_error"])
-        self.assertIn("callbacks.private_networks", await self.refusal(down.url))
-        for identifier in (first, second):
-            await self.client.follow(identifier)
+        self.assertIn("removed the secret", outcome["last_error"])
+        answer = await self.client.post(
+            self.repository.url, self.commit, "true", callback_url=down.url
+        )
+        self.assertIn("no secret of yours", str(answer.problem(400)["detail"]))
+        await self.client.follow(waiting)
+        self.assertNotIn(secret, self.daemon.log)
         await self.finish()
 
 
