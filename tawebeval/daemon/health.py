@@ -62,7 +62,7 @@ class Disk:
         return self._fault
 
 
-@attrs.define(on_setattr=attrs.setters.frozen)
+@attrs.define
 class Readiness:
     """Looks at what a new evaluation needs first.
 
@@ -72,7 +72,7 @@ class Readiness:
     _registry: Registry
     _tally: EvaluationTally
     _disks: Sequence[Disk]
-    free: int = attrs.field(on_setattr=attrs.setters.NO_OP)
+    free: int
 
     def look(self) -> None:
         """Try the disks now and then; to be called once a second."""

@@ -51,14 +51,14 @@ class Source(Protocol):
         """
 
 
-@attrs.define(eq=False, on_setattr=attrs.setters.frozen)
+@attrs.define(eq=False)
 class Surroundings:
     """What evaluations need from the world, handed in; a reload changes the configuration.
 
     `fetches` are places to fetch over a network, beside those to run.
     """
 
-    configuration: Configuration = attrs.field(on_setattr=attrs.setters.NO_OP)
+    configuration: Configuration
     clock: Any
     random: Callable[[int], bytes]
     threads: Threads

@@ -19,14 +19,14 @@ from tawebeval.resolver import LOOKUP, Addresses, LookupFailed, Resolver, Unknow
 KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
-@attrs.define(on_setattr=attrs.setters.frozen)
+@attrs.define
 class Remotes:
     """Holds URLs against the operator's rules.
 
     `own` are directories of the daemon, absolute and without symbolic links.
     """
 
-    policy: HostPolicy = attrs.field(on_setattr=attrs.setters.NO_OP)
+    policy: HostPolicy
     _resolver: Resolver
     _clock: Any
     _own: Sequence[Path] = ()

@@ -293,11 +293,11 @@ class NoCell(Cell):
         return Exit(status, number)
 
 
-@attrs.define(on_setattr=attrs.setters.frozen)
+@attrs.define
 class NoSandbox:
     """Runs commands as they are, with the rights of the daemon."""
 
-    limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
+    limits: Limits
     cgroups: Cgroups
     orphans: Orphans
     trees: Trees = attrs.field(factory=Trees, eq=False)

@@ -151,7 +151,7 @@ _GIVEN = Descriptors(FIRST, FIRST + 1, FIRST + 2)
 """The numbers that bwrap has for them; `_NOTES` follows."""
 
 
-@attrs.define(on_setattr=attrs.setters.frozen)
+@attrs.define
 class Bubblewrap:
     """Makes cells of bubblewrap.
 
@@ -167,7 +167,7 @@ class Bubblewrap:
     readable: Sequence[str]
     network: bool
     trees: Trees
-    limits: Limits = attrs.field(on_setattr=attrs.setters.NO_OP)
+    limits: Limits
     cgroups: Cgroups
     orphans: Orphans
 

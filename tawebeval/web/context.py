@@ -26,7 +26,7 @@ from tawebeval.web.upload import FormReceiver
 _MAX_KEY = 255
 
 
-@attrs.define(eq=False, on_setattr=attrs.setters.frozen)
+@attrs.define(eq=False)
 class Api:
     """The registry, where forms are put while they arrive, who may call, and what is counted.
 
@@ -35,7 +35,7 @@ class Api:
     """
 
     registry: Registry
-    configuration: Configuration = attrs.field(on_setattr=attrs.setters.NO_OP)
+    configuration: Configuration
     uploads: Path
     random: Callable[[int], bytes]
     access: Access
