@@ -29,9 +29,15 @@ class Queue:
     """
 
     def __init__(
-        self, running: int, queued: int, own_running: int = 0, own_queued: int = 0
+        self,
+        running: int,
+        queued: int,
+        own_running: int = 0,
+        own_queued: int = 0,
+        *,
+        admits: Callable[[str], bool] = lambda caller: True,
     ) -> None:
-        self.admits: Callable[[str], bool] = lambda caller: True
+        self._admits = admits
         self.bound(running, queued, own_running, own_queued)
         self._letting_in = False
         self._inside: dict[str, str] = {}  # of whom each is
@@ -76,7 +82,7 @@ class Queue:
         return (
             len(self._inside) < self.places
             and self._taken[caller] < self._own_running
-            and self.admits(caller)
+            and self._admits(caller)
         )
 
     def reserve(self, name: str, caller: str = "") -> None:

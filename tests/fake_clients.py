@@ -20,7 +20,6 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
-from tawebeval.admission import Queue
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import Identities
 from tawebeval.evaluations.registry import Registry
@@ -221,7 +220,7 @@ class Service:
         self.registry = Registry(
             self.world.surroundings(),
             Identities(b"k" * 32, straw(1), self.configuration.service.name),
-            Queue(
+            (
                 self.running,
                 self.queued,
                 self.configuration.callers.running,

@@ -15,7 +15,6 @@ from hypothesis.stateful import RuleBasedStateMachine
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
-from tawebeval.admission import Queue
 from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.core.framing import EVENT_STREAM, LINES, MESSAGES, Framing
 from tawebeval.core.identifiers import Identities
@@ -190,10 +189,10 @@ class Comparison(RuleBasedStateMachine):
         self.world.spawn.obeys = (SIGTERM,)
         self.budget = self.world.budget
         self.identities = Identities(b"k" * 32, straw(1))
-        queue = Queue(RUNNING, QUEUED)
+        bounds = (RUNNING, QUEUED, 0, 0)
         surroundings = self.world.surroundings()
         self.registry = Registry(
-            surroundings, self.identities, queue, Path("/evaluations"), tell_nobody()
+            surroundings, self.identities, bounds, Path("/evaluations"), tell_nobody()
         )
         self.models: dict[str, Model] = {}
         self.waiting: list[str] = []

@@ -102,7 +102,7 @@ class QueueTests(SynchronousTestCase):
     def test_not_admitted(self) -> None:
         """Who is not admitted waits though there is a place, and is passed over, until it is."""
         admitted = {"bob"}
-        self.queue.admits = admitted.__contains__
+        self.queue = Queue(2, 2, admits=admitted.__contains__)
         alices = [self.queue.enter(f"a{number}", "alice") for number in range(2)]
         self.assertNoResult(alices[0])
         self.successResultOf(self.queue.enter("b0", "bob"))
@@ -119,10 +119,9 @@ class QueueTests(SynchronousTestCase):
 
     def test_holders(self) -> None:
         """Each who has a place is told with whether it keeps somebody out."""
+        self.queue = Queue(2, 2, admits={"alice", "bob"}.__contains__)
         self.assertEqual(self.queue.holders(), [])
         self.queue.enter("a0", "alice")
-        admitted = {"alice", "bob"}
-        self.queue.admits = admitted.__contains__
         waiting = self.queue.enter("c0", "carol")
         self.assertEqual(self.queue.holders(), [("a0", False)])
         self.queue.enter("b0", "bob")

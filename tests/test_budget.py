@@ -61,10 +61,17 @@ class BudgetTestCase(SynchronousTestCase):
         self.budget = Budget(TOTAL, EACH, self.running, self.turns.later)
         self.told: list[Share] = []
 
-    def enter(self, size: int = 0) -> Share:
-        """Return a new share that holds so much."""
-        share = self.budget.enter()
-        share.room = lambda: self.told.append(share)
+    def enter(
+        self, size: int = 0, on_full: Callable[[], None] = lambda: None, reads: int = 0
+    ) -> Share:
+        """Return a new share that holds `size` bytes, and `reads` when it is told of room."""
+
+        def on_room() -> None:
+            self.told.append(share)
+            if reads:
+                share.resize(reads)
+
+        share = self.budget.enter(on_full=on_full, on_room=on_room)
         share.resize(size)
         return share
 
@@ -143,7 +150,6 @@ class LimitTests(BudgetTestCase):
 
     def test_filled(self) -> None:
         """It is told once that it is full, and may make room at once; when it has left, not."""
-        share = self.enter()
         sizes: list[int] = []
 
         def make_room() -> None:
@@ -151,7 +157,7 @@ class LimitTests(BudgetTestCase):
             if len(sizes) == 2:
                 share.resize(5)
 
-        share.filled = make_room
+        share = self.enter(on_full=make_room)
         for size in (EACH - 1, EACH, EACH + 1, 1, EACH + 2):
             share.resize(size)
         self.assertEqual(sizes, [EACH, EACH + 2])
@@ -185,7 +191,6 @@ class OwnTests(BudgetTestCase):
     def start(self, own: int) -> None:
         """Begin with a budget of such shares."""
         self.budget = Budget(TOTAL, EACH, self.running, self.turns.later, own)
-        self.budget.relieved = self.count
 
     def count(self) -> None:
         """Count how often somebody was relieved."""
@@ -209,13 +214,18 @@ class OwnTests(BudgetTestCase):
     def test_relieved(self) -> None:
         """That a caller has less than its share again is told in another turn, once."""
         share = self.budget.enter("alice")
-        for size in (499, 400, 500, 600, 500):
+        share.resize(500)
+        for _ in range(2):
+            self.budget.call_on_relief("alice", self.count)
+        for size in (600, 500):
             share.resize(size)
+        self.budget.enter("bob").leave()
         self.turns.settle()
         self.assertEqual(self.relieved, 0)
         share.resize(499)
         self.assertEqual(self.relieved, 0)
-        share.resize(498)
+        for size in (498, 500, 499):
+            share.resize(size)
         self.turns.settle()
         self.assertEqual(self.relieved, 1)
 
@@ -335,9 +345,8 @@ class RoomTests(BudgetTestCase):
     def test_they_read(self) -> None:
         """Those who are told and read leave less for those after them, who then wait on."""
         large = self.enter(COMMON - 1)
-        shares = [self.enter(1) for _ in range(20)]
-        for share in shares:
-            share.room = lambda share=share: (self.told.append(share), share.resize(READ))
+        for _ in range(20):
+            self.enter(1, reads=READ)
         large.resize(COMMON - 20 - 45)
         self.turns.settle()
         self.assertEqual(len(self.told), 5)
@@ -356,8 +365,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def enter(self) -> None:
-        share = self.budget.enter()
-        share.room = lambda: self.reading.add(share)
+        share = self.budget.enter(on_room=lambda: self.reading.add(share))
         self.shares.append(share)
         self.reading.add(share)
 

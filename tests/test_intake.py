@@ -64,7 +64,7 @@ class IntakeTestCase(SynchronousTestCase):
         self.clock = TurnClock()
         self.ring = Ring()
         self.budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
-        self.share = self.budget.enter()
+        self.share = self.budget.enter(on_room=lambda: self.intake.on_room())
         self.changes = 0
         self.held: list[bool] = []
         self.losses = 0

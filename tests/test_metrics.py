@@ -66,7 +66,7 @@ class FiguresTestCase(WebTestCase):
             Figures(
                 registry._surroundings,
                 self.service.world.repositories,  # type: ignore[arg-type]
-                registry._queue,
+                registry.queue,
                 registry,
                 self.callbacks,
                 self.service.api.traffic,

@@ -10,7 +10,6 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.admission import Queue
 from tawebeval.config import Buffers, Configuration, Evaluations
 from tawebeval.core.identifiers import Identities
 from tawebeval.core.pages import Page
@@ -38,6 +37,7 @@ class RegistryTestCase(SynchronousTestCase):
         buffers=Buffers(evaluation=4096, page=1024),
     )
     running, queued = 2, 2
+    own = (0, 0)  # of each caller, that run and that wait
 
     def setUp(self) -> None:
         self.world = World(
@@ -58,14 +58,10 @@ class RegistryTestCase(SynchronousTestCase):
         return Registry(
             self.world.surroundings(),
             Identities(KEY, straw(seed)),
-            self.make_queue(),
+            (self.running, self.queued, *self.own),
             Path("/evaluations"),
             tell_nobody(),
         )
-
-    def make_queue(self) -> Queue:
-        """Return its queue."""
-        return Queue(self.running, self.queued)
 
     def upload(self, key: str | None = None, digest: bytes = b"", **changes: Any) -> Upload:
         """Return a form that has arrived."""

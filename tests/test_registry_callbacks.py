@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.admission import Queue
 from tawebeval.config import Configuration, Evaluations, Limits
 from tawebeval.core.identifiers import Identities
 from tawebeval.errors import EvaluationGone, InvalidField
@@ -36,7 +35,7 @@ class CallbackTests(RegistryTestCase):
         return Registry(
             self.world.surroundings(),
             Identities(KEY, straw(seed)),
-            Queue(self.running, self.queued),
+            (self.running, self.queued, *self.own),
             Path("/evaluations"),
             Telling(self.callbacks),
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.admission import UNBOUNDED, Queue
+from tawebeval.admission import UNBOUNDED
 from tawebeval.config import Buffers, Callers, Configuration, Evaluations, Limits
 from tawebeval.core.tokens import ANYBODY
 from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
@@ -105,9 +105,7 @@ class CallerTests(RegistryTestCase):
 class ShareTests(RegistryTestCase):
     """Two places to run, three to wait, of which one is each caller's share."""
 
-    def make_queue(self) -> Queue:
-        """Return one with shares."""
-        return Queue(2, 3, own_running=1, own_queued=1)
+    running, queued, own = 2, 3, (1, 1)
 
     def test_shares(self) -> None:
         """Over its share: OverShare, while another is let in; where all is full, Busy."""

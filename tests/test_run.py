@@ -43,6 +43,7 @@ class RunTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.ring = Ring()
+        budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
         self.orphans = Gate()
         self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
         self.held: list[bool] = []
@@ -50,7 +51,7 @@ class RunTestCase(SynchronousTestCase):
             self.clock,
             Parser(MARKERS),
             self.ring,
-            Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call)).enter(),
+            budget.enter(on_room=lambda: self.intake.on_room()),
             self,
         )
         self.cell = FakeCell(self.limits, Workspace(Path("/some")).as_it_is(), self.orphans)

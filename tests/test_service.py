@@ -377,7 +377,7 @@ class ServiceTests(SynchronousTestCase):
                 buffers=Buffers(total=256 * 1024),
             )
             evaluations = self.evaluations(daemon)
-            queue = evaluations._registry._queue
+            queue = evaluations._registry.queue
             budget = evaluations._registry._surroundings.budget
             budget.enter().resize(192 * 1024)  # all but the reserve
             self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
@@ -391,12 +391,14 @@ class ServiceTests(SynchronousTestCase):
         tokens = self.file_with(new_token("alice", straw())[1])
         daemon = self.make(callers=Callers(tokens=str(tokens), buffers=2048))
         evaluations = self.evaluations(daemon)
-        queue = evaluations._registry._queue
+        queue = evaluations._registry.queue
         share = evaluations._registry._surroundings.budget.enter("alice")
-        share.resize(2047)
-        self.assertTrue(queue.admits("alice"))
         share.resize(2048)
-        self.assertFalse(queue.admits("alice"))
+        waiting = queue.enter("a0", "alice")
+        self.assertNoResult(waiting)
+        share.resize(2047)
+        queue.go_on()
+        self.successResultOf(waiting)
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""
@@ -550,7 +552,7 @@ class ServiceTests(SynchronousTestCase):
         registry, site = evaluations._registry, self.site()
         surroundings: Any = registry._surroundings
         repositories: Any = evaluations._repositories
-        queue = registry._queue
+        queue = registry.queue
         queue.bound(2, 2, 1)
         _, waiting = (queue.enter(name, "alice") for name in ("first", "second"))
         self.assertNoResult(waiting)
@@ -611,7 +613,7 @@ class ServiceTests(SynchronousTestCase):
         path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
         self.reload(daemon)
         evaluations = self.evaluations(daemon)
-        queue = evaluations._registry._queue
+        queue = evaluations._registry.queue
         self.assertEqual((queue._queued, queue._own_queued), (5, 5))
         self.assertEqual(queue._own_running, queue.places)
 
@@ -711,11 +713,9 @@ class ServiceTests(SynchronousTestCase):
     def test_ready_is_told(self) -> None:
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
-        counts = {"running": 3, "waiting": 8}
-        free = {"share_used": lambda _: False, "full": lambda _: False}
-        free |= {"go_on": list, "holders": list}
-        self.patch(module, "Queue", lambda *_: SimpleNamespace(**counts, **free))
-        daemon = self.start()
+        daemon = self.start(evaluations=Evaluations(running=3))
+        for number in range(11):
+            self.evaluations(daemon)._registry.queue.enter(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("reporting"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)

@@ -51,7 +51,8 @@ class Store:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
         parser = Parser(markers, max_value=VALUE, max_file=FILE)
-        self._intake = Intake(self._clock, parser, self._ring, budget.enter(), self)
+        share = budget.enter(on_room=lambda: self._intake.on_room())
+        self._intake = Intake(self._clock, parser, self._ring, share, self)
         self._intake.start(self)
         self._file = bytes(FILE)
 

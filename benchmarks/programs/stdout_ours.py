@@ -53,7 +53,8 @@ class Store:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
         parser = Parser(Markers.fresh(os.urandom))
-        self.intake = Intake(reactor, parser, self._ring, budget.enter(), self)
+        share = budget.enter(on_room=lambda: self.intake.on_room())
+        self.intake = Intake(reactor, parser, self._ring, share, self)
 
     def printed(self) -> None:
         """Acknowledge, if that is due."""

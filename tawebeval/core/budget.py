@@ -45,18 +45,18 @@ class Share:
     `kept` are bytes beside the ring that count as the caller's, and do not fill it. No other share
     has its `number`.
 
-    `full` tells that it is to take no more for now. `filled()` is called when that begins, and may
-    make room; `room()` when there is some again.
+    `full` tells that it is to take no more for now. `on_full()` is called when that begins, and may
+    make room; `on_room()` when there is some again.
     """
 
     _budget: Budget
     number: int
     caller: str
+    _on_full: Callable[[], object]
+    _on_room: Callable[[], object]
     size: int = 0
     kept: int = 0
     full: bool = False
-    filled: Callable[[], object] = _nothing
-    room: Callable[[], object] = _nothing
     _bound: bool = True
     _left: bool = False
 
@@ -80,9 +80,9 @@ class Share:
         if shrunk:
             self._budget.freed()
         if was_full and not self.full:
-            self.room()
+            self._on_room()
         elif self.full and not was_full:
-            self.filled()
+            self._on_full()
 
     def keep(self, size: int) -> None:
         """Note how many bytes are kept beside the ring."""
@@ -95,11 +95,11 @@ class Share:
         """Let it never be full again: little will come, and has to go somewhere."""
         self._bound = False
         self.resize(self.size)
-        self.filled = self.room = _nothing
+        self._drop_callbacks()
 
     def leave(self) -> None:
         """Give it back: there is no such ring any more."""
-        self.filled = self.room = _nothing
+        self._drop_callbacks()
         self._bound = False
         self.keep(0)
         self.resize(0)
@@ -108,15 +108,18 @@ class Share:
     def admit(self) -> None:
         """Let it not be full any more, since others have made room."""
         self.full = False
-        self.room()
+        self._on_room()
+
+    def _drop_callbacks(self) -> None:
+        """Forget the callbacks, which refer to the owner of the ring."""
+        self._on_full = self._on_room = _nothing
 
 
 class Budget:
     """At most about `total` bytes in all rings, and `each` in one of them.
 
     `running` is how many are filled at once. `later(call)` makes a call in another turn of the
-    reactor. `own` is the share of one caller, 0 for none. `used` is what all hold. `relieved()` is
-    called, later, when a caller holds less than its share again.
+    reactor. `own` is the share of one caller, 0 for none. `used` is what all hold.
     """
 
     def __init__(
@@ -128,7 +131,6 @@ class Budget:
         own: int = 0,
     ) -> None:
         self.used = 0
-        self.relieved: Callable[[], object] = _nothing
         self._total = total
         self._each = each
         reserve = total // 4
@@ -137,6 +139,7 @@ class Budget:
         # Where nobody may have more than there is, it is not a caller's own fault.
         self._own = own if own < self._common else 0
         self._held: Counter[str] = Counter()  # by caller
+        self._on_relief: dict[str, Callable[[], object]] = {}  # by caller whose share is used
         self._later = later
         self._numbers = 0
         self._waiting: list[Share] = []  # who holds least is first
@@ -162,20 +165,31 @@ class Budget:
         """Whether the rings of a caller hold as much as they should."""
         return caller != ANYBODY and 0 < self._own <= self._held[caller]
 
-    def enter(self, caller: str = ANYBODY) -> Share:
-        """Return the share of one more ring of a caller's."""
+    def call_on_relief(self, caller: str, call: Callable[[], object]) -> None:
+        """Make a call, later, once a caller whose share is used holds less than that again.
+
+        The call replaces an earlier one for the same caller that was not made yet.
+        """
+        self._on_relief[caller] = call
+
+    def enter(
+        self,
+        caller: str = ANYBODY,
+        on_full: Callable[[], object] = _nothing,
+        on_room: Callable[[], object] = _nothing,
+    ) -> Share:
+        """Return the share of one more ring of a caller's, which makes these calls (`Share`)."""
         self._numbers += 1
-        return Share(self, self._numbers, caller)
+        return Share(self, self._numbers, caller, on_full, on_room)
 
     def change(self, caller: str, size: int) -> None:
         """Note that a caller uses so many bytes more."""
-        share_used = self.share_used(caller)
         self.used += size
         self._held[caller] += size
         if not self._held[caller]:
             del self._held[caller]
-        if share_used and not self.share_used(caller):
-            self._later(self.relieved)
+        if caller in self._on_relief and not self.share_used(caller):
+            self._later(self._on_relief.pop(caller))
 
     def wait(self, share: Share) -> None:
         """Let a share that is full wait for room."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-from tawebeval.admission import Queue
 from tawebeval.config import Configuration, Repositories
 from tawebeval.core.hosts import HostPolicy
 from tawebeval.daemon.observing import Observing
@@ -21,7 +20,6 @@ class Adapting:
 
     surroundings: Surroundings
     remotes: Remotes
-    queue: Queue
     registry: Registry
     access: Access
     observing: Observing
@@ -32,8 +30,9 @@ class Adapting:
         self.surroundings.configuration = configuration
         self.surroundings.sandbox.limits = configuration.limits
         self.remotes.policy = host_policy(configuration.repositories)
-        self.queue.bound(self.queue.places, *bounds(configuration, self.access))
-        self.queue.go_on()
+        queue = self.registry.queue
+        queue.bound(queue.places, *bounds(configuration, self.access))
+        queue.go_on()
         self.registry.spool.limit = configuration.limits.uploads
         self.access.rate.per_minute = configuration.callers.requests_per_minute
         self.observing.readiness.free = configuration.health.free_disk

@@ -284,11 +284,10 @@ def make_service(
         *(configuration.callbacks, os.environ, receivers, reactor, os.urandom, time),
         alone=access.open,
     )
-    queue = Queue(running, *bounds(configuration, access))
     registry = Registry(
         surroundings,
         Identities(directories.key, os.urandom, configuration.service.name),
-        queue,
+        (running, *bounds(configuration, access)),
         directories.evaluations,
         Telling(callbacks),
     )
@@ -305,13 +304,13 @@ def make_service(
         observing.traffic,
     )
     site = ApiSite(make_app(api), api, reactor)
-    observing.show(surroundings, repositories, queue, registry, callbacks, site, log_writer)
+    observing.show(surroundings, repositories, registry, callbacks, site, log_writer)
     crews = (threads, watching, counting, uploading, checking, servers, receivers)
     ground = Ground(directories, cgroups, sandbox, crews, checking, configuration)
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor, log_writer)
     supervisor = find_supervisor(os.environ)
-    adapting = Adapting(surroundings, remotes, queue, registry, access, observing, site)
+    adapting = Adapting(surroundings, remotes, registry, access, observing, site)
     takers = (adapting.take, daemon.log_by)
     reconfiguring = Reconfiguring(file or ConfigurationFile(), configuration, takers)
     sources = (reconfiguring, callbacks, access, observing.readers, keyring)
@@ -333,7 +332,7 @@ def make_service(
         check_exposure(configuration)
     Reporting(
         supervisor,
-        lambda: (queue.running, queue.waiting),
+        lambda: (registry.queue.running, registry.queue.waiting),
         observing.operations.obstacles,
         lambda: longest_stop(surroundings.configuration),
         reactor,

@@ -6,7 +6,6 @@ from functools import partial
 
 import attrs
 
-from tawebeval.admission import Queue
 from tawebeval.daemon.doors import open_readers
 from tawebeval.daemon.health import Disk, Readiness
 from tawebeval.daemon.lag import Lag
@@ -77,7 +76,6 @@ class Observing:
         self,
         surroundings: Surroundings,
         repositories: Repositories,
-        queue: Queue,
         registry: Registry,
         callbacks: Callbacks,
         site: ApiSite,
@@ -88,7 +86,7 @@ class Observing:
             Figures(
                 surroundings,
                 repositories,
-                queue,
+                registry.queue,
                 registry,
                 callbacks,
                 self.traffic,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import attrs
-
 from tawebeval.admission import Queue
 from tawebeval.core.tokens import ANYBODY
 from tawebeval.errors import Busy, OverShare
@@ -14,16 +12,19 @@ _RETRY_AFTER = 5  # seconds, where a place in the queue is missing
 _RETRY_LATER = 30  # seconds, where readers are behind
 
 
-@attrs.frozen
 class Acceptance:
     """Knows what there is of everything, and how much there may be.
 
-    What is a caller's own fault is said first, for that the caller can mend.
+    What is a caller's own fault is said first, for that the caller can mend. `queue` has these
+    `bounds`, and lets in whom `admits` does.
     """
 
-    _surroundings: Surroundings
-    _queue: Queue
-    _records: Records
+    def __init__(
+        self, surroundings: Surroundings, records: Records, bounds: tuple[int, int, int, int]
+    ) -> None:
+        self._surroundings = surroundings
+        self._records = records
+        self.queue = Queue(*bounds, admits=self.admits)
 
     def check(self, caller: str) -> None:
         """Raise OverShare where the caller has its share of something, Busy where all is full.
@@ -49,16 +50,23 @@ class Acceptance:
             )
         if self._too_much_kept():
             raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
-        if self._queue.share_used(caller):
+        if self.queue.share_used(caller):
             raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
-        if self._queue.full(caller):
+        if self.queue.full(caller):
             raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
 
     def admits(self, caller: str) -> bool:
-        """Whether what a caller has waiting may begin: not while it has its share of the memory."""
-        while self._surroundings.budget.share_used(caller) and self._records.forget_sent(caller):
+        """Whether what a caller has waiting may begin: not while it has its share of the memory.
+
+        The queue goes on when the caller has less again.
+        """
+        budget = self._surroundings.budget
+        while budget.share_used(caller) and self._records.forget_sent(caller):
             pass
-        return not self._surroundings.budget.share_used(caller)
+        if not budget.share_used(caller):
+            return True
+        budget.call_on_relief(caller, self.queue.go_on)
+        return False
 
     def _too_much_kept(self) -> bool:
         return (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Evaluation:
     `seed` is the one given or drawn, `caller` who began it. Times are in seconds since the epoch.
     `upload` is where its files are until the workspace has them. `run` is there while the evaluator
     runs, `result` after that. `over` is set, to itself, when nothing is left of it but its events.
+    `on_full(evaluation)` is called when the ring becomes full, and may make room.
 
     Many are remembered, and what a stranger has sent or printed is kept in bytes, since a `str` may
     take four times as much. The form loses what only a start needs when that is done.
@@ -60,6 +62,7 @@ class Evaluation:
     workspace: Workspace
     _surroundings: Surroundings
     caller: str = ANYBODY
+    _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: Ring = attrs.field(factory=Ring)
     share: Share = attrs.field(init=False)
     state: State = State.QUEUED
@@ -82,7 +85,9 @@ class Evaluation:
     _launching: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.share = self._surroundings.budget.enter(self.caller)
+        self.share = self._surroundings.budget.enter(
+            self.caller, partial(self._on_full, self), self._on_room
+        )
 
     @property
     def name(self) -> str:
@@ -262,6 +267,11 @@ class Evaluation:
 
     def _drop_start_fields(self) -> None:
         self._request = pack(self.request.drop_start_fields())
+
+    def _on_room(self) -> None:
+        """Take that the ring is not full any more: more may be read from stdout."""
+        if self._intake is not None:
+            self._intake.on_room()
 
     # What the intake tells and asks
 

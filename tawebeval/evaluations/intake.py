@@ -60,8 +60,9 @@ class Intake:
     """Feeds one ring from one stdout, which is `owner`'s.
 
     While the ring's `share` of the buffers is full nothing is parsed, no file is read, and the
-    producer is paused. `done` is set when all has been put into the ring, or `failed` is: a defect
-    of the daemon has lost events, and what follows is thrown away.
+    producer is paused; the share calls `on_room` when that ends. `done` is set when all has been
+    put into the ring, or `failed` is: a defect of the daemon has lost events, and what follows is
+    thrown away.
     """
 
     __slots__ = (
@@ -108,7 +109,6 @@ class Intake:
     def start(self, producer: Producer) -> None:
         """Take what `producer` reads, and pause it when that is too much."""
         self._producer = producer
-        self._share.room = self._room
 
     def received(self, chunk: bytes) -> None:
         """Take a chunk of stdout."""
@@ -141,7 +141,7 @@ class Intake:
         self._refusing = True
         self._attempt(self._plan)
 
-    def _room(self) -> None:
+    def on_room(self) -> None:
         """Take that the ring is not full any more."""
         self._attempt(self._plan)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from functools import partial
 from heapq import nsmallest
 from pathlib import Path
 
@@ -124,7 +123,6 @@ class Records:
             self._clock.seconds(),
             readers,
         )
-        evaluation.share.filled = partial(self._filled, record)
         if upload.key is not None:
             self._keys[caller, upload.key] = record
         return record
@@ -149,7 +147,7 @@ class Records:
         if record.readers.sent and record.evaluation.identifier in self._kept:
             self._sent[record.evaluation.identifier] = record
 
-    def _filled(self, record: Record) -> None:
+    def make_room(self, record: Record) -> None:
         """Let an evaluation go on that has no room, if that can be; it waits for a reader else."""
         if record.evaluation.callback is not None:
             self.touch(record)  # until now somebody has waited for its end

@@ -9,7 +9,6 @@ from typing import Any
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
 
-from tawebeval.admission import Queue
 from tawebeval.core.form import draw_seed
 from tawebeval.core.identifiers import Identities
 from tawebeval.core.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
@@ -43,14 +42,15 @@ log = Logger()
 class Registry:
     """All evaluations of one daemon, in directories below `root`.
 
-    `caller` is always who asks. What another has begun is to it as if it had never been.
+    `caller` is always who asks. What another has begun is to it as if it had never been. `bounds`
+    are those of its `queue`: how many run and wait, of all and of one caller (`admission.Queue`).
     """
 
     def __init__(
         self,
         surroundings: Surroundings,
         identities: Identities,
-        queue: Queue,
+        bounds: tuple[int, int, int, int],
         root: Path,
         telling: Telling,
     ) -> None:
@@ -58,14 +58,12 @@ class Registry:
         self._clock = surroundings.clock
         self._started = shown_time(surroundings.time())
         self._identities = identities
-        self._queue = queue
         self._root = root
         self._telling = telling
         self._records = Records(identities, surroundings.clock)
         self._lists = Lists(self._records, surroundings.random)
-        self._acceptance = Acceptance(surroundings, queue, self._records)
-        queue.admits = self._acceptance.admits
-        surroundings.budget.relieved = queue.go_on
+        self._acceptance = Acceptance(surroundings, self._records, bounds)
+        self.queue = self._acceptance.queue
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Record] = {}
         self.followers = Followers()
@@ -110,11 +108,16 @@ class Registry:
             surroundings=self._surroundings,
             caller=caller,
             callback=callback,
+            on_full=self._make_room,
         )
         self._alive[identifier] = self._records.add(evaluation, upload, caller)
         evaluation.over.tell(self._over)
-        evaluation.begin(self._queue)
+        evaluation.begin(self.queue)
         return identifier
+
+    def _make_room(self, evaluation: Evaluation) -> None:
+        """Take that the ring of an evaluation has become full."""
+        self._records.make_room(self._alive[evaluation.identifier])
 
     def _over(self, evaluation: Evaluation) -> None:
         record = self._alive[evaluation.identifier]
@@ -125,7 +128,7 @@ class Registry:
             self._records.end(record)
             del self._alive[evaluation.identifier]
             self.spool.give_back(record.size)
-            self._queue.go_on()
+            self.queue.go_on()
             self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:
@@ -233,7 +236,7 @@ class Registry:
     def _left(self, record: Record) -> None:
         """Take that a stream has left."""
         self._records.leave(record)
-        self._queue.go_on()  # where what it has sent was in somebody's way
+        self.queue.go_on()  # where what it has sent was in somebody's way
         self._closing.progress()
 
     def _drained(self, identifier: str) -> None:
@@ -249,7 +252,7 @@ class Registry:
         record = self._records.find(identifier, caller, reads=False)
         if record is None:
             raise EvaluationGone(self._started)
-        return status(record.evaluation, self._queue.place(identifier))
+        return status(record.evaluation, self.queue.place(identifier))
 
     def evaluations(self, after: str | None, caller: str = "") -> Listing:
         """Return the caller's evaluations that were accepted after that cursor, some at a time.
@@ -281,10 +284,10 @@ class Registry:
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
         for record in self._records.unread(settings.retain):
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
-        for identifier, wanted in self._queue.holders():
+        for identifier, wanted in self.queue.holders():
             record = self._alive[identifier]
             record.evaluation.check_readers(record.readers.furthest, wanted=wanted)
-        self._queue.go_on()  # where pages were read until now
+        self.queue.go_on()  # where pages were read until now
 
     def hurry(self) -> None:
         """Let nothing run any longer, now that everything is to end."""
