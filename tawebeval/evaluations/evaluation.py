@@ -1,4 +1,8 @@
-"""One evaluation: its life from being queued to its end, and what can be known of it."""
+"""One evaluation: its life from being queued to its end, and what can be known of it.
+
+The log has a line for each step. The line begins with the evaluation's name in the log; its fields
+are the caller, the commit, the state, and how long the state before has lasted.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,6 @@ from tawebeval.core.tokens import ANYBODY
 from tawebeval.core.variables import build_environment
 from tawebeval.deferreds import Latch, Signal, in_background
 from tawebeval.errors import EvaluationError
-from tawebeval.evaluations.chronicle import tell_beginning, tell_stderr, tell_step
 from tawebeval.evaluations.context import Places, Surroundings
 from tawebeval.evaluations.intake import Intake
 from tawebeval.evaluations.run import Run, RunResult
@@ -35,6 +38,13 @@ from tawebeval.sandbox.workspace import FileRefused, Workspace, log_name
 from tawebeval.webhooks.callback import Callback
 
 _UNCOUNTED = 1024  # bytes of a form and of stderr that are a part of what any evaluation takes
+
+# Parts of log lines.
+_STEP = "{evaluation}: {state} after {after:.3f} s"
+_LIMITS = "; it may take {wall_clock:g} s, {cpu} s of processor, {memory} bytes of memory"
+_PRINTED = "; {events} events"
+_PROCESSOR = ", {cpu_seconds:.3f} s of processor"
+_MEMORY = ", {peak_memory_bytes} bytes of memory"
 
 log = Logger()
 
@@ -104,7 +114,7 @@ class Evaluation:
         self.times["created"] = self._surroundings.time()
         self._since = self._surroundings.clock.seconds()
         self._surroundings.tally.begin()
-        tell_beginning(self)
+        log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
         self._coming = self._in_background(self._come_to_run(places))
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
@@ -118,6 +128,11 @@ class Evaluation:
                 self.run.stop(reason)
             elif self._coming is not None and not self._launching:
                 self._coming.cancel()
+
+    def abandon(self) -> None:
+        """Stop it, since nobody asks for its events, and log that."""
+        log.info("{evaluation}: nobody asks for it any more", **self._log_fields())
+        self.stop(EvaluationError("lost", "nobody asked for the events"))
 
     def acknowledged(self) -> None:
         """Events were discarded from the ring: more may be read from stdout."""
@@ -260,7 +275,8 @@ class Evaluation:
         assert self._cell is not None, "it has run there"
         self._surroundings.watch.end(self._cell)
         if run.stderr:
-            tell_stderr(self, run.stderr)
+            words = "{evaluation}: stderr ends in {stderr!r}"
+            log.info(words, **self._log_fields(), stderr=run.stderr)
         # The run keeps its parser, and that up to a whole block of data, or a file.
         self.result, self.run, self._intake = run.result, None, None
         self._in_background(self._conclude(run.failure))
@@ -315,7 +331,40 @@ class Evaluation:
         after, self._since = now - self._since, now
         reason = self.failure.reason if self.failure else ""
         self._surroundings.tally.step(before, state, after, reason)
-        tell_step(self, after, self._surroundings.configuration.limits)
+        self._log_step(after)
+
+    def _log_step(self, after: float) -> None:
+        """Log the state that it has reached, `after` so many seconds in the one before."""
+        fields: dict[str, Any] = {**self._log_fields(), "after": after}
+        words = _STEP
+        if self.state is State.RUNNING:
+            limits = self._surroundings.configuration.limits
+            words += _LIMITS
+            fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
+        elif self.state in (State.FINISHED, State.FAILED, State.CANCELLED):
+            if self.failure is not None:
+                words += ": {reason}: {failure}"
+                fields.update(reason=self.failure.reason, failure=self.failure.message)
+            if self.result is not None:
+                usage = self.result.usage
+                words += _PRINTED
+                fields["events"] = self.ring.newest
+                if usage.cpu_seconds is not None:
+                    words += _PROCESSOR
+                    fields["cpu_seconds"] = usage.cpu_seconds
+                if usage.peak_memory is not None:
+                    words += _MEMORY
+                    fields["peak_memory_bytes"] = usage.peak_memory
+        log.info(words, **fields)
+
+    def _log_fields(self) -> dict[str, Any]:
+        """Return the fields of each log line."""
+        return {
+            "evaluation": self.name,
+            "caller": self.caller,
+            "commit": self.request.commit_oid,
+            "state": self.state.value,
+        }
 
     def _end(self, failure: EvaluationError | None) -> None:
         """Close the stream of events, with the final one of a bad end."""

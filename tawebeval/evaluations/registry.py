@@ -22,7 +22,6 @@ from tawebeval.errors import (
     Stopping,
 )
 from tawebeval.evaluations.acceptance import Acceptance
-from tawebeval.evaluations.chronicle import tell_abandonment
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.following import Followers, Following
@@ -279,8 +278,7 @@ class Registry:
         """
         settings = self._surroundings.configuration.evaluations
         for record in self._records.abandoned(settings.abandon_after):
-            tell_abandonment(record.evaluation)
-            record.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
+            record.evaluation.abandon()
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
         for record in self._records.unread(settings.retain):
             self._records.forget(record.evaluation.identifier, State.EXPIRED)

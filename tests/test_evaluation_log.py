@@ -1,17 +1,15 @@
-"""`evaluations.chronicle`: the story of an evaluation in the log."""
+"""`evaluations.evaluation`: its lines in the log."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import attrs
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.core.states import State
 from tawebeval.daemon.logging import json_line
 from tawebeval.errors import EvaluationError
-from tawebeval.evaluations.chronicle import tell_step
 from tawebeval.evaluations.status import status
 from tawebeval.linux.cgroups.groups import Usage
 from tests.fakes import OID
@@ -84,18 +82,23 @@ class StoryTests(EvaluationTestCase):
 
     def test_what_is_not_measured(self) -> None:
         """What was not measured is not told."""
-        self.begin()
-        self.world.child.end()
-        self.world.turn()
-        assert self.evaluation.result is not None
-        for usage, told in (
-            (Usage(None, None), "; 0 events"),
-            (Usage(1.5, None), "; 0 events, 1.500 s of processor"),
-            (Usage(None, 7), "; 0 events, 7 bytes of memory"),
+        for number, (usage, told) in enumerate(
+            (
+                (Usage(None, None), "; 0 events"),
+                (Usage(1.5, None), "; 0 events, 1.500 s of processor"),
+                (Usage(None, 7), "; 0 events, 7 bytes of memory"),
+            )
         ):
-            self.evaluation.result = attrs.evolve(self.evaluation.result, usage=usage)
-            tell_step(self.evaluation, 0, self.configuration.limits)
+            self.root = self.root.with_name(f"evaluation{number}")
+            self.evaluation = self.make()
+            self.begin()
+            self.world.sandbox.last.used = usage
+            self.world.child.exit()
+            self.world.child.usage = None
+            self.world.child.close()
+            self.world.turn()
             self.assertEqual(self.story()[-1], "finished after 0.000 s" + told)
+            self.events.clear()
 
     def test_clock_set(self) -> None:
         """How long a state lasts has nothing to do with a time of day that somebody sets."""
