@@ -23,9 +23,10 @@ from twisted.web.resource import Resource
 from tawebeval.config import Configuration
 from tawebeval.core.identifiers import Identities
 from tawebeval.evaluations.registry import Registry
+from tawebeval.web.access_log import Routes
 from tawebeval.web.auth import Access, Rate
 from tawebeval.web.context import Api
-from tawebeval.web.routes import make_app
+from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tests.fake_callbacks import tell_nobody
 from tests.fakes import EPOCH, OID, InlineThreads, World, straw
@@ -206,6 +207,7 @@ class Service:
     world: World = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
     api: Api = attrs.field(init=False)
+    routes: Routes = attrs.field(init=False)
     site: ApiSite = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -243,7 +245,9 @@ class Service:
             self.uploading,
             time=lambda: EPOCH + self.reactor.seconds(),
         )
-        self.site = ApiSite(make_app(self.api), self.api, self.reactor)
+        application = KleinApplication(self.api)
+        self.routes = application.routes
+        self.site = make_site(application, self.reactor)
 
     def connect(self, address: IAddress | None = None) -> Connection:
         """Return a new connection, from 127.0.0.1 if nothing is said."""

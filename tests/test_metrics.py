@@ -70,7 +70,7 @@ class FiguresTestCase(WebTestCase):
                 registry,
                 self.callbacks,
                 self.service.api.traffic,
-                self.service.site.routes,
+                self.service.routes,
                 self.service.site.connections,
                 self.lag,
             )

@@ -49,6 +49,7 @@ from tawebeval.errors import Busy, ConfigurationError, InvalidField
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import Outcome, Rereading
 from tawebeval.sandbox.commands import GitBox
+from tawebeval.web.context import Api
 from tawebeval.web.server.request import ApiSite
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
@@ -118,6 +119,12 @@ class ServiceTests(SynchronousTestCase):
         site: ApiSite = self.reactor.tcpServers[0][1]
         return site
 
+    def api(self) -> Api:
+        """Return the API of that site."""
+        application: Any = self.site().application
+        api: Api = application.api
+        return api
+
     def test_quota_directories(self) -> None:
         """All quota directories are free at first; without any no evaluation waits for one."""
         for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
@@ -159,7 +166,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(surroundings.watch._others.name, "count")
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(self.site().api.threads.name, "upload")
+        self.assertEqual(self.api().threads.name, "upload")
         self.assertEqual(done, [f"start {name}" for _, name in expected])
         self.successResultOf(daemon.stopService())
         self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
@@ -582,7 +589,7 @@ class ServiceTests(SynchronousTestCase):
             """.replace("            ", "")
         )
         self.assertEqual(self.reload(daemon), Outcome())
-        api = site.api
+        api = self.api()
         self.assertEqual(api.configuration.polls.wait, 3)
         self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
         self.assertIs(surroundings.configuration, api.configuration)
@@ -629,18 +636,18 @@ class ServiceTests(SynchronousTestCase):
             )
             for note in outcome.notes:
                 self.assertIn("restart", note)
-        configuration = self.site().api.configuration
+        configuration = self.api().configuration
         self.assertEqual((configuration.polls.wait, configuration.sandbox.network), (3, False))
         path.write_text("")
         self.assertEqual(self.reload(daemon), Outcome())
-        self.assertEqual(self.site().api.configuration, Configuration())
+        self.assertEqual(self.api().configuration, Configuration())
 
     def test_reload_of_a_broken_configuration(self) -> None:
         """It changes nothing, tokens neither, and says file and key."""
         tokens = self.file_with(new_token("alice", straw())[1])
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
-        before = self.site().api.configuration
+        before = self.api().configuration
         bob, line = new_token("bob", straw(1))
         tokens.write_text(line)
         for text, words in (
@@ -654,7 +661,7 @@ class ServiceTests(SynchronousTestCase):
                 path.write_text(text)
             (problem,) = self.reload(daemon).problems
             self.assertTrue(problem.startswith(words), problem)
-            self.assertIs(self.site().api.configuration, before)
+            self.assertIs(self.api().configuration, before)
             connection = Connection(self.site())
             connection.request("GET /evaluation/x", Authorization=f"Bearer {bob}")
             self.assertEqual(connection.answer().status, 401)

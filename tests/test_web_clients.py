@@ -68,7 +68,7 @@ class ProxiedTestCase(RawTestCase):
         """Return a connection from there."""
         connection = self.service.connect(address)
         if not shortcut:
-            connection.channel._shortcut = UsualRoad()
+            connection.channel.fast_path = UsualRoad()
         return connection
 
     def send(self, connection: Connection, query: str = "", **headers: str) -> None:

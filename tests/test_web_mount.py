@@ -67,7 +67,7 @@ class RoutesBelowTests(RawTestCase):
 
     def test_own_paths(self) -> None:
         """No route begins with what could be a base path."""
-        rules = self.service.site.routes._app.url_map.iter_rules()
+        rules = self.service.routes._app.url_map.iter_rules()
         self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, OWN_PATHS)
 
     def test_with_and_without(self) -> None:

@@ -12,7 +12,8 @@ from twisted.internet.interfaces import IAddress
 from tawebeval import __version__
 from tawebeval.config import Configuration, Metrics
 from tawebeval.web.auth import Access, Rate
-from tawebeval.web.operations import METRICS_TYPE, Operations
+from tawebeval.web.context import Operations
+from tawebeval.web.operations import METRICS_TYPE
 from tests.fake_clients import Answer
 from tests.fakes import read_again
 from tests.test_web import WebTestCase

@@ -200,7 +200,7 @@ class World:
         """Return a new client."""
         connection = self.service.connect()
         if not self.shortcut:
-            connection.channel._shortcut = UsualRoad()
+            connection.channel.fast_path = UsualRoad()
         return connection
 
     def take(self, step: Any) -> None:

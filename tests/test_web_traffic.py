@@ -9,7 +9,8 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.config import Configuration, Http
 from tawebeval.core.pages import Page
 from tawebeval.sandbox.workspace import log_name
-from tawebeval.web.access_log import EVENTS, GONE, OTHER, Routes
+from tawebeval.web.access_log import EVENTS, OTHER, Routes
+from tawebeval.web.server.interface import GONE
 from tests.fake_clients import MULTIPART, Connection, form, parts
 from tests.test_web import WebTestCase
 from tests.test_web_shortcut import UsualRoad
@@ -50,7 +51,7 @@ class TrafficTestCase(WebTestCase):
         """Send a request without a body, which may take the shortcut if it is plain."""
         connection = self.connect()
         if not shortcut:
-            connection.channel._shortcut = UsualRoad()
+            connection.channel.fast_path = UsualRoad()
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
         return connection
@@ -78,11 +79,11 @@ class CountTests(TrafficTestCase):
 
     def test_known(self) -> None:
         """Whatever is counted is of a method and a route that are known before."""
-        known = list(self.service.site.routes.known())
+        known = list(self.service.routes.known())
         self.assertEqual(len(set(known)), len(known))
         for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
             for path in ("/evaluate", self.events(), f"/evaluation/{self.identifier}", "/x", "*"):
-                self.assertIn(self.service.site.routes.of(method.encode(), path.encode()), known)
+                self.assertIn(self.service.routes.of(method.encode(), path.encode()), known)
 
     def test_polls(self) -> None:
         """Both roads count alike: pages, refusals, and clients that go while they wait."""
@@ -178,7 +179,7 @@ class CountTests(TrafficTestCase):
     def test_all_routes(self) -> None:
         """The name of the pages' route, which the shortcut writes by itself, is the real one."""
         self.assertEqual(
-            Routes(self.service.site.routes._app).of(b"GET", self.events().encode()),
+            Routes(self.service.routes._app).of(b"GET", self.events().encode()),
             ("GET", EVENTS),
         )
 

@@ -53,6 +53,14 @@ TEXT_FIELDS: Mapping[str, int | None] = {
 None stands for as many as `limits.field` allows, which is the most for all of them.
 """
 
+FIELD_ALIASES = {
+    "oid": "commit_oid",
+    "repositories[main][url]": "repository[url]",
+    "repositories[main][branch]": "repository[branch]",
+    "repositories[main][depth]": "repository[depth]",
+}
+"""Field names that clients of 2018 send (contract, section 7), and the present names."""
+
 
 def draw_seed(random: Callable[[int], bytes]) -> int:
     """Return a seed for a request without one; `random(n)` returns n random bytes."""

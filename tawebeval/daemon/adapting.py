@@ -11,7 +11,8 @@ from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.remotes import Remotes
 from tawebeval.web.auth import Access
-from tawebeval.web.server.request import ApiSite
+from tawebeval.web.context import Api
+from tawebeval.web.server.limits import Connections
 
 
 @attrs.frozen
@@ -23,7 +24,8 @@ class Adapting:
     registry: Registry
     access: Access
     observing: Observing
-    site: ApiSite
+    api: Api
+    connections: Connections
 
     def take(self, configuration: Configuration) -> None:
         """Tell all of them."""
@@ -37,8 +39,8 @@ class Adapting:
         self.access.rate.per_minute = configuration.callers.requests_per_minute
         self.observing.readiness.free = configuration.health.free_disk
         self.observing.traffic.logged = configuration.log.access
-        self.site.api.configuration = configuration
-        self.site.connections.limits = configuration.http
+        self.api.configuration = configuration
+        self.connections.limits = configuration.http
 
 
 def bounds(configuration: Configuration, access: Access) -> tuple[int, int, int]:

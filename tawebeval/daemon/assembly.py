@@ -55,7 +55,7 @@ from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.monitor import Watch
 from tawebeval.sandbox.probe import open_box, open_sandbox
 from tawebeval.web.context import Api
-from tawebeval.web.routes import make_app
+from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tawebeval.webhooks.deliveries import Callbacks, open_callbacks
 
@@ -303,14 +303,20 @@ def make_service(
         observing.operations,
         observing.traffic,
     )
-    site = ApiSite(make_app(api), api, reactor)
-    observing.show(surroundings, repositories, registry, callbacks, site, log_writer)
+    application = KleinApplication(api)
+    site = make_site(application, reactor)
+    observing.show(
+        *(surroundings, repositories, registry, callbacks, application.routes, site.connections),
+        log_writer,
+    )
     crews = (threads, watching, counting, uploading, checking, servers, receivers)
     ground = Ground(directories, cgroups, sandbox, crews, checking, configuration)
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
     daemon = Daemon(ground, evaluations, site, privileges, reactor, log_writer)
     supervisor = find_supervisor(os.environ)
-    adapting = Adapting(surroundings, remotes, registry, access, observing, site)
+    adapting = Adapting(
+        *(surroundings, remotes, registry, access, observing, api), site.connections
+    )
     takers = (adapting.take, daemon.log_by)
     reconfiguring = Reconfiguring(file or ConfigurationFile(), configuration, takers)
     sources = (reconfiguring, callbacks, access, observing.readers, keyring)

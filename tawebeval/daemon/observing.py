@@ -18,10 +18,10 @@ from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import Repositories
 from tawebeval.sandbox.probe import Places, try_again
-from tawebeval.web.access_log import Traffic
+from tawebeval.web.access_log import Routes, Traffic
 from tawebeval.web.auth import Access
-from tawebeval.web.operations import Operations
-from tawebeval.web.server.request import ApiSite
+from tawebeval.web.context import Operations
+from tawebeval.web.server.limits import Connections
 from tawebeval.webhooks.deliveries import Callbacks
 
 
@@ -78,7 +78,8 @@ class Observing:
         repositories: Repositories,
         registry: Registry,
         callbacks: Callbacks,
-        site: ApiSite,
+        routes: Routes,
+        connections: Connections,
         log_writer: LogWriter | None,
     ) -> None:
         """Have these among the metrics."""
@@ -90,8 +91,8 @@ class Observing:
                 registry,
                 callbacks,
                 self.traffic,
-                site.routes,
-                site.connections,
+                routes,
+                connections,
                 self.lag,
                 log_writer.lines if log_writer else None,
             )

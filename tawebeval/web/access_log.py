@@ -22,9 +22,6 @@ OTHER = "other"
 EVENTS = "/evaluation/<identifier>/events"
 """The route of pages and streams."""
 
-GONE = 499
-"""In place of a status, as nginx has it: the client went away before it was answered."""
-
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _IDENTIFIER = re.compile(IDENTIFIER)
 _LONGEST = 200  # characters of a path in the log

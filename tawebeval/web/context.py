@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
@@ -12,18 +12,26 @@ from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
 from tawebeval.deferreds import Threads
-from tawebeval.errors import MalformedRequest, Unauthorized
+from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import Registry
-from tawebeval.evaluations.uploads import Source, UploadWriter
 from tawebeval.web.access_log import Traffic
 from tawebeval.web.auth import Access
 from tawebeval.web.exposure import check_change, check_reading
-from tawebeval.web.operations import Operations
-from tawebeval.web.server.base_path import Mount
-from tawebeval.web.server.clients import Clients
-from tawebeval.web.upload import FormReceiver
+from tawebeval.web.responses import header
 
-_MAX_KEY = 255
+
+@attrs.frozen
+class Operations:
+    """What there is to tell.
+
+    `obstacles` returns why no work would be taken, and nothing where it would. `metrics` returns
+    the figures as Prometheus reads them, and `readers` knows the tokens of those who may, if it
+    goes by tokens.
+    """
+
+    obstacles: Callable[[], Sequence[str]] = tuple
+    metrics: Callable[[], bytes] = bytes
+    readers: Access | None = None
 
 
 @attrs.define(eq=False)
@@ -44,16 +52,6 @@ class Api:
     operations: Operations = attrs.field(factory=Operations)
     traffic: Traffic = attrs.field(factory=Traffic)
     time: Callable[[], float] = time.time
-    clients: Clients = attrs.field(init=False)
-    mount: Mount = attrs.field(init=False)
-
-    @clients.default
-    def _clients(self) -> Clients:
-        return Clients.of(self.configuration.http)
-
-    @mount.default
-    def _mount(self) -> Mount:
-        return Mount(self.configuration.http.base_path)
 
     def admit(self, method: bytes, headers: Headers) -> str:
         """Return the name of the caller whose request has these headers, and count it.
@@ -67,7 +65,7 @@ class Api:
         """Raise ForeignPage for a page that may not ask for this where callers have no tokens."""
         callers = self.configuration.callers
         if self.access.open and not callers.open:
-            origin, host = _header(headers, "Origin"), _header(headers, "Host")
+            origin, host = header(headers, "Origin"), header(headers, "Host")
             check_change(method, origin, host, callers.origins)
 
     def check_websocket(self, headers: Headers) -> None:
@@ -77,7 +75,7 @@ class Api:
         """
         origins = self.configuration.callers.origins
         if "*" not in origins:
-            origin, host = _header(headers, "Origin"), _header(headers, "Host")
+            origin, host = header(headers, "Origin"), header(headers, "Host")
             check_reading(origin, host, origins)
 
     def check_listing(self, headers: Headers) -> None:
@@ -91,41 +89,6 @@ class Api:
             return
         if callers.open:
             raise Unauthorized("only callers with tokens have a list of their evaluations")
-        host = _header(headers, "Host")
-        origin = _header(headers, "Origin") or f"http://{host}".lower()
+        host = header(headers, "Host")
+        origin = header(headers, "Origin") or f"http://{host}".lower()
         check_reading(origin, host, callers.origins)
-
-    def receive_form(
-        self, headers: Headers, length: int | None, caller: str, source: Source
-    ) -> FormReceiver:
-        """Return what takes the form of a request with these headers. Raises RequestErrors.
-
-        `length` is that of the body in bytes, None if it is not known beforehand.
-        """
-        spool = self.registry.spool
-        key = _header(headers, "Idempotency-Key")
-        if key is not None and not 0 < len(key) <= _MAX_KEY:
-            raise MalformedRequest(f"Idempotency-Key: must have 1 to {_MAX_KEY} characters")
-        form = FormReceiver(
-            _header(headers, "Content-Type") or "",
-            length,
-            UploadWriter(self.uploads / self.random(16).hex(), source, spool, self.threads),
-            key,
-            self.configuration,
-            spool,
-        )
-        if key is None:
-            # Before the body is sent, for nothing. (A key may be for one that is accepted.)
-            self.registry.check_admission(caller)
-        return form
-
-
-def _header(headers: Headers, name: str) -> str | None:
-    """Return a header of which there should be one. Raises MalformedRequest if there are more."""
-    values = headers.getRawHeaders(name.encode(), [])
-    if len(values) > 1:
-        raise MalformedRequest(f"{name}: stands in the request more than once")
-    try:
-        return values[0].decode() if values else None
-    except UnicodeDecodeError:
-        raise MalformedRequest(f"{name}: is not UTF-8") from None

@@ -17,7 +17,7 @@ import orjson
 
 from tawebeval import __version__
 from tawebeval.web.fixed import Fixed
-from tawebeval.web.responses import general_headers
+from tawebeval.web.server.headers import general_headers
 
 PATH = "/openapi.json"
 

@@ -6,22 +6,19 @@ that is wrong with a request is answered before a stream begins.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from twisted.web.http import NO_CONTENT
 
 from tawebeval.core.framing import EVENT_STREAM, LINES
 from tawebeval.core.pages import Page
 from tawebeval.errors import HTTPVersionNotSupported, MalformedRequest
+from tawebeval.web.context import Api
 from tawebeval.web.negotiation import negotiate
 from tawebeval.web.polls import Poll
-from tawebeval.web.responses import argument, number, preferred_wait, send, set_headers
+from tawebeval.web.responses import argument, number, preferred_wait, send
+from tawebeval.web.server.headers import set_headers
+from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import send_stream
 from tawebeval.web.websockets import send_messages, take_handshake, wants_websocket
-
-if TYPE_CHECKING:
-    from tawebeval.web.context import Api
-    from tawebeval.web.server.request import ApiRequest
 
 STREAMS = {
     "text/event-stream": EVENT_STREAM,
@@ -54,7 +51,7 @@ async def send_events(api: Api, request: ApiRequest, identifier: str) -> bytes:
     media_type = negotiate(request.requestHeaders, OFFERED)
     if media_type == PAGE:
         poll, page = await read_page(api, request, identifier)
-        set_headers(request, poll.link(page, api.mount.path))
+        set_headers(request, poll.link(page, api.configuration.http.base_path))
         return send(request, page.encode())
     await _send_stream(api, request, identifier, media_type, skip)
     return b""

@@ -18,7 +18,6 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
@@ -29,27 +28,24 @@ from twisted.web.http_headers import Headers
 from tawebeval.core.identifiers import IDENTIFIER
 from tawebeval.core.pages import Page
 from tawebeval.errors import RequestError
-from tawebeval.web.access_log import EVENTS, GONE
+from tawebeval.web.access_log import EVENTS
+from tawebeval.web.context import Api
 from tawebeval.web.events import OFFERED, PAGE
 from tawebeval.web.negotiation import negotiate
 from tawebeval.web.polls import Poll
-from tawebeval.web.responses import (
+from tawebeval.web.responses import NO_STORE, NUMBER, preference_of
+from tawebeval.web.server import problems
+from tawebeval.web.server.channel import ApiChannel
+from tawebeval.web.server.clients import Client
+from tawebeval.web.server.headers import (
     JSON,
-    NO_STORE,
-    NUMBER,
     date_line,
     framing_headers,
     general_headers,
     lines,
-    preference_of,
     status_line,
 )
-from tawebeval.web.server import problems
-from tawebeval.web.server.clients import Client, Peer
-
-if TYPE_CHECKING:
-    from tawebeval.web.context import Api
-    from tawebeval.web.server.channel import ApiChannel
+from tawebeval.web.server.interface import GONE
 
 _LONGEST = 4096  # bytes of a request; longer ones are not plain
 
@@ -89,7 +85,7 @@ class Shortcut:
 
     __slots__ = ("_api", "_block", "_channel", "_configuration", "_fields", "_line", "_longest")
 
-    def __init__(self, channel: ApiChannel, api: Api) -> None:
+    def __init__(self, api: Api, channel: ApiChannel) -> None:
         limits = api.configuration.http
         self._channel = channel
         self._api = api
@@ -112,7 +108,7 @@ class Shortcut:
             return False
         if block != self._block or self._api.configuration is not self._configuration:
             self._block, self._configuration = block, self._api.configuration
-            self._fields = read_fields(block, self._channel.peer, self._api)
+            self._fields = read_fields(block, self._channel, self._api)
         fields = self._fields
         if fields is None:
             return False
@@ -178,7 +174,10 @@ class PlainRequest:
         return self._api.clock.seconds() - self._begun
 
     def _send(self, page: Page) -> None:
-        headers = {**self._poll.headers(page), **self._poll.link(page, self._api.mount.path)}
+        headers = {
+            **self._poll.headers(page),
+            **self._poll.link(page, self._channel.site.mount.path),
+        }
         body = page.encode()
         self._write(HTTPStatus.OK, headers, body)
         traffic = self._api.traffic
@@ -253,8 +252,8 @@ def _line_below(base_path: str) -> re.Pattern[bytes]:
     return re.compile(rb"GET (?:%b)?%b HTTP/1\.1" % (re.escape(base_path.encode()), _TARGET))
 
 
-def read_fields(block: bytes, peer: Peer, api: Api) -> Fields | None:
-    """Return what headers of `peer` come to, with the empty line behind them.
+def read_fields(block: bytes, channel: ApiChannel, api: Api) -> Fields | None:
+    """Return what headers on `channel` come to, with the empty line behind them.
 
     None if they are not plain.
     """
@@ -269,7 +268,7 @@ def read_fields(block: bytes, peer: Peer, api: Api) -> Fields | None:
     if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
         return None
     try:
-        client = api.clients.asking(peer, headers)
+        client = channel.site.clients.asking(channel.peer, headers)
         api.check_origin(b"GET", headers)
         if negotiate(headers, OFFERED) != PAGE:
             return None

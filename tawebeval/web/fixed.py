@@ -14,7 +14,8 @@ from twisted.web.http import NOT_MODIFIED
 from twisted.web.iweb import IRequest
 from werkzeug.http import parse_etags
 
-from tawebeval.web.responses import JSON, send
+from tawebeval.web.responses import send
+from tawebeval.web.server.headers import JSON
 
 
 @attrs.frozen

@@ -7,25 +7,13 @@ although it does not say so.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from klein import Klein
 from twisted.web.iweb import IRequest
 
 from tawebeval.errors import InvalidField
+from tawebeval.web.context import Api
 from tawebeval.web.events import read_page
 from tawebeval.web.responses import argument, received, send
-
-if TYPE_CHECKING:
-    from tawebeval.web.context import Api
-
-FIELDS = {
-    "oid": "commit_oid",
-    "repositories[main][url]": "repository[url]",
-    "repositories[main][branch]": "repository[branch]",
-    "repositories[main][depth]": "repository[depth]",
-}
-"""Fields of a form by their older names, and what they are called now."""
 
 
 def answer_to_form(identifier: str) -> dict[str, str]:

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import TYPE_CHECKING
 
-import attrs
 from klein import Klein
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
 
 from tawebeval import __version__
 from tawebeval.errors import Forbidden, NotReady
-from tawebeval.web.auth import Access
+from tawebeval.web.context import Api
 from tawebeval.web.exposure import is_ours
 from tawebeval.web.responses import received, send, send_json
-
-if TYPE_CHECKING:
-    from tawebeval.web.context import Api
-    from tawebeval.web.server.request import ApiRequest
+from tawebeval.web.server.request import ApiRequest
 
 HEALTH, READY, METRICS = "/health", "/health/ready", "/metrics"
 
@@ -30,20 +24,6 @@ METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 # What proxies tell by these is not believed; that there is one is.
 _OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
-
-
-@attrs.frozen
-class Operations:
-    """What there is to tell.
-
-    `obstacles` returns why no work would be taken, and nothing where it would. `metrics` returns
-    the figures as Prometheus reads them, and `readers` knows the tokens of those who may, if it
-    goes by tokens.
-    """
-
-    obstacles: Callable[[], Sequence[str]] = tuple
-    metrics: Callable[[], bytes] = bytes
-    readers: Access | None = None
 
 
 def add_routes(app: Klein, api: Api) -> None:

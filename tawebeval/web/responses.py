@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from functools import cache, lru_cache
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import orjson
-from twisted.web.http import datetimeToString
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IRequest
 
-from tawebeval import __version__
 from tawebeval.errors import MalformedRequest
-from tawebeval.web.server.headers import share_with
+from tawebeval.web.server.headers import JSON, framing_headers, set_headers
+from tawebeval.web.server.request import ApiRequest
 
-if TYPE_CHECKING:
-    from tawebeval.web.server.request import ApiRequest
-
-SERVER = b"tawebeval/" + __version__.encode()
-JSON = b"application/json"
 NO_STORE = {b"Cache-Control": b"no-store"}
 
 MAX_DIGITS = 15
@@ -33,64 +24,11 @@ NUMBER = rf"[0-9]{{1,{MAX_DIGITS}}}"
 _NUMBER = re.compile(NUMBER)
 _ELEMENT = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')  # of a list; there may be commas in quotes
 _SECONDS = re.compile(rf'[ \t]*("?)({NUMBER})\1[ \t]*')  # in quotes or not, the same
-_FRAMING = (b"Content-Length", b"Transfer-Encoding", b"Content-Type")
-_HEADERS = {
-    b"Server": SERVER,
-    b"Access-Control-Expose-Headers": b"Location, Link, Preference-Applied, Retry-After",
-    b"X-Content-Type-Options": b"nosniff",
-}
 
 
 def received(request: IRequest) -> ApiRequest:
     """Return a request as what all of ours are."""
-    return cast("ApiRequest", request)
-
-
-def general_headers(origins: Collection[str], asking: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Return the headers of any answer; for the arguments see `share_with`."""
-    return {**_HEADERS, **share_with(origins, asking)}
-
-
-def framing_headers(body: bytes, content_type: bytes = JSON) -> dict[bytes, bytes]:
-    """Return the headers that stand first in an answer with this body (`put_framing_first`)."""
-    return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
-
-
-def put_framing_first(headers: Headers) -> Headers:
-    """Return the headers of an answer with those first that say where its body ends.
-
-    Some clients take an answer whose head is cut off for a whole one without a body (curl 7.88).
-    They report the cut if they know by then that a body was to come.
-    """
-    ordered = Headers()
-    for name in _FRAMING:
-        ordered.setRawHeaders(name, headers.getRawHeaders(name, []))
-    for name, values in headers.getAllRawHeaders():
-        ordered.setRawHeaders(name, values)  # one that is there keeps its place
-    return ordered
-
-
-@cache
-def status_line(status: HTTPStatus) -> bytes:
-    """Return the first line of an answer."""
-    return b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
-
-
-@lru_cache(1)
-def date_line(seconds: int) -> bytes:
-    """Return the line of an answer that tells when it was made, in seconds of the epoch."""
-    return b"Date: %b\r\n" % datetimeToString(seconds)
-
-
-def lines(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return headers as they stand in an answer."""
-    return b"".join([b"%s: %s\r\n" % header for header in headers.items()])
-
-
-def set_headers(request: IRequest, headers: Mapping[bytes, bytes]) -> None:
-    """Let the answer to a request have these headers."""
-    for name, value in headers.items():
-        request.setHeader(name, value)
+    return cast(ApiRequest, request)
 
 
 def send(request: IRequest, body: bytes, content_type: bytes = JSON) -> bytes:
@@ -102,6 +40,17 @@ def send(request: IRequest, body: bytes, content_type: bytes = JSON) -> bytes:
 def send_json(request: IRequest, value: Any) -> bytes:
     """Return an answer of JSON."""
     return send(request, orjson.dumps(value))
+
+
+def header(headers: Headers, name: str) -> str | None:
+    """Return a header of which there should be one. Raises MalformedRequest if there are more."""
+    values = headers.getRawHeaders(name.encode(), [])
+    if len(values) > 1:
+        raise MalformedRequest(f"{name}: stands in the request more than once")
+    try:
+        return values[0].decode() if values else None
+    except UnicodeDecodeError:
+        raise MalformedRequest(f"{name}: is not UTF-8") from None
 
 
 def argument(request: IRequest, name: str) -> str | None:

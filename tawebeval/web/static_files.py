@@ -13,7 +13,7 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
 
 from tawebeval.web.fixed import Fixed
-from tawebeval.web.responses import set_headers
+from tawebeval.web.server.headers import set_headers
 
 _MEDIA_TYPES = {
     "html": b"text/html; charset=utf-8",

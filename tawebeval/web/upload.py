@@ -17,13 +17,18 @@ from multipart import (
     PushMultipartParser,
     parse_options_header,
 )
-from twisted.logger import Logger
+from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
-from tawebeval.core.form import TEXT_FIELDS, SubmissionFile, parse_form, submission_file
+from tawebeval.core.form import (
+    FIELD_ALIASES,
+    TEXT_FIELDS,
+    SubmissionFile,
+    parse_form,
+    submission_file,
+)
 from tawebeval.core.spool import Spool
 from tawebeval.errors import (
-    Busy,
     InvalidField,
     MalformedRequest,
     RequestError,
@@ -31,14 +36,14 @@ from tawebeval.errors import (
     UnsupportedMediaType,
 )
 from tawebeval.evaluations.records import Upload
-from tawebeval.evaluations.uploads import UploadWriter
-from tawebeval.web.legacy import FIELDS
+from tawebeval.evaluations.uploads import Source, UploadWriter
+from tawebeval.web.context import Api
+from tawebeval.web.responses import header
+from tawebeval.web.server.problems import not_stored
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
-_RETRY_AFTER = 60  # seconds, where the disk does not take a form
+_MAX_KEY = 255  # characters of an Idempotency-Key
 _NOT_UTF8 = "the headers of a part have to be UTF-8, with the names in them"
-
-log = Logger()
 
 
 class FormReceiver:
@@ -165,7 +170,7 @@ class FormReceiver:
         if any("\n" in value for _, value in part.headerlist):
             raise MalformedRequest("a header in the form has a line feed without a carriage return")
         name = part.name or ""
-        name = self._name = FIELDS.get(name, name)
+        name = self._name = FIELD_ALIASES.get(name, name)
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
         file = submission_file(name, part.filename)
         if file is None and name not in TEXT_FIELDS:
@@ -216,13 +221,30 @@ class FormReceiver:
         self._digests[self._name] = self._hash.digest()
 
 
-def not_stored(error: OSError) -> Busy:
-    """Return the refusal of a form that the disk does not take, which is logged with the path.
+def receive_form(
+    api: Api, headers: Headers, length: int | None, caller: str, source: Source
+) -> FormReceiver:
+    """Return the receiver of the form of a request with these headers. Raises RequestErrors.
 
-    It is the machine's fault, not a defect of ours: it needs no traceback.
+    `length` is that of the body in bytes, None if it is not known beforehand; `source` is the
+    request.
     """
-    log.error("a form cannot be stored: {error}", error=error)
-    return Busy(f"the form cannot be stored: {error.strerror}", _RETRY_AFTER)
+    spool = api.registry.spool
+    key = header(headers, "Idempotency-Key")
+    if key is not None and not 0 < len(key) <= _MAX_KEY:
+        raise MalformedRequest(f"Idempotency-Key: must have 1 to {_MAX_KEY} characters")
+    form = FormReceiver(
+        header(headers, "Content-Type") or "",
+        length,
+        UploadWriter(api.uploads / api.random(16).hex(), source, spool, api.threads),
+        key,
+        api.configuration,
+        spool,
+    )
+    if key is None:
+        # Before the body is sent, for nothing. (A key may be for one that is accepted.)
+        api.registry.check_admission(caller)
+    return form
 
 
 def _unreadable(error: MultipartError) -> RequestError:
@@ -234,4 +256,4 @@ def _unreadable(error: MultipartError) -> RequestError:
     name = parse_options_header(header.partition(":")[2])[1].get("name", "")
     if not name or "\ufffd" in name:
         return MalformedRequest(f"the form cannot be read: {_NOT_UTF8}")
-    return InvalidField(FIELDS.get(name, name)[:80], _NOT_UTF8)
+    return InvalidField(FIELD_ALIASES.get(name, name)[:80], _NOT_UTF8)

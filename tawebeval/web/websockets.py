@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import attrs
 import msgspec
@@ -30,10 +30,8 @@ from wsproto.utilities import ProtocolError
 from tawebeval.core.framing import MESSAGES
 from tawebeval.errors import MalformedRequest, UnsupportedVersion
 from tawebeval.evaluations.following import Following
+from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import Flow, connection_of, stream
-
-if TYPE_CHECKING:
-    from tawebeval.web.server.request import ApiRequest
 
 COMPLETE = 1000
 """The close code after the last event."""

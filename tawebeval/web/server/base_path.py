@@ -8,6 +8,13 @@ import attrs
 
 from tawebeval.errors import Elsewhere
 
+_SLASHES = re.compile(rb"/+")
+
+
+def single_slashes(path: bytes) -> bytes:
+    """Return a path with one slash for several in a row: clients join paths carelessly."""
+    return _SLASHES.sub(b"/", path)
+
 
 def _pattern(mount: Mount) -> re.Pattern[bytes] | None:
     if not mount.path:

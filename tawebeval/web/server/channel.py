@@ -7,7 +7,7 @@ take for one request what is two.
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twisted.internet.interfaces import IProtocol, IReactorTime
 from twisted.python.failure import Failure
@@ -16,22 +16,19 @@ from wsproto.utilities import LocalProtocolError
 
 from tawebeval.config import Http
 from tawebeval.errors import Stopping, TooSlow
-from tawebeval.web.fastpath import Shortcut
-from tawebeval.web.responses import (
+from tawebeval.web.server import problems
+from tawebeval.web.server.clients import Peer
+from tawebeval.web.server.headers import (
     framing_headers,
     general_headers,
     lines,
     put_framing_first,
     status_line,
 )
-from tawebeval.web.server import problems
-from tawebeval.web.server.clients import Peer
+from tawebeval.web.server.interface import FastPath, Host
 from tawebeval.web.server.limits import RETRY_AFTER
 from tawebeval.web.server.timeouts import LINGER, PacedChannel, Phase
 from tawebeval.web.server.transport import below_tls
-
-if TYPE_CHECKING:
-    from tawebeval.web.server.request import ApiSite
 
 _TURNED_AWAY = 64  # connections over the limit that are told so at the same time
 _SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send for nothing
@@ -47,13 +44,13 @@ _DIGITS = 18  # of a Content-Length; more are no length of anything
 class ApiChannel(PacedChannel):
     """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
 
-    site: ApiSite
+    site: Host
+    fast_path: FastPath
     # Counted here, in bytes of lines and in lines; Twisted would answer 400 and not say why.
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
     peer: Peer
-    _shortcut: Shortcut
     _group: str | None = None  # None while the connection is not counted
     _turned_away = False
     _socket: Any = None  # what takes the connection's bytes when it has become a WebSocket
@@ -70,7 +67,7 @@ class ApiChannel(PacedChannel):
     @property
     def clock(self) -> IReactorTime:
         """The clock of all deadlines."""
-        return self.site.api.clock
+        return self.site.clock
 
     def request_line(self) -> tuple[bytes, bytes, bytes]:
         """Return method, target and version of the request whose body is arriving."""
@@ -82,11 +79,10 @@ class ApiChannel(PacedChannel):
         """Count the connection, and wait for a head; where there are too many, see it off."""
         self.MAX_LENGTH = self.limits.line
         super().connectionMade()
-        self._shortcut = Shortcut(self, self.site.api)
         self._read_in_a_turn(_READ_USUALLY)
         self.site.presence.enter(self)
         assert self.transport is not None
-        self.peer = self.site.api.clients.peer(self.transport.getPeer())
+        self.peer = self.site.clients.peer(self.transport.getPeer())
         connections = self.site.connections
         if connections.enter(self.peer.group):
             self._group = self.peer.group
@@ -125,7 +121,7 @@ class ApiChannel(PacedChannel):
         if self._socket is not None:
             self._socket_receives(data)
             return
-        if self._at_rest and self._shortcut.take(data):
+        if self._at_rest and self.fast_path.take(data):
             return
         super().dataReceived(data)
         if self._buffer:
@@ -326,11 +322,11 @@ class ApiChannel(PacedChannel):
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
-        self.site.api.traffic.refused(status.value, self.peer.address)
+        self.site.application.refused(status.value, self.peer.address)
         body = problems.document(status, detail)
         headers = {
             **framing_headers(body, problems.CONTENT_TYPE),
-            **general_headers(self.site.api.configuration.callers.origins, []),
+            **general_headers(self.site.application.origins, []),
             b"Connection": b"close",
             **(more or {}),
         }

@@ -10,11 +10,14 @@ from typing import Any
 
 import attrs
 import orjson
+from twisted.logger import Logger
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException
 
 from tawebeval import errors
-from tawebeval.web.responses import set_headers
+from tawebeval.web.server.headers import set_headers
+
+_RETRY_AFTER = 60  # seconds, where the disk does not take a form
 
 CONTENT_TYPE = b"application/problem+json"
 
@@ -41,6 +44,8 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.Stopping: HTTPStatus.SERVICE_UNAVAILABLE,
 }
+
+log = Logger()
 
 
 def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
@@ -102,3 +107,12 @@ def answer(request: IRequest, error: BaseException | None) -> bytes:
     request.setResponseCode(problem.status, problem.status.phrase.encode())
     request.setHeader(b"Content-Type", CONTENT_TYPE)
     return problem.body
+
+
+def not_stored(error: OSError) -> errors.Busy:
+    """Log that the disk does not take a form, with the path; return the refusal of the form.
+
+    The machine is at fault, not our code: the log needs no traceback.
+    """
+    log.error("a form cannot be stored: {error}", error=error)
+    return errors.Busy(f"the form cannot be stored: {error.strerror}", _RETRY_AFTER)

@@ -9,41 +9,37 @@ because a connection that is closed with unread data loses its answer on the way
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any
 from urllib.parse import unquote_to_bytes as unquote
 
-from klein import Klein
-from twisted.internet.interfaces import IDelayedCall
+from twisted.internet.interfaces import IAddress, IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import datetimeToString
+from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
+from tawebeval.config import Http
 from tawebeval.core.tokens import ANYBODY
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
-from tawebeval.web import description, operations, static_files
-from tawebeval.web.access_log import GONE, Routes, readable
-from tawebeval.web.context import Api
-from tawebeval.web.responses import SERVER, general_headers, set_headers
 from tawebeval.web.server import problems
+from tawebeval.web.server.base_path import Mount, single_slashes
 from tawebeval.web.server.channel import ApiChannel
-from tawebeval.web.server.clients import Client
+from tawebeval.web.server.clients import Client, Clients
+from tawebeval.web.server.headers import SERVER, general_headers, set_headers
+from tawebeval.web.server.interface import GONE, Application, FastPath, Form
 from tawebeval.web.server.limits import RETRY_AFTER, Connections
 from tawebeval.web.server.presence import Presence
 from tawebeval.web.server.timeouts import LINGER
-from tawebeval.web.upload import FormReceiver, not_stored
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
 
-_SLASHES = re.compile(rb"/+")  # clients join paths carelessly
 _ABSOLUTE = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._:\[\]-]*")
-
-# Paths for which nobody needs a token.
-_OPEN = frozenset([*operations.PATHS, description.PATH.encode(), *static_files.PATHS])
 
 _PREFLIGHT = {
     b"Access-Control-Allow-Methods": b"GET, POST, DELETE, OPTIONS",
@@ -59,7 +55,7 @@ class ApiRequest(Request):
     """A request of which the form, if it has one, is in `form` before it is processed."""
 
     channel: ApiChannel
-    form: FormReceiver | None = None
+    form: Form | None = None
     caller = ANYBODY
     # Whether the answer is to wait for events, or for the end of an evaluation.
     waits = False
@@ -74,33 +70,32 @@ class ApiRequest(Request):
         """Judge the headers: Twisted calls this between them and the body."""
         self.content = BytesIO()
         self._begun = self.channel.clock.seconds()
-        origins = self.channel.site.api.configuration.callers.origins
+        site = self.channel.site
         asking = self.requestHeaders.getRawHeaders(b"Origin", [])
-        set_headers(self, general_headers(origins, asking))
+        set_headers(self, general_headers(site.application.origins, asking))
         self.method, target, self.clientproto = self.channel.request_line()
-        target, mount = _origin_form(target), self.channel.site.api.mount
+        target = _origin_form(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
-        self.uri = mount.inside(target)
+        self.uri = site.mount.inside(target)
         self.path = self.uri.split(b"?", 1)[0]
         self.sender = Client(self.channel.peer.address)
         try:
             self._find_sender()
-            mount.check(target)
+            site.mount.check(target)
             self._check_target()
-            if self.method != b"OPTIONS" and _SLASHES.sub(b"/", self.path) not in _OPEN:
-                self.caller = self.channel.site.api.admit(self.method, self.requestHeaders)
-            if self.method == b"POST" and _SLASHES.sub(b"/", unquote(self.path)) == b"/evaluate":
-                api = self.channel.site.api
-                self.form = api.receive_form(self.requestHeaders, length, self.caller, self)
-            elif (length or 0) > _BODY:
+            if self.method != b"OPTIONS":
+                self.caller = site.application.admit(self)
+            self.form = site.application.receive_form(self, length)
+            if self.form is None and (length or 0) > _BODY:
                 raise _body_not_expected()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
             self.refuse(error, body_follows=length != 0)
 
     def _find_sender(self) -> None:
         """Find out who asks, and whether there may be another request of his. Raises Busy."""
-        self.sender = self.channel.site.api.clients.asking(self.channel.peer, self.requestHeaders)
-        if not self.channel.site.connections.begin(self.sender.group):
+        site = self.channel.site
+        self.sender = site.clients.asking(self.channel.peer, self.requestHeaders)
+        if not site.connections.begin(self.sender.group):
             raise Busy(
                 "this client has as many requests as there may be; try again later", RETRY_AFTER
             )
@@ -129,7 +124,7 @@ class ApiRequest(Request):
             if self._refused:
                 return
             if self.form is not None:
-                self.channel.site.api.registry.check_open()
+                self.channel.site.application.check_open()
                 self.form.feed(data)
             else:
                 self._discarded += len(data)
@@ -151,7 +146,7 @@ class ApiRequest(Request):
         if self._refused:
             return
         if isinstance(error, OSError):
-            error = not_stored(error)
+            error = problems.not_stored(error)
         if not isinstance(error, RequestError):
             log.failure("a request failed", Failure(error))
         self._refused = True
@@ -186,7 +181,7 @@ class ApiRequest(Request):
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
-            self.path = _SLASHES.sub(b"/", self.path)
+            self.path = single_slashes(self.path)
             super().process()
 
     def render(self, resource: Any) -> None:
@@ -215,13 +210,8 @@ class ApiRequest(Request):
         self._counted = ""
         if self._begun is None:
             return
-        site, traffic = self.channel.site, self.channel.site.api.traffic
         took = self.channel.clock.seconds() - self._begun
-        method, route = site.routes.of(self.method, self.path)
-        traffic.answered(method, route, status, None if self.waits else took)
-        if traffic.logged:
-            path, client = readable(self.path), self.sender.address
-            traffic.write_line(client, self.caller, method, path, status, self.sentLength, took)
+        self.channel.site.application.answered(self, status, took)
 
     def connectionLost(self, reason: Failure) -> None:
         """Forget a request whose client has gone."""
@@ -237,7 +227,7 @@ class ApiRequest(Request):
         form, self.form = self.form, None
         if form is not None:
             self.channel.resume_body()
-            form.abandon(self.channel.site.api.registry.discard)
+            form.abandon(self.channel.site.application.discard)
 
 
 def _origin_form(target: bytes) -> bytes:
@@ -250,24 +240,40 @@ def _body_not_expected() -> TooLarge:
 
 
 class ApiSite(Site):
-    """Serves the API."""
+    """Serves an application at `root`; `fast_path` is made for each connection."""
 
     # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
     protocol = ApiChannel  # type: ignore[assignment]
     displayTracebacks = False
 
-    def __init__(self, app: Klein, api: Api, reactor: Any) -> None:
+    def __init__(
+        self,
+        root: IResource,
+        application: Application,
+        fast_path: Callable[[ApiChannel], FastPath],
+        settings: Http,
+        reactor: Any,
+    ) -> None:
         super().__init__(
-            app.resource(),
+            root,
             requestFactory=ApiRequest,
             timeout=None,  # the channel has deadlines of its own
             reactor=reactor,
             parsePOSTFormSubmission=False,
         )
-        self.api = api
-        self.routes = Routes(app)
-        self.connections = Connections(api.configuration.http)
+        self.application = application
+        self.clients = Clients.of(settings)
+        self.clock = reactor
+        self.connections = Connections(settings)
+        self.mount = Mount(settings.base_path)
         self.presence = Presence(reactor)
+        self._fast_path = fast_path
+
+    def buildProtocol(self, addr: IAddress | None) -> Any:
+        """Return the channel of a new connection."""
+        channel: Any = super().buildProtocol(addr)
+        channel.fast_path = self._fast_path(channel)
+        return channel
 
     def log(self, request: object) -> None:
         """Write nothing: requests are noted in other ways, the shortest among them, too."""
