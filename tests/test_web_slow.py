@@ -229,15 +229,19 @@ class AnswerTests(SlowTestCase):
         self.assertTrue(connection.aborted)
 
     def test_taken(self) -> None:
-        """What is taken in time does not."""
+        """What is taken in time, reckoned from the last pause, does not."""
         connection = self.connect()
         connection.send(START + b"\r\n")
         for _ in range(5):
             connection.channel.pauseProducing()
+            self.advance(10)
+            connection.channel.pauseProducing()
             self.advance(19)
             connection.channel.resumeProducing()
+            self.advance(2)
             connection.send(START + b"\r\n")
-        self.assertFalse(connection.closed)
+            self.assertFalse(connection.closed)
+            self.assertFalse(connection.aborted)
 
     def test_closing(self) -> None:
         """A connection that is closed, of which the last is not taken, is aborted."""

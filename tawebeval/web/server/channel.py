@@ -235,7 +235,7 @@ class ApiChannel(PacedChannel):
             self._socket.loseConnection(code)
             self._socket_closes, self._socket_waits = False, True
             self.stopProducing()  # what writes events
-            self._reading.within(self._patience(), self._end_socket)
+            self.read_within(self._patience(), self._end_socket)
 
     def loseConnection(self) -> None:
         """Close the connection when the client has taken all; that of a WebSocket with care."""

@@ -9,15 +9,20 @@ take what is written.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, Protocol
 
-from twisted.internet.interfaces import IHalfCloseableDescriptor, IReactorTime, IReadDescriptor
+from twisted.internet.interfaces import (
+    IDelayedCall,
+    IHalfCloseableDescriptor,
+    IReactorTime,
+    IReadDescriptor,
+)
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
 from tawebeval.config import Http
-from tawebeval.web.server.deadlines import Deadline
 
 LINGER = 5.0  # seconds for which what a refused client still sends is read
 _ON_ITS_WAY = 0.5  # seconds in which a request arrives that was sent when the end was not known
@@ -55,8 +60,8 @@ class PacedChannel(HTTPChannel):
     _window_end = 0.0  # when the next look is due, in seconds of the clock
     _paused: float | None = None  # since when the body is not read, in seconds of the clock
     _unsent = 0  # bytes at most that the client has yet to take of the answer
-    _reading: Deadline  # for what the client sends
-    _writing: Deadline  # for what it has to take
+    _reading: IDelayedCall | None = None  # the deadline for what the client sends
+    _writing: IDelayedCall | None = None  # the deadline for what it has to take
     _answered: Answered | None = None  # is done, save that the client has yet to take it
 
     @property
@@ -77,16 +82,11 @@ class PacedChannel(HTTPChannel):
     def body_late(self) -> None:
         """Answer a client whose body comes too slowly."""
 
-    def connectionMade(self) -> None:
-        """Have no deadline yet."""
-        self._reading, self._writing = Deadline(self.clock), Deadline(self.clock)
-        super().connectionMade()
-
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
         """Forget all deadlines, and the request that was answered."""
         self.phase = Phase.CLOSED
-        self._reading.end()
-        self._writing.end()
+        self._stop_reading_deadline()
+        self._stop_writing_deadline()
         if self._answered is not None:
             self.requests.remove(self._answered)
             self._answered = None
@@ -95,8 +95,8 @@ class PacedChannel(HTTPChannel):
     def loseConnection(self) -> None:
         """Close it when the client has taken all; abort it when that takes too long."""
         self.phase = Phase.CLOSED
-        self._reading.never()
-        if not self._writing.set:
+        self._stop_reading_deadline()
+        if self._writing is None or not self._writing.active():
             self.take_within(self._patience())
         super().loseConnection()
 
@@ -106,7 +106,7 @@ class PacedChannel(HTTPChannel):
         Abort it after so many seconds.
         """
         if self._has_halves:
-            self._reading.never()
+            self._stop_reading_deadline()
             self.take_within(patience)
             self._close_half()
         else:
@@ -119,7 +119,7 @@ class PacedChannel(HTTPChannel):
         either, which the client could take for a failure of what it had asked before.
         """
         if self._waits:
-            self._reading.within(_ON_ITS_WAY, self._end_idle)
+            self.read_within(_ON_ITS_WAY, self._end_idle)
 
     @property
     def _waits(self) -> bool:
@@ -134,7 +134,7 @@ class PacedChannel(HTTPChannel):
             return
         if self._has_halves:
             # Nothing of ours is on its way, so in the end it is closed in good order.
-            self._reading.within(_ON_ITS_WAY, self.transport.loseConnection)  # type: ignore[union-attr]
+            self.read_within(_ON_ITS_WAY, self.transport.loseConnection)  # type: ignore[union-attr]
             self._close_half()
         else:
             self.loseConnection()
@@ -155,7 +155,7 @@ class PacedChannel(HTTPChannel):
     def forceAbortClient(self) -> None:
         """End it now, whatever is on its way."""
         self.phase = Phase.CLOSED
-        self._reading.never()
+        self._stop_reading_deadline()
         # All transports have it, though ITransport does not.
         self.transport.abortConnection()  # type: ignore[union-attr]
 
@@ -163,13 +163,13 @@ class PacedChannel(HTTPChannel):
 
     def connection_begins(self) -> None:
         """Wait for the first head."""
-        self._reading.within(self.limits.head_deadline, self._head_late)
+        self.read_within(self.limits.head_deadline, self._head_late)
 
     def head_begins(self) -> None:
         """Note that something of a head has come."""
         if self.phase is Phase.IDLE:
             self.phase = Phase.HEAD
-            self._reading.within(self.limits.head_deadline, self._head_late)
+            self.read_within(self.limits.head_deadline, self._head_late)
         elif self.phase is Phase.NEW:
             self.phase = Phase.HEAD  # with the deadline that the connection began with
 
@@ -189,7 +189,7 @@ class PacedChannel(HTTPChannel):
         """
         self.phase = Phase.ANSWER
         self._unsent = 0
-        self._reading.never()
+        self._stop_reading_deadline()
         self.requests.append(request)
         self._handlingRequest = True
         self.setRawMode()
@@ -202,7 +202,7 @@ class PacedChannel(HTTPChannel):
         """Read nothing until `resume_body`. That time is ours: it counts for no deadline."""
         if self._paused is None and self.phase is Phase.BODY:
             self._paused = self.clock.seconds()
-            self._reading.never()
+            self._stop_reading_deadline()
             self._networkProducer.pauseProducing()
 
     def resume_body(self) -> None:
@@ -215,13 +215,13 @@ class PacedChannel(HTTPChannel):
 
     def _begin_window(self, seconds: float) -> None:
         self._window_end = self.clock.seconds() + seconds
-        self._reading.within(seconds, self._look_at_rate)
+        self.read_within(seconds, self._look_at_rate)
 
     def allContentReceived(self) -> None:
         """Take the end of a request."""
         self.phase = Phase.ANSWER
         self.resume_body()  # or nobody would see the client go away
-        self._reading.never()
+        self._stop_reading_deadline()
         super().allContentReceived()
 
     # What the client takes
@@ -249,7 +249,7 @@ class PacedChannel(HTTPChannel):
     def resumeProducing(self) -> None:
         """Go on: the client has taken all that was written."""
         self._unsent = 0
-        self._writing.never()
+        self._stop_writing_deadline()
         super().resumeProducing()
         self._end_answered()
 
@@ -264,7 +264,7 @@ class PacedChannel(HTTPChannel):
         if self.persistent and self._waitingForTransport:
             return
         if self.persistent and (self._buffer or any(self._dataBuffer)):
-            self._reading.within(0, self._end_answered)
+            self.read_within(0, self._end_answered)
         else:
             self._end_answered()
 
@@ -275,14 +275,28 @@ class PacedChannel(HTTPChannel):
         request, self._answered = self._answered, None
         if self.persistent:
             self.phase = Phase.IDLE
-            self._reading.within(self.limits.idle, self.loseConnection)
+            self.read_within(self.limits.idle, self.loseConnection)
         super().requestDone(request)
 
     # Deadlines
 
+    def read_within(self, seconds: float, late: Callable[[], object]) -> None:
+        """Set the deadline for what the client sends: call `late` when it has passed."""
+        self._stop_reading_deadline()
+        self._reading = self.clock.callLater(seconds, late)
+
+    def _stop_reading_deadline(self) -> None:
+        _cancel(self._reading)
+        self._reading = None
+
+    def _stop_writing_deadline(self) -> None:
+        _cancel(self._writing)
+        self._writing = None
+
     def take_within(self, seconds: float) -> None:
         """Abort in so many seconds, unless the client has taken all before."""
-        self._writing.within(seconds, self.forceAbortClient)
+        self._stop_writing_deadline()
+        self._writing = self.clock.callLater(seconds, self.forceAbortClient)
 
     def _patience(self) -> float:
         """Return for how many seconds a client may take what was written."""
@@ -301,3 +315,8 @@ class PacedChannel(HTTPChannel):
             self.loseConnection()
         else:
             self.head_late()
+
+
+def _cancel(call: IDelayedCall | None) -> None:
+    if call is not None and call.active():
+        call.cancel()
