@@ -12,7 +12,7 @@ Two families, because they reach people in two ways:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import attrs
 
@@ -41,8 +41,30 @@ class TawebevalError(Exception):
     """Base of all exceptions of tawebeval; `str()` is a message for people."""
 
 
+class Problem(NamedTuple):
+    """A fault or a weakness of the daemon's surroundings, and its remedy, if one is known.
+
+    Checks yield the problems with which the daemon starts, and raise `ConfigurationError` for the
+    others. The start logs the former; `tawebeval doctor` lists both.
+    """
+
+    what: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """Return the problem as one line."""
+        return "; ".join(filter(None, self))
+
+
 class ConfigurationError(TawebevalError):
-    """An unknown setting, or a value of a wrong type or out of range; names the key's path."""
+    """An unknown setting, or a value of a wrong type or out of range; names the key's path.
+
+    Without a `remedy` of its own the remedy is the part of `what` after the first semicolon.
+    """
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        self.problem = Problem(what, remedy) if remedy else Problem(*what.partition("; ")[::2])
+        super().__init__(str(self.problem))
 
 
 class RequestError(TawebevalError):

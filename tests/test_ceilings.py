@@ -6,7 +6,6 @@ import resource
 from pathlib import Path
 
 import msgspec
-from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, Evaluations, Limits, Repositories
@@ -14,10 +13,10 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
     check_limits,
-    find_lowered,
+    find_lowered_limits,
+    processes,
     processes_allowed,
     processes_needed,
-    tell_of_processes,
 )
 from tests.fake_cgroups import FakeMachine
 
@@ -57,9 +56,11 @@ class LimitTests(CeilingsTestCase):
 
     def test_lowered(self) -> None:
         """Those are named that evaluators could not have unlimited."""
-        self.assertEqual(list(find_lowered()), [])
+        self.assertEqual(list(find_lowered_limits()), [])
         self.hard = {resource.RLIMIT_CORE: 0, resource.RLIMIT_CPU: 3600}
-        self.assertEqual(list(find_lowered()), [("CORE", 0), ("CPU", 3600)])
+        for found, name in zip(find_lowered_limits(), ("CORE", "CPU"), strict=True):
+            self.assertIn(f"RLIMIT_{name} to unlimited fail", found.what)
+            self.assertTrue(found.remedy.startswith(f"Limit{name}=infinity"), found)
 
 
 class ProcessesTests(CeilingsTestCase):
@@ -95,14 +96,12 @@ class ProcessesTests(CeilingsTestCase):
         machine = FakeMachine(Path(self.mktemp()).absolute())
         self.assertIsNone(processes_allowed(machine.write_proc()))
 
-    def test_told(self) -> None:
-        """One too few is told in the log, with what helps; enough, or no limit, is not."""
+    def test_problems(self) -> None:
+        """One too few is a problem, with what helps; enough, or no limit, is not."""
         wanted = processes_needed(USUAL)
-        for there, told in ((None, 0), (wanted, 0), (wanted - 1, 1)):
+        for there in (None, wanted, wanted - 1):
             self.patch(rlimits, "processes_allowed", lambda there=there: there)
-            with capturedLogs() as events:
-                tell_of_processes(USUAL)
-            self.assertEqual(len(events), told, there)
-        said = str(formatEvent(events[0]))
-        for word in (f"{wanted - 1} are allowed", f"{wanted} may be needed", "TasksMax="):
-            self.assertIn(word, said)
+            self.assertEqual(len(processes(USUAL).problems), there == wanted - 1, there)
+        (problem,) = processes(USUAL).problems
+        said = f"{wanted - 1} are allowed here, and {wanted} may be needed; {wanted} by TasksMax="
+        self.assertTrue(str(problem).startswith(said), problem)

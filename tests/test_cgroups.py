@@ -166,7 +166,7 @@ class UnifiedTests(CgroupsTestCase):
         """Where the controller has been left out evaluators and git are nicer than the daemon."""
         self.machine.mount_unified("memory pids")
         cgroups = self.machine.open()
-        self.check(cgroups, ALL - {"weight"}, "take processor time from others", "'cpu'")
+        self.check(cgroups, ALL - {"weight"}, "weight: processor time is shared", "'cpu'")
         self.assertEqual((cgroups.git_entry, cgroups.niceness), ((), 10))
 
     def test_git_cannot_have_a_group(self) -> None:
@@ -462,7 +462,7 @@ class LegacyTests(CgroupsTestCase):
         self.machine.mount_legacy("memory")
         self.machine.mount_legacy("pids")
         self.machine.refusals["/memory/own/tawebeval-x"] = errno.EACCES
-        words = "the memory of an evaluation", "Permission denied", "there is no cgroup controller"
+        words = "memory: limited for each", "Permission denied", "there is no cgroup controller"
         self.check(self.machine.open(), {"processes"}, *words)
 
     def test_cannot_be_given(self) -> None:

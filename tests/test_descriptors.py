@@ -1,4 +1,4 @@
-"""`linux.descriptors`: connections leave enough for evaluations."""
+"""`linux.rlimits`: connections leave enough for evaluations."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from tawebeval.config import (
     Repositories,
 )
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import descriptors
-from tawebeval.linux.descriptors import allowed, fit, needed, raise_limit
+from tawebeval.linux.rlimits import (
+    FEWEST_CONNECTIONS,
+    descriptors_allowed,
+    descriptors_needed,
+    fit_connections,
+    raise_descriptor_limit,
+)
 
 USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
 
@@ -36,18 +41,18 @@ class DescriptorsTests(SynchronousTestCase):
 
     def test_raised(self) -> None:
         """The soft limit becomes what the hard one allows, and that is what counts."""
-        self.assertEqual(allowed(), 4096)
-        raise_limit()
+        self.assertEqual(descriptors_allowed(), 4096)
+        raise_descriptor_limit()
         self.assertEqual(self.limits, (4096, 4096))
 
     def test_unlimited(self) -> None:
         """Where there is no limit all settings do."""
         self.limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        self.assertGreater(allowed(), needed(USUAL))
+        self.assertGreater(descriptors_allowed(), descriptors_needed(USUAL))
 
     def test_needed(self) -> None:
         """Connections count once, evaluations besides, and callbacks, also before there are any."""
-        before = needed(USUAL)
+        before = descriptors_needed(USUAL)
         for settings, more in (
             ({"http": Http(connections=507)}, 7),
             ({"evaluations": Evaluations(running=12)}, 18),
@@ -56,38 +61,40 @@ class DescriptorsTests(SynchronousTestCase):
             ({"callbacks": CallbackSettings(enabled=False, at_once=15)}, 5),
         ):
             kept = {"evaluations": USUAL.evaluations, "http": USUAL.http}
-            self.assertEqual(needed(Configuration(**{**kept, **settings})), before + more)
+            changed = Configuration(**{**kept, **settings})
+            self.assertEqual(descriptors_needed(changed), before + more)
 
     def test_enough(self) -> None:
         """Just enough leaves the settings as they are, and says nothing."""
-        self.limits = (0, needed(USUAL))
+        self.limits = (0, descriptors_needed(USUAL))
         with capturedLogs() as events:
-            self.assertIs(fit(USUAL), USUAL)
+            self.assertIs(fit_connections(USUAL), USUAL)
         self.assertEqual(list(events), [])
 
     def test_too_few(self) -> None:
         """One too few is one connection less; the log says what there is, and what helps."""
-        self.limits = (0, needed(USUAL) - 1)
+        self.limits = (0, descriptors_needed(USUAL) - 1)
         with capturedLogs() as events:
-            fitted = fit(USUAL)
+            fitted = fit_connections(USUAL)
         self.assertEqual(fitted.http.connections, 499)
-        self.assertEqual(needed(fitted), allowed())
+        self.assertEqual(descriptors_needed(fitted), descriptors_allowed())
         (event,) = events
         self.assertEqual(event["log_level"].name, "warn")
         said = formatEvent(event)
-        for word in (f"{allowed()} are allowed", "may be 499", "http.connections = 500"):
+        there = descriptors_allowed()
+        for word in (f"{there} are allowed", "may be 499", "http.connections = 500"):
             self.assertIn(word, said)
-        self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
+        self.assertIn(f"LimitNOFILE={descriptors_needed(USUAL)} in the unit", said)
 
     def test_far_too_few(self) -> None:
         """With less than a few connections, beside the evaluations, there is no start."""
-        fewest = needed(USUAL) - 500 + descriptors._FEWEST
+        fewest = descriptors_needed(USUAL) - 500 + FEWEST_CONNECTIONS
         self.limits = (0, fewest)
-        self.assertEqual(fit(USUAL).http.connections, descriptors._FEWEST)
+        self.assertEqual(fit_connections(USUAL).http.connections, FEWEST_CONNECTIONS)
         self.limits = (0, fewest - 1)
         with self.assertRaises(ConfigurationError) as caught:
-            fit(USUAL)
+            fit_connections(USUAL)
         said = str(caught.exception)
         self.assertIn(f"{fewest - 1} are allowed here, and {fewest} are the fewest", said)
-        self.assertIn(f"LimitNOFILE={needed(USUAL)} in the unit", said)
+        self.assertIn(f"LimitNOFILE={descriptors_needed(USUAL)} in the unit", said)
         self.assertTrue(said.endswith("fewer evaluations.running or callbacks.at_once"), said)

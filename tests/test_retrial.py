@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.tally import EvaluationTally
 from tawebeval.daemon.retrial import PERIOD, Retrial
 from tawebeval.deferreds import Threads
-from tawebeval.sandbox.probe import Problem
+from tawebeval.errors import Problem
 from tests.fakes import InlineThreads, SlowThreads
 
 FAULT = "the sandbox could not be started"

@@ -45,7 +45,7 @@ from tawebeval.daemon.reload import Reloading
 from tawebeval.daemon.reporting import longest_stop
 from tawebeval.daemon.state import Directories, open_directories
 from tawebeval.deferreds import Threads
-from tawebeval.errors import Busy, ConfigurationError, InvalidField
+from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import Outcome, Rereading
 from tawebeval.sandbox.commands import GitBox
@@ -273,7 +273,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(connection.channel, "go_away", partial(self.check_deaf, connection, ports))
         stopped = daemon.stopService()
         self.assertEqual(connection.answer().status, 503)
-        startup = daemon.getServiceNamed("ground")
+        startup = daemon.getServiceNamed("startup")
         for one in connections:
             self.assertNoResult(stopped)
             self.assertTrue(startup.running)
@@ -775,7 +775,7 @@ class ServiceTests(SynchronousTestCase):
     def test_warnings(self) -> None:
         """What the user cannot read, and should, is told at the start with a remedy."""
         tokens = self.file_with(new_token("alice", straw())[1])
-        self.patch(module, "unreadable", lambda: [Path("/root/python")])
+        self.patch(module, "find_unreadable", lambda: [Problem("/root/python")])
         secrets = self.file_with(f"* {written(OLD)}")
         self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
         with capturedLogs() as events:

@@ -79,9 +79,9 @@ def doctor(config: Path | None, as_json: bool) -> None:
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
     from tawebeval.daemon.doctor import examine
-    from tawebeval.daemon.findings import Health
+    from tawebeval.daemon.findings import Severity
 
-    worst = Health.OK
+    worst = Severity.OK
     found = []
     for finding in examine(config, os.environ):
         worst = max(worst, finding.health)

@@ -28,9 +28,9 @@ from tawebeval.cli.try_evaluation import Attempt, Bench, pages
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed
-from tawebeval.daemon.belongings import check_readable
 from tawebeval.daemon.preload import preload
 from tawebeval.daemon.reconfiguring import read_configuration
+from tawebeval.daemon.startup import check_readable
 from tawebeval.deferreds import completed
 from tawebeval.errors import ConfigurationError, EvaluationError
 from tawebeval.evaluations.evaluation import Evaluation

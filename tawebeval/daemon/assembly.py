@@ -22,18 +22,17 @@ from tawebeval.core.budget import Budget
 from tawebeval.core.identifiers import Identities
 from tawebeval.daemon.adapting import Adapting, bounds, host_policy
 from tawebeval.daemon.control import TakingOrders, find_socket
-from tawebeval.daemon.doors import check_exposure, open_access
 from tawebeval.daemon.housekeeping import keep_house
 from tawebeval.daemon.interrupts import Interrupts
 from tawebeval.daemon.linewriter import LineWriter
 from tawebeval.daemon.listening import listen
 from tawebeval.daemon.logging import LogWriter
 from tawebeval.daemon.observing import Observing
-from tawebeval.daemon.preload import unreadable
+from tawebeval.daemon.preload import find_unreadable
 from tawebeval.daemon.reconfiguring import ConfigurationFile, Reconfiguring
 from tawebeval.daemon.reload import Reloading
 from tawebeval.daemon.reporting import Reporting, longest_stop
-from tawebeval.daemon.startup import Ground
+from tawebeval.daemon.startup import StartupChecks, find_exposure, open_access
 from tawebeval.daemon.state import Directories
 from tawebeval.daemon.systemd import find_supervisor
 from tawebeval.deferreds import Threads
@@ -50,7 +49,7 @@ from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import Orphans, become_subreaper
-from tawebeval.linux.rlimits import MORE
+from tawebeval.linux.rlimits import MORE_PROCESSES
 from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.monitor import Watch
 from tawebeval.sandbox.probe import open_box, open_sandbox
@@ -120,7 +119,7 @@ class Daemon(MultiService):
 
     def __init__(
         self,
-        ground: Ground,
+        startup: StartupChecks,
         evaluations: EvaluationService,
         site: ApiSite,
         privileges: Privileges,
@@ -133,7 +132,7 @@ class Daemon(MultiService):
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
-        for part in (ground, evaluations, Interrupts(evaluations.hurry, reactor)):
+        for part in (startup, evaluations, Interrupts(evaluations.hurry, reactor)):
             part.setServiceParent(self)
 
     def setServiceParent(self, parent: Any) -> None:
@@ -162,12 +161,8 @@ class Daemon(MultiService):
         self._privileges.check()
         if self.log_writer is not None:
             self._log_by_thread(self.log_writer.lines)
-        for path in unreadable():
-            log.warn(
-                "{path} cannot be read by the user that the daemon runs as: what of it is not "
-                "loaded yet cannot be; install Python and tawebeval where every user can read",
-                path=path,
-            )
+        for problem in find_unreadable():
+            log.warn("{problem}", problem=str(problem))
         super().startService()
 
     def _log_by_thread(self, lines: LineWriter) -> None:
@@ -175,7 +170,7 @@ class Daemon(MultiService):
         try:
             lines.start()
         except RuntimeError as error:
-            raise SystemExit(f"tawebeval: threads: {error}; {MORE}") from None
+            raise SystemExit(f"tawebeval: threads: {error}; {MORE_PROCESSES}") from None
         # Whether the reactor ends, in which case a signal may end the process, or Python does.
         self._reactor.addSystemEventTrigger("after", "shutdown", lines.finish, _LAST_LINES)
         atexit.register(lines.finish, _LAST_LINES)
@@ -310,9 +305,9 @@ def make_service(
         log_writer,
     )
     crews = (threads, watching, counting, uploading, checking, servers, receivers)
-    ground = Ground(directories, cgroups, sandbox, crews, checking, configuration)
+    startup = StartupChecks(directories, cgroups, sandbox, crews, checking, configuration)
     evaluations = EvaluationService(registry, repositories, callbacks, configuration)
-    daemon = Daemon(ground, evaluations, site, privileges, reactor, log_writer)
+    daemon = Daemon(startup, evaluations, site, privileges, reactor, log_writer)
     supervisor = find_supervisor(os.environ)
     adapting = Adapting(
         *(surroundings, remotes, registry, access, observing, api), site.connections
@@ -328,14 +323,15 @@ def make_service(
     for part in (observing.lag, observing.retrial):
         part.setServiceParent(daemon)
     chores = (
-        *(registry.expire, orphans.reap, ground.mend, surroundings.arrears.settle),
+        *(registry.expire, orphans.reap, startup.mend, surroundings.arrears.settle),
         *(repositories.note_uses, repositories.maintain, observing.readiness.look),
     )
     keep_house(chores, reactor).setServiceParent(daemon)
     for endpoint in dict.fromkeys(configuration.listen):
         listen(endpoint, site, reactor, configuration.http).setServiceParent(daemon)
     if access.open:
-        check_exposure(configuration)
+        for problem in find_exposure(configuration):
+            log.warn("{problem}", problem=str(problem))
     Reporting(
         supervisor,
         lambda: (registry.queue.running, registry.queue.waiting),

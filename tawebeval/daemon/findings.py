@@ -1,17 +1,17 @@
-"""What `tawebeval doctor` finds out: about one part each, and how bad it is."""
+"""Findings of `tawebeval doctor`: one part of the daemon each, and how severe its problem is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 
 import attrs
 
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, Problem
 
 
-class Health(IntEnum):
-    """How a part of it is, the worst last: also the command's exit status."""
+class Severity(IntEnum):
+    """Severity of a finding, the worst last: also the exit status of the command."""
 
     OK = 0
     WEAKER = 1
@@ -20,27 +20,39 @@ class Health(IntEnum):
 
 @attrs.frozen
 class Finding:
-    """What was found out about one part, and what can be done where it is not ok."""
+    """State of one part, and the remedy if the part is not ok."""
 
     part: str
-    health: Health
+    health: Severity
     what: str
     remedy: str = ""
 
 
-def broken(part: str, error: ConfigurationError) -> Finding:
-    """Return what an error means that would stop the daemon's start.
+Check = tuple[str, Callable[[], Iterable[str | Problem | Finding]]]
+"""The name of a part, and a check of it.
 
-    Such errors have their remedy, if they know one, after a semicolon.
-    """
-    what, _, remedy = str(error).partition("; ")
-    return Finding(part, Health.BROKEN, what, remedy)
+The check yields a string for what is ok, a `Problem` for what protects less than it could, and the
+findings of other parts. It raises ConfigurationError or OSError for what is broken.
+"""
 
 
-def judged(part: str, look: Callable[[], object], what: str = "") -> Finding:
-    """Return that `look` finds nothing wrong: `what`, or what it says itself."""
-    try:
-        said = look()
-    except ConfigurationError as error:
-        return broken(part, error)
-    return Finding(part, Health.OK, what or str(said))
+def run_checks(*checks: Check) -> Iterator[Finding]:
+    """Yield the findings of all checks."""
+    for part, check in checks:
+        try:
+            for said in check():
+                if isinstance(said, Finding):
+                    yield said
+                elif isinstance(said, Problem):
+                    yield Finding(part, Severity.WEAKER, *said)
+                else:
+                    yield Finding(part, Severity.OK, said)
+        except ConfigurationError as error:
+            yield Finding(part, Severity.BROKEN, *error.problem)
+        except OSError as error:
+            yield Finding(part, Severity.BROKEN, f"cannot be looked at: {error}")
+
+
+def list_problems(problems: Iterable[Problem], well: str) -> Sequence[Problem | str]:
+    """Return problems, or the words for what is `well` if there are none."""
+    return list(problems) or [well]

@@ -6,12 +6,12 @@ from functools import partial
 
 import attrs
 
-from tawebeval.daemon.doors import open_readers
 from tawebeval.daemon.health import Disk, Readiness
 from tawebeval.daemon.lag import Lag
 from tawebeval.daemon.logging import LogWriter
 from tawebeval.daemon.metrics import Exposition, Figures
 from tawebeval.daemon.retrial import Retrial
+from tawebeval.daemon.startup import open_readers
 from tawebeval.daemon.state import Directories
 from tawebeval.deferreds import Threads
 from tawebeval.evaluations.context import Surroundings

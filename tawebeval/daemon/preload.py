@@ -15,6 +15,7 @@ from types import ModuleType
 
 import tawebeval
 import twisted
+from tawebeval.errors import Problem
 
 # What is imported in the middle of functions, and why it is called for.
 LATER = {
@@ -42,9 +43,13 @@ def _import_all(package: ModuleType) -> None:
                 _import_all(module)
 
 
-def unreadable() -> Iterator[Path]:
+def find_unreadable() -> Iterator[Problem]:
     """Yield the directories of Python and of packages that the effective user may not read."""
     for file in (os.__file__, twisted.__file__, tawebeval.__file__):
         directory = Path(file).parent
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
-            yield directory
+            yield Problem(
+                f"{directory} cannot be read by the user that the daemon runs as: what of it is"
+                " not loaded yet cannot be",
+                "install Python and tawebeval where every user can read",
+            )

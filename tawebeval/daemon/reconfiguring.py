@@ -13,7 +13,7 @@ import msgspec
 from tawebeval.config import Configuration, parse_configuration
 from tawebeval.daemon.live import LIVE, adopt, differences
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.rlimits import check_limits, few_processes
+from tawebeval.linux.rlimits import check_limits, processes
 from tawebeval.reloadable import Rereading
 
 
@@ -71,7 +71,7 @@ class Reconfiguring:
         following = adopt(self._running, wanted)
         if following.limits.processes > self._running.limits.processes:
             with suppress(OSError):  # only the note is lost
-                notes += few_processes(following)
+                notes += [f"processes: {few}" for few in processes(following).problems]
         return notes
 
 

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.tally import EvaluationTally
 from tawebeval.deferreds import Threads
-from tawebeval.sandbox.probe import Problem
+from tawebeval.errors import Problem
 
 PERIOD = 10.0  # seconds between two trials
 

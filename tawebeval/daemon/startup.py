@@ -1,27 +1,31 @@
-"""What evaluations stand on: directories, cgroups, the sandbox, threads: sound before any is."""
+"""Checks before the first evaluation: directories, cgroups, git, sandbox, threads, exposure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from twisted.application.service import Service
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.daemon.state import Directories
+from tawebeval.daemon.state import Directories, locate
 from tawebeval.deferreds import Threads, in_background
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.gitversion import check_git
+from tawebeval.git.remotes import KERNEL
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.diskfaults import told
 from tawebeval.linux.leftovers import end_leftovers
-from tawebeval.linux.rlimits import MORE
+from tawebeval.linux.rlimits import MORE_PROCESSES
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_accounts
 from tawebeval.sandbox.probe import Places, close_sandbox, rely_on
 from tawebeval.sandbox.project_quotas import check_quotas, try_quotas
+from tawebeval.web.auth import Access, Rate, find_metrics_tokens, find_tokens
+from tawebeval.web.exposure import check_endpoints
 
 log = Logger()
 
@@ -36,15 +40,15 @@ class Crew(Protocol):
         """Stop them. May block."""
 
 
-class Ground(Service):
-    """Started before the evaluations, by the user for whom it has to be sound, and stopped last.
+class StartupChecks(Service):
+    """A service that starts before the evaluations, as the daemon's user, and stops last.
 
-    It holds the directories, and with them their locks, as long as it is. `crews` are the threads
-    that run from its start to its stop, and `checking` those among them that look after the disks.
-    `configuration` says which quotas there have to be.
+    It holds the directories with their locks. `crews` are the threads that run from its start to
+    its stop, `checking` those among them that look after the disks. `configuration` has the limits
+    that project quotas must allow.
     """
 
-    name = "ground"
+    name = "startup"
 
     def __init__(
         self,
@@ -64,11 +68,11 @@ class Ground(Service):
         self._mending = False
 
     def startService(self) -> None:
-        """Try it out, and tell what does not hold.
+        """Clear the directories, check all that evaluations need, and start the threads.
 
-        Exits with a message where what an earlier daemon has left cannot be removed, where the
-        state cannot be written to, where project quotas do not hold, where git is missing or old,
-        where the sandbox does not work, and where there are no threads.
+        Exits with a message where a check fails: a directory that cannot be cleared or written to,
+        project quotas that do not hold, a git that is missing or old, a sandbox that does not work,
+        no threads.
         """
         super().startService()
         directories = self.directories
@@ -78,28 +82,22 @@ class Ground(Service):
             write_accounts(directories.accounts)
             check_quotas(directories.quotas, self._configuration)
             try_quotas(directories.quotas)
+            check_git()
         except OSError as error:
             raise SystemExit(f"tawebeval: {told(error)}") from None
         except ConfigurationError as error:
             raise SystemExit(f"tawebeval: {error}") from None
-        try:
-            check_git()
-        except ConfigurationError as error:
-            raise SystemExit(f"tawebeval: {error}") from None
         for problem in self._cgroups.problems:
             log.warn("limits: {problem}", problem=problem)
-        rely_on(
-            self._sandbox,
-            Places(directories.repositories, directories.evaluations),
-        )
+        rely_on(self._sandbox, Places(directories.repositories, directories.evaluations))
         try:
             for threads in self._crews:
                 threads.start()
         except OSError as error:
-            raise SystemExit(f"tawebeval: {error.strerror}; {MORE}") from None
+            raise SystemExit(f"tawebeval: {error.strerror}; {MORE_PROCESSES}") from None
 
     def mend(self) -> None:
-        """Begin to make anew what of the directories is gone, unless that is being done."""
+        """Begin to restore removed directories, unless that is being done already."""
         if not self._mending:
             self._mending = True
             in_background(self._mend(), log, "nothing can be mended")
@@ -121,9 +119,102 @@ class Ground(Service):
         return gone
 
     def stopService(self) -> None:
-        """Let the threads end, and give back the cgroups. Blocks until they have."""
+        """Stop the threads, the sandbox and the cgroups. Blocks until the threads have ended."""
         super().stopService()
         for threads in self._crews:
             threads.stop()
         close_sandbox(self._sandbox)
         self._cgroups.close()
+
+
+def open_access(configuration: Configuration, clock: Any) -> Access:
+    """Return the access of callers. Raises ConfigurationError for tokens that cannot be read."""
+    callers = configuration.callers
+    source = find_tokens(callers, os.environ)
+    return Access(Rate(callers.requests_per_minute, clock.seconds), source)
+
+
+def open_readers(configuration: Configuration, clock: Any) -> Access | None:
+    """Return the access of readers of the metrics, None where they need no token.
+
+    Raises ConfigurationError for tokens that cannot be read.
+    """
+    source = find_metrics_tokens(configuration.metrics, os.environ)
+    return None if source is None else Access(Rate(0, clock.seconds), source, "metrics.tokens")
+
+
+def find_exposure(configuration: Configuration) -> Iterator[Problem]:
+    """Yield through what strangers may reach a daemon without tokens.
+
+    Raises ConfigurationError for endpoints that other machines reach, unless `callers.open` is set.
+    """
+    if configuration.callers.open:
+        yield Problem(
+            "there are no tokens, and callers.open is true: anybody who can connect may run"
+            " programs here",
+            "tawebeval token new NAME, and leave out callers.open",
+        )
+        return
+    for endpoint in check_endpoints(configuration.listen):
+        yield Problem(
+            f"there are no tokens: whoever can reach the socket of {endpoint} may run programs"
+            " here",
+            "tawebeval token new NAME",
+        )
+
+
+def check_readable(
+    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
+) -> None:
+    """Check that `sandbox.readable` shows evaluators no path of the daemon or the kernel. Blocks.
+
+    `file` is the configuration's own, `environment` the daemon's. Raises ConfigurationError for a
+    path that is, holds or lies in a private one. Without a sandbox evaluators see every path.
+    """
+    sandbox = configuration.sandbox
+    if sandbox.kind == "none":
+        return
+    private = [
+        (what, place)
+        for what, path in _private_paths(configuration, file, environment)
+        for place in _spellings(path)
+    ]
+    for index, path in enumerate(sandbox.readable):
+        for place in _spellings(path):
+            for what, other in private:
+                if place.is_relative_to(other) or other.is_relative_to(place):
+                    raise ConfigurationError(
+                        f"sandbox.readable[{index}]: {path} would show evaluators {what} ({other})",
+                        "name no more than they need",
+                    )
+
+
+def _private_paths(
+    configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
+) -> Iterator[tuple[str, str | Path]]:
+    """Yield what each path to hide is, and the path."""
+    state, cache = locate(environment)
+    handed_over = environment.get("CREDENTIALS_DIRECTORY", "")
+    paths = (
+        ("the state directory", state),
+        ("the cache directory", cache),
+        ("the configuration", file),
+        ("the tokens", configuration.callers.tokens),
+        ("the tokens of the metrics", configuration.metrics.tokens),
+        ("the secrets of callbacks", configuration.callbacks.secrets),
+        ("the credentials that systemd hands over", handed_over),
+        *(
+            ("a credential", name and Path(handed_over, name))
+            for entry in configuration.repositories.credentials
+            for name in (entry.password_file, entry.key_file)
+        ),
+        *(("what the kernel tells of processes and devices", path) for path in KERNEL),
+    )
+    for what, path in paths:
+        if path:
+            yield what, path
+
+
+def _spellings(path: str | Path) -> set[Path]:
+    """Return a path as it is written, and as it is without symbolic links."""
+    return {Path(os.path.abspath(path)), Path(os.path.realpath(path))}

@@ -178,10 +178,15 @@ def _key(path: Path, random: Callable[[int], bytes]) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         unfinished.rename(path)
-    key = path.read_bytes()
-    if len(key) != KEY_BYTES:
+    check_key(path)
+    return path.read_bytes()
+
+
+def check_key(path: Path) -> None:
+    """Raise ConfigurationError for a key that is not whole; OSError."""
+    size = path.stat().st_size
+    if size != KEY_BYTES:
         raise ConfigurationError(
-            f"{path} should have {KEY_BYTES} bytes; remove it, and identifiers issued so far "
-            "are no longer recognised"
+            f"{path} should have {KEY_BYTES} bytes, and has {size}",
+            "remove it; identifiers issued so far are no longer recognised then",
         )
-    return key

@@ -9,22 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from twisted.application.service import IService
+from twisted.logger import Logger
 from twisted.python import usage
 
 from tawebeval import __version__
-from tawebeval.daemon.belongings import check_readable
 from tawebeval.daemon.collector import pass_over_what_is_there
 from tawebeval.daemon.monotonic import count_monotonically
 from tawebeval.daemon.polling import wait_beyond_epoll
 from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
 from tawebeval.daemon.reload import EarlyHangup
 from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.daemon.startup import check_readable
 from tawebeval.daemon.state import open_directories
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux import descriptors, rlimits
+from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
 from tawebeval.linux.kernel import Process
 from tawebeval.linux.privileges import find_privileges
+
+log = Logger()
 
 
 class Options(usage.Options):
@@ -88,9 +91,10 @@ def makeService(
         cgroups = find_cgroups(directories.label, (user.uid, user.gid) if user else None)
         keep_freed_memory()
         rlimits.check_limits(configuration.limits)
-        descriptors.raise_limit()
-        configuration = descriptors.fit(configuration)
-        rlimits.tell_of_processes(configuration)
+        rlimits.raise_descriptor_limit()
+        configuration = rlimits.fit_connections(configuration)
+        for problem in rlimits.processes(configuration).problems:
+            log.warn("processes: {problem}", problem=str(problem))
         atexit.register(cgroups.close)  # a start that fails from here on stops no service
         # Absolute, for twistd may go elsewhere.
         file = ConfigurationFile(path and path.absolute(), listen, written)

@@ -5,7 +5,7 @@
   the daemon and mounts overlays.
 - `reaper` and `leftovers` find processes that nobody waits for, also those of a daemon that was
   killed.
-- `cgroups` holds the limits of whole process trees; `rlimits` and `descriptors` those of the daemon
+- `cgroups` holds the limits of whole process trees; `rlimits` those of the daemon
   itself.
 - `privileges` and `kernel` give up root for good; `ownership` and `secretfiles` look at whose a
   file is.

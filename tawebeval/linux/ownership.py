@@ -57,8 +57,7 @@ def give(directory: Path, user: User) -> None:
 
 
 def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -> None:
-    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if status.st_uid != 0 or (others and not status.st_mode & stat.S_ISVTX):
+    if not is_roots_alone(status):
         raise ConfigurationError(
             f"{directory}: root does not make it for {user.name}, for others may write to "
             f"{part!r} on the way there; {_by_hand(directory, user)}"
@@ -94,8 +93,18 @@ def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> st
 
 
 def _by_hand(directory: Path, user: User) -> str:
-    made = shlex.join(["install", "-d", "-m", "700", "-o", user.name, str(directory)])
-    return f"name another directory, or make it: {made}"
+    return f"name another directory, or make it: {install_command(directory, user.name)}"
+
+
+def install_command(directory: Path, user: str) -> str:
+    """Return the shell command by which root makes a directory for a user."""
+    return shlex.join(["install", "-d", "-m", "700", "-o", user, str(directory)])
+
+
+def is_roots_alone(status: os.stat_result) -> bool:
+    """Tell whether only root can put something into a directory, or take others' out of it."""
+    others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return status.st_uid == 0 and (not others or bool(status.st_mode & stat.S_ISVTX))
 
 
 def name_of(uid: int) -> str:

@@ -1,7 +1,9 @@
-"""What the daemon itself may have of processes, and of all that a process is limited in.
+"""Limits of the daemon itself: file descriptors, processes, epoll watches, and its hard limits.
 
-No evaluator can have more than that, and all of them share the processes. Where those run out the
-next fork fails, in whose evaluator so ever it is, so that one is blamed for what others use.
+No evaluator can have more than the daemon, and all evaluators share its processes. Where those run
+out the next fork(2) fails, so that one evaluator is blamed for the processes of the others. Where
+connections take all descriptors no evaluation can begin, and Twisted closes new connections without
+a word: `fit_connections` leaves enough descriptors for the rest.
 """
 
 from __future__ import annotations
@@ -10,20 +12,49 @@ import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import attrs
+import msgspec
 from twisted.logger import Logger
 
 from tawebeval.admission import count_places
 from tawebeval.config import Configuration, Limits
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.cgroups.filesystem import Directory, Kernel
 from tawebeval.linux.cgroups.hierarchies import parse_hierarchies
 
-_OF_FETCH = 16  # git's own programs, with their threads, and the sandbox
-_BESIDES = 64  # the daemon's own threads, the launcher, and what they start for a moment
-MORE = "TasksMax= in the unit, or what limits the container's processes"
-"""What helps where there are too few."""
+_EVALUATION_DESCRIPTORS = 9  # pipes, pidfd, files of its sandbox, tree; and git's beside them
+_FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
+_SPARE_DESCRIPTORS = 128  # the daemon's own, and connections that are just being refused
+FEWEST_CONNECTIONS = 16  # with fewer there is no use in a start
+_FETCH_PROCESSES = 16  # git's own programs, with their threads, and the sandbox
+_DAEMON_PROCESSES = 64  # the daemon's own threads, the launcher, and its children for a moment
+_WATCH = 180  # bytes of memory that the kernel takes for one epoll watch, at least
+WATCHES = Path("/proc/sys/fs/epoll/max_user_watches")
+MORE_PROCESSES = "TasksMax= in the unit, or what limits the container's processes"
+"""The remedy for too few processes."""
 
 log = Logger()
+
+
+@attrs.frozen
+class Allowance:
+    """How many of one resource the daemon may have (None: any number), and may need at once."""
+
+    allowed: int | None
+    needed: int
+    remedy: str
+
+    def __str__(self) -> str:
+        """Return both numbers in a sentence."""
+        many = "any number" if self.allowed is None else self.allowed
+        return f"{many} are allowed here, and {self.needed} may be needed"
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """The one problem, that there may be too few, or none."""
+        if self.allowed is None or self.allowed >= self.needed:
+            return ()
+        return (Problem(str(self), self.remedy),)
 
 
 def check_limits(limits: Limits) -> None:
@@ -39,24 +70,91 @@ def check_limits(limits: Limits) -> None:
         if hard is not None and hard < value:
             raise ConfigurationError(
                 f"limits.{name}: the daemon itself may have no more than {hard} here, and {value}"
-                f" are needed; {directive}={value} in the unit (or ulimit -H), or a lower"
-                f" limits.{name}"
+                " are needed",
+                f"{directive}={value} in the unit (or ulimit -H), or a lower limits.{name}",
             )
 
 
-def find_lowered() -> Iterator[tuple[str, int]]:
-    """Yield the daemon's hard limits, by name, that evaluators may want to be unlimited."""
+def find_lowered_limits() -> Iterator[Problem]:
+    """Yield the hard limits of the daemon that evaluators may want to be unlimited."""
     for name in ("CORE", "CPU"):
         hard = _hard(getattr(resource, f"RLIMIT_{name}"))
         if hard is not None:
-            yield name, hard
+            yield Problem(
+                f"programs that set RLIMIT_{name} to unlimited fail: the daemon's hard limit is"
+                f" {hard}",
+                f"Limit{name}=infinity in the unit (or ulimit -H)",
+            )
+
+
+def descriptors(configuration: Configuration) -> Allowance:
+    """Return the allowance of file descriptors.
+
+    Raises ConfigurationError where only a few connections are left beside the evaluations.
+    """
+    there, wanted = descriptors_allowed(), descriptors_needed(configuration)
+    fewest = _descriptors_besides(configuration) + FEWEST_CONNECTIONS
+    if there < fewest:
+        raise ConfigurationError(
+            f"descriptors: {there} are allowed here, and {fewest} are the fewest for so many"
+            " evaluations",
+            f"LimitNOFILE={wanted} in the unit (or ulimit -n), or fewer evaluations.running or"
+            " callbacks.at_once",
+        )
+    remedy = f"LimitNOFILE={wanted} in the unit (or ulimit -n), or fewer http.connections"
+    return Allowance(there, wanted, remedy)
+
+
+def descriptors_needed(configuration: Configuration) -> int:
+    """Return the number of descriptors that the daemon may need at the same time."""
+    return configuration.http.connections + _descriptors_besides(configuration)
+
+
+def descriptors_allowed() -> int:
+    """Return how many this process may have, once it has raised its limit as far as it may."""
+    hard = _hard(resource.RLIMIT_NOFILE)
+    return 2**31 - 1 if hard is None else hard
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the soft limit of this process: it is for programs that use select(2)."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def fit_connections(configuration: Configuration) -> Configuration:
+    """Return the configuration with no more connections than descriptors allow; log if fewer.
+
+    Raises ConfigurationError as `descriptors` does.
+    """
+    found = descriptors(configuration)
+    if not found.problems:
+        return configuration
+    most = descriptors_allowed() - _descriptors_besides(configuration)
+    log.warn(
+        "descriptors: {found}: there may be {most} connections, in place of http.connections ="
+        " {connections}; {remedy}",
+        found=str(found),
+        most=most,
+        connections=configuration.http.connections,
+        remedy=found.remedy,
+    )
+    http = msgspec.structs.replace(configuration.http, connections=most)
+    return msgspec.structs.replace(configuration, http=http)
+
+
+def processes(configuration: Configuration) -> Allowance:
+    """Return the allowance of processes and threads. Blocks, hardly. Raises OSError."""
+    wanted = processes_needed(configuration)
+    remedy = f"{wanted} by {MORE_PROCESSES}; or fewer evaluations.running or limits.processes"
+    return Allowance(processes_allowed(), wanted, remedy)
 
 
 def processes_needed(configuration: Configuration) -> int:
     """Return how many processes and threads there may be at once, if all evaluators have all."""
     running = count_places(configuration.evaluations.running)
-    fetches = configuration.repositories.fetches * _OF_FETCH
-    return running * configuration.limits.processes + fetches + _BESIDES
+    fetches = configuration.repositories.fetches * _FETCH_PROCESSES
+    return running * configuration.limits.processes + fetches + _DAEMON_PROCESSES
 
 
 def processes_allowed(proc: Path = Path("/proc/self")) -> int | None:
@@ -65,6 +163,28 @@ def processes_allowed(proc: Path = Path("/proc/self")) -> int | None:
     Raises OSError.
     """
     return min(_bounds(proc), default=None)
+
+
+def watches(configuration: Configuration) -> Allowance:
+    """Return the allowance of epoll watches for evaluators that stay within `limits.memory`.
+
+    The daemon itself needs none (`daemon.polling`). Blocks, hardly. Raises OSError.
+    """
+    running = count_places(configuration.evaluations.running)
+    wanted = running * configuration.limits.memory // _WATCH + configuration.http.connections
+    there = int(WATCHES.read_text("ascii"))
+    return Allowance(there, wanted, f"sysctl fs.epoll.max_user_watches={wanted}")
+
+
+def _descriptors_besides(configuration: Configuration) -> int:
+    """Return how many descriptors are for other things than connections.
+
+    Callbacks count also where they are disabled: enabling them takes no connections away.
+    """
+    running = count_places(configuration.evaluations.running)
+    fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
+    callbacks = configuration.callbacks.at_once
+    return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS
 
 
 def _bounds(proc: Path) -> Iterator[int]:
@@ -81,29 +201,6 @@ def _bounds(proc: Path) -> Iterator[int]:
             most = Directory(str(path), Kernel()).number("pids.max")
             if most is not None:
                 yield most
-
-
-def few_processes(configuration: Configuration) -> Sequence[str]:
-    """Return what is to be said where there may be too few processes, or nothing.
-
-    Blocks, hardly. Raises OSError.
-    """
-    there, wanted = processes_allowed(), processes_needed(configuration)
-    if there is None or there >= wanted:
-        return ()
-    few = f"processes: {there} are allowed here, and {wanted} may be needed; {remedy(wanted)}"
-    return (few,)
-
-
-def tell_of_processes(configuration: Configuration) -> None:
-    """Tell the log where there may be too few processes. Blocks, hardly. Raises OSError."""
-    for few in few_processes(configuration):
-        log.warn("{few}", few=few)
-
-
-def remedy(wanted: int) -> str:
-    """Return what helps where so many may be needed, and are not allowed."""
-    return f"{wanted} by {MORE}; or fewer evaluations.running or limits.processes"
 
 
 def _hard(number: int) -> int | None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from twisted.logger import Logger
 
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, Problem
 
-STRANGERS = 0o007
-"""The bits of a mode by which every user of the machine can get at a file."""
+_STRANGERS = 0o007  # the bits of a mode by which every user of the machine can get at a file
 
 Content = TypeVar("Content")
 
@@ -62,9 +62,16 @@ def digest(path: Path) -> str:
         return ""
 
 
+def find_strangers(path: Path, mode: int) -> Problem | None:
+    """Return the problem of a secret file whose `mode` lets every user of the machine in."""
+    if not mode & _STRANGERS:
+        return None
+    what = f"{path}: every user of this machine can get at it"
+    return Problem(what, f"chmod o= {shlex.quote(str(path))}")
+
+
 def warn_of_strangers(path: Path, mode: int, setting: str) -> None:
-    """Log it where every user could read the file of this mode, which some setting names."""
-    if mode & STRANGERS:
-        log.warn(
-            "{setting}: every user of this machine can read {path}", setting=setting, path=path
-        )
+    """Log that every user could get at the file that `setting` names, if its `mode` says so."""
+    problem = find_strangers(path, mode)
+    if problem is not None:
+        log.warn("{setting}: {problem}", setting=setting, problem=str(problem))

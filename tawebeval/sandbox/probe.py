@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec
 
@@ -15,7 +15,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.diskfaults import MAKE_ROOM, is_full, naming, says_full
 from tawebeval.linux.filetree import remove
@@ -32,8 +32,11 @@ from tawebeval.sandbox.workspace import Workspace
 
 COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
 """What follows where overlays do not work."""
-A_PYTHON = "install a python3 that the daemon's user can execute"
-"""What helps where nothing can be started, not even without a sandbox."""
+_OVERLAYS = (
+    "Linux 5.11 or newer, a python3 that every user can execute, and a state directory on a file"
+    " system with attributes of users, such as ext4, xfs or btrfs"
+)
+_PYTHON = "install a python3 that the daemon's user can execute"
 
 # Changes a file, and replaces a directory: an overlay that may not set attributes could not.
 _DIRECTORY = "directory"
@@ -83,9 +86,6 @@ _UNIT_REMEDIES = {
 
 _MEND = f"mend that, {_OTHERWISE}"
 
-Problem = tuple[str, str]
-"""Why something does not work, and the remedy."""
-
 P = ParamSpec("P")
 
 
@@ -115,32 +115,50 @@ def open_sandbox(
     return open_bubblewrap(configuration, accounts, cgroups, orphans)
 
 
-def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
-    """Look whether a sandbox can be relied on; blocks. Exits with a message if it cannot.
+def check_sandbox(
+    sandbox: Sandbox, privileges: Privileges | None = None, places: Places = ANYWHERE
+) -> None:
+    """Try out whether evaluators can be started in a sandbox; blocks.
 
-    Having none is the operator's decision, of which the log tells at every start. So it does
-    where trees have to be copied.
+    With `privileges` that is tried as their user. Raises ConfigurationError with the remedy.
     """
     if isinstance(sandbox, Bubblewrap):
-        problem = try_with_overlays(sandbox, places=places)
-        if sandbox.trees.problem is not None:
-            log.warn("{what}: {why}", what=COPIED, why=sandbox.trees.problem)
+        problem = try_with_overlays(sandbox, privileges, places)
         if problem is not None:
-            raise SystemExit(
-                "tawebeval: sandbox.kind: bubblewrap does not work here: " + "; ".join(problem)
-            )
+            what, remedy = problem
+            raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
     else:
         try:
-            sandbox.trees.copy("there is no sandbox")
+            sandbox.trees.copy("there is no sandbox", privileges.user if privileges else None)
         except OSError as error:
-            raise SystemExit(
-                f"tawebeval: no evaluator can be started: {error.strerror}; {A_PYTHON}"
+            raise ConfigurationError(
+                f"no evaluator can be started: {error.strerror}", _PYTHON
             ) from None
-        log.warn(
-            'sandbox.kind is "none": whoever can send a request can do on this machine all that'
-            " user {uid} can",
-            uid=os.geteuid(),
+
+
+def find_problems(sandbox: Sandbox) -> Iterator[Problem]:
+    """Yield how a sandbox that was verified does less than it could.
+
+    Without a sandbox, which is the operator's decision, that is what evaluators may do.
+    """
+    if not isinstance(sandbox, Bubblewrap):
+        yield Problem(
+            'sandbox.kind is "none": whoever can send a request can do on this machine all that the'
+            " daemon's user can",
+            'apt-get install bubblewrap, and leave out sandbox.kind = "none"',
         )
+    elif sandbox.trees.problem is not None:
+        yield Problem(f"{COPIED} ({sandbox.trees.problem})", _OVERLAYS)
+
+
+def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
+    """Verify a sandbox and log its problems; blocks. Exits with a message if it does not work."""
+    try:
+        check_sandbox(sandbox, places=places)
+    except ConfigurationError as error:
+        raise SystemExit(f"tawebeval: {error}") from None
+    for problem in find_problems(sandbox):
+        log.warn("{problem}", problem=str(problem))
 
 
 def close_sandbox(sandbox: Sandbox) -> None:
@@ -202,7 +220,7 @@ def try_with_overlays(
             sandbox.trees.copy(problem[0], user)
             problem = try_out(sandbox, privileges, places)
     except OSError as error:
-        return f"nothing can be started: {error.strerror}", A_PYTHON
+        return Problem(f"nothing can be started: {error.strerror}", _PYTHON)
     return problem
 
 
@@ -245,13 +263,13 @@ def try_out(
                 sandbox.orphans.waited_for(started.pid)
             untouched = whole.read_text() == _WHOLE
         except NotMounted as error:
-            return f"an overlay cannot be mounted: {error.strerror}", _MEND
+            return Problem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
         except TimeoutError as error:
-            return f"an empty sandbox: {error.strerror}", _MEND
+            return Problem(f"an empty sandbox: {error.strerror}", _MEND)
         except OSError as error:
-            return str(error), MAKE_ROOM if is_full(error) else _MEND
+            return Problem(str(error), MAKE_ROOM if is_full(error) else _MEND)
     if problem is None and not untouched:
-        return "what an evaluator writes gets into the cache", _MEND
+        return Problem("what an evaluator writes gets into the cache", _MEND)
     return problem
 
 
@@ -281,8 +299,8 @@ def _judge(status: int, output: bytes) -> Problem | None:
     remedies = _UNIT_REMEDIES if _is_main_process() else {}
     for sign, remedy in {**_REMEDIES, **remedies}.items():
         if sign in said:
-            return said, f"{remedy}, {_OTHERWISE}"
-    return said, MAKE_ROOM if says_full(said) else _MEND
+            return Problem(said, f"{remedy}, {_OTHERWISE}")
+    return Problem(said, MAKE_ROOM if says_full(said) else _MEND)
 
 
 def _is_main_process() -> bool:

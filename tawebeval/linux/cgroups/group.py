@@ -36,11 +36,20 @@ _CONTROLS: Mapping[What, tuple[Control, Control]] = {
     ),
 }
 
-_WITHOUT: Mapping[What, str] = {
-    "memory": "the memory of an evaluation as a whole is not limited",
-    "processes": "the processes of an evaluation as a whole are not limited",
-    "cpu": "the processor time of an evaluation as a whole is not measured",
-    "weight": "evaluations with many processes take processor time from others",
+_ENFORCED: Mapping[What, str] = {
+    "memory": "limited, for all processes of an evaluation together",
+    "processes": "limited, for all of an evaluation together",
+    "cpu": "measured and limited, for all processes of an evaluation together",
+    "weight": "each evaluation has the same share of the processors, the daemon a larger one",
+}
+_MISSING: Mapping[What, str] = {
+    "memory": "limited for each process alone (RLIMIT_DATA), without what they share, and not"
+    " reported",
+    "processes": "limited for the sandbox (RLIMIT_NPROC), without one not at all, and not reported"
+    " when the limit is met",
+    "cpu": "limited for each process alone (RLIMIT_CPU), and not reported",
+    "weight": "processor time is shared by processes: an evaluation with many of them slows down"
+    " the others, and less so the daemon (nice 10)",
 }
 
 _GIT = "git"  # beside the evaluations
@@ -143,8 +152,14 @@ class Cgroups:
     @property
     def problems(self) -> Sequence[str]:
         """What the operator should know, in sentences; none where everything works."""
-        found = [f"{_WITHOUT[what]}: {why}" for what, why in self.missing.items()]
+        found = [self.describe(what) for what in self.missing]
         return [*found, str(self.remedy)] if found else []
+
+    def describe(self, what: What) -> str:
+        """Return how one resource is limited, and for a missing controller also the reason."""
+        if what in self.enforced:
+            return f"{what}: {_ENFORCED[what]}"
+        return f"{what}: {_MISSING[what]} ({self.missing[what]})"
 
     def make(self, identifier: str, limits: Limits) -> Group:
         """Return a group with these limits for an evaluation, whose name it has if it is new.
