@@ -7,7 +7,7 @@ everything that evaluations want handed in; tests drive its parts and a `Clock`.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,10 +27,7 @@ from tawebeval.errors import EvaluationError
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import Registry
-from tawebeval.git.command import Outcome
-from tawebeval.git.credentials import Login
 from tawebeval.reloadable import Source
-from tawebeval.sandbox.commands import JUST_READ, Reach
 from tawebeval.sandbox.monitor import Watch, exceeded
 from tawebeval.web.polls import Poll
 from tests.fake_cells import FakeCell, FakeSandbox
@@ -173,67 +170,6 @@ class FakeRepositories:
 
     def load(self) -> None:
         """Do nothing."""
-
-
-@attrs.frozen
-class Command:
-    """A command given to `FakeGit`; `follows` is for one in the sandbox of the one before."""
-
-    repository: Path
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    timeout: float | None
-    largest: int | None = None
-    login: Login | None = None
-    source: str | None = None
-    reach: Reach = JUST_READ
-    follows: bool = False
-
-
-class FakeGit:
-    """Notes commands, and answers as `script` does: an outcome, or something to wait for."""
-
-    def __init__(self, script: Callable[[Command], Outcome | Awaitable[Outcome]]) -> None:
-        self.script = script
-        self.commands: list[Command] = []
-
-    async def __call__(
-        self,
-        repository: Path,
-        *arguments: str,
-        then: Sequence[Sequence[str]] = (),
-        environment: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        largest: int | None = None,
-        received: Callable[[bytes], object] | None = None,
-        login: Login | None = None,
-        source: str | None = None,
-        reach: Reach = JUST_READ,
-    ) -> Outcome:
-        """Return what the script says of the last command; `received` gets the stdout of all."""
-        printed = ""
-        for number, words in enumerate((arguments, *then)):
-            command = Command(
-                repository,
-                tuple(words),
-                environment or {},
-                timeout,
-                largest,
-                login,
-                source,
-                reach,
-                follows=number > 0,
-            )
-            self.commands.append(command)
-            answer = self.script(command)
-            outcome = answer if isinstance(answer, Outcome) else await answer
-            printed += outcome.stdout
-            if outcome.status:
-                break
-            printed += "\0" * (number < len(then))
-        if received is not None:
-            received(printed.encode())
-        return attrs.evolve(outcome, stdout=printed)
 
 
 @attrs.define

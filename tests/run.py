@@ -36,8 +36,7 @@ CORE = (
     "daemon/live",
     "git/commits",
     "git/credentials",
-    "git/gitwords",
-    "git/trees",
+    "git/stderr",
     "linux/cgroups/hierarchies",
     "sandbox/bpf",
     "web/exposure",
@@ -82,10 +81,10 @@ def parts() -> Sequence[Sequence[str]]:
 
     The longest is the first, lest the others wait for it in the end.
     """
-    units = sorted(f"tests.{path.stem}" for path in ROOT.glob("tests/test_*.py"))
-    units += sorted(f"tests.fuzz.{path.stem}" for path in ROOT.glob("tests/fuzz/test_*.py"))
-    real = sorted(ROOT.glob("tests/integration/test_*.py"))
-    return [units, *([f"tests.integration.{path.stem}"] for path in real)]
+    found = sorted((ROOT / "tests").rglob("test_*.py"))
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
+    units = [name for name in names if not name.startswith("tests.integration.")]
+    return [units, *([name] for name in names if name not in units)]
 
 
 def run_trial(names: Sequence[str], python: Sequence[str], *, at_once: bool = True) -> Outcome:

@@ -22,7 +22,7 @@ from tawebeval.config import Buffers, Configuration
 from tawebeval.core.form import Repository, SubmissionFile
 from tawebeval.errors import EvaluationError, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.git.trees import TreeLimits
+from tawebeval.git.commits import TreeLimits
 from tawebeval.sandbox.workspace import Workspace
 from tests.fakes import InlineThreads, World, make_request
 

@@ -21,7 +21,7 @@ from tawebeval.core.pages import read_page
 from tawebeval.deferreds import Threads
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.git.trees import TreeLimits
+from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import Orphans, become_subreaper

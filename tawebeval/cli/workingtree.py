@@ -13,7 +13,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.deferreds import Threads
 from tawebeval.errors import EvaluationError
-from tawebeval.git.trees import TreeLimits
+from tawebeval.git.commits import TreeLimits
 
 NO_COMMIT = "0" * 40
 """What stands for the commit that there is not."""

@@ -39,12 +39,12 @@ from tawebeval.deferreds import Threads
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.evaluations.telling import Telling
-from tawebeval.git.cache import Repositories
+from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import Git
+from tawebeval.git.commits import TreeLimits
 from tawebeval.git.keyring import Keyring
-from tawebeval.git.quota import FetchLimits
 from tawebeval.git.remotes import Remotes
-from tawebeval.git.trees import TreeLimits
+from tawebeval.git.repository import FetchLimits
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.privileges import Privileges
@@ -78,7 +78,7 @@ class EvaluationService(Service):
     def __init__(
         self,
         registry: Registry,
-        repositories: Repositories,
+        repositories: RepositoryCache,
         callbacks: Callbacks,
         settings: Configuration,
     ) -> None:
@@ -230,7 +230,7 @@ def make_service(
         reactor,
         (directories.repositories, directories.uploads, directories.evaluations),
     )
-    repositories = Repositories(
+    repositories = RepositoryCache(
         directories.repositories,
         Git(
             reactor,

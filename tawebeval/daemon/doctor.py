@@ -26,7 +26,7 @@ from tawebeval.daemon.preload import find_unreadable
 from tawebeval.daemon.reconfiguring import read_configuration
 from tawebeval.daemon.startup import check_readable, find_exposure
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.git.gitversion import check_git
+from tawebeval.git.command import check_git
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
 from tawebeval.linux.cgroups.groups import What

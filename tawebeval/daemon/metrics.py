@@ -26,7 +26,7 @@ from tawebeval.daemon.vitals import Vitals
 from tawebeval.errors import Reason
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
-from tawebeval.git.cache import Repositories
+from tawebeval.git.cache import RepositoryCache
 from tawebeval.web.access_log import Routes, Traffic
 from tawebeval.web.server.limits import Connections
 from tawebeval.webhooks.callback import CallbackState
@@ -54,7 +54,7 @@ class Figures(Collector):
     """Reads the parts of a daemon."""
 
     surroundings: Surroundings
-    repositories: Repositories
+    repositories: RepositoryCache
     queue: Queue
     registry: Registry
     callbacks: Callbacks

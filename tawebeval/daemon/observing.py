@@ -16,7 +16,7 @@ from tawebeval.daemon.state import Directories
 from tawebeval.deferreds import Threads
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
-from tawebeval.git.cache import Repositories
+from tawebeval.git.cache import RepositoryCache
 from tawebeval.sandbox.probe import Places, try_again
 from tawebeval.web.access_log import Routes, Traffic
 from tawebeval.web.auth import Access
@@ -75,7 +75,7 @@ class Observing:
     def show(
         self,
         surroundings: Surroundings,
-        repositories: Repositories,
+        repositories: RepositoryCache,
         registry: Registry,
         callbacks: Callbacks,
         routes: Routes,

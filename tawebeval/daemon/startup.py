@@ -14,8 +14,8 @@ from tawebeval.config import Configuration
 from tawebeval.daemon.state import Directories, locate
 from tawebeval.deferreds import Threads, in_background
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.git.gitversion import check_git
-from tawebeval.git.remotes import KERNEL
+from tawebeval.git.command import check_git
+from tawebeval.git.remotes import KERNEL_DIRECTORIES
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.diskfaults import told
 from tawebeval.linux.leftovers import end_leftovers
@@ -208,7 +208,7 @@ def _private_paths(
             for entry in configuration.repositories.credentials
             for name in (entry.password_file, entry.key_file)
         ),
-        *(("what the kernel tells of processes and devices", path) for path in KERNEL),
+        *(("what the kernel tells of processes and devices", path) for path in KERNEL_DIRECTORIES),
     )
     for what, path in paths:
         if path:

@@ -1,11 +1,21 @@
-"""From a URL and a commit to a tree of files, cached.
+"""Checked-out trees of commits, fetched from the URLs of strangers and cached.
 
-`cache.Repositories` is what evaluations ask, by way of a protocol of theirs: it returns a
-checked-out tree, fetches at most once what many want at the same time, and evicts what was not used
-for longest. `repository` is one bare repository on the disk, `checkouts` are trees that were
-checked out of them, `commits` and `trees` read what git prints.
+An evaluation names a URL and a commit. `cache.RepositoryCache.check_out` returns a
+`core.checkout.Checkout` for them: a read-only tree that nobody removes until it is released.
+Commits are fetched at most once, concurrent requests share one fetch, and the least recently used
+repositories and checkouts are evicted.
 
-`command` runs git, hardened and in a sandbox; `gitwords` says what its complaints mean. `remotes`
-looks a host up once and binds git to the address found; `credentials` and `keyring` have the
-secrets of private repositories.
+`cache.RepositoryCache`: all repositories and checkouts, within a size on the disk.
+`repository.BareRepository`: one bare repository: fetches, markers of commits, maintenance.
+`checkouts.Checkouts`: the checked-out trees, one for each tree.
+`commits`: the size of a commit's tree, from the output of git, before it is checked out.
+`command.Git`: one git command, hardened, bounded and in a sandbox; `stderr` classifies its failure.
+`remotes.Remotes`: the route from a URL to the one permitted address.
+`credentials.Credential`: a secret of private repositories; `keyring.Keyring` reads their files.
+
+`daemon.assembly` builds the cache and hands it to evaluations, which know it as a Protocol
+(`evaluations.context`) and import nothing of this package. `daemon.doctor` checks git's version
+and the credentials; `cli` uses `commits.TreeLimits` for `tawebeval try`.
+
+Design: docs/design/git.md.
 """

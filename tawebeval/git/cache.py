@@ -1,8 +1,8 @@
-"""The cache of repositories: one for each URL, bounded, sound whatever happens.
+"""Cache of repositories and checkouts: one repository for each URL and credential, within a size.
 
-A commit that is there is never fetched again. Objects of one URL are never reached through
-another one, so nobody can read a repository by guessing at its commits. Nor are those that
-were fetched with a credential ever reached without that one.
+A commit in the cache is never fetched again. Objects of one URL are never reached through another
+URL, so that no client reads a repository by guessing its commits; nor are objects that were fetched
+with a credential reached without that credential.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ from tawebeval.errors import EvaluationError
 from tawebeval.git.checkouts import SUFFIX, Checkouts
 from tawebeval.git.command import Git
 from tawebeval.git.credentials import Credential
-from tawebeval.git.gitwords import is_damage
 from tawebeval.git.keyring import Keyring
-from tawebeval.git.quota import FetchLimits
 from tawebeval.git.remotes import Remotes
-from tawebeval.git.repository import BareRepository
+from tawebeval.git.repository import BareRepository, FetchLimits
+from tawebeval.git.stderr import is_corrupt
 from tawebeval.linux.filetree import remove
 from tawebeval.shared import Shared
 
@@ -40,8 +39,8 @@ log = Logger()
 
 
 @attrs.frozen
-class _Wanted:
-    """A commit that somebody wants, maybe `again`, and the credential to fetch it with."""
+class _CheckoutRequest:
+    """A commit to check out, and the credential to fetch it with; `again` as in `check_out`."""
 
     repository: Repository
     oid: str
@@ -51,7 +50,7 @@ class _Wanted:
 
 @attrs.define
 class _Entry:
-    """A place in the cache; `size` in bytes. What has users is not evicted."""
+    """A repository in the cache; `size` in bytes. One with users is not evicted."""
 
     bare: BareRepository
     size: int = 0
@@ -59,12 +58,11 @@ class _Entry:
     fetches: Shared[tuple[Repository, str], Commit] = attrs.field(factory=Shared)
 
 
-class Repositories:
-    """Provides the trees of commits.
+class RepositoryCache:
+    """Checked-out trees of commits, fetched at most once, in the directory `root`.
 
-    The cache lies in `root` and is kept below `capacity` bytes, as far as what is in use
-    allows. `remotes` says which URLs are permitted, `limits` what may be fetched, `keyring`
-    who may use which credentials.
+    `remotes` permits URLs, `limits` bound fetches and trees, `keyring` chooses credentials.
+    `capacity`: bytes on the disk, exceeded only by what is in use.
     """
 
     def __init__(
@@ -86,24 +84,24 @@ class Repositories:
         self._limits = limits
         self._keyring = keyring
         self.tally = CacheTally()
-        # What was used since that was noted on the disk, the last one last.
-        self._used: dict[Path, None] = {}
-        self._noting = False
-        self._taken = 0
-        self._checkouts = Checkouts(root, threads, self.tally, self._use_path)
+        # Used since uses were last noted on the disk, the latest last.
+        self._recently_used: dict[Path, None] = {}
+        self._is_noting = False
+        self._detached = 0
+        self._checkouts = Checkouts(root, threads, self.tally, self._record_use)
         # In the order of their last use.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._worn: dict[str, None] = {}  # those that need maintenance
+        self._maintenance_queue: dict[str, None] = {}  # names, the longest waiting first
         self._maintenance: Deferred[None] | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many bytes of the disk the cache takes, by what there is in it."""
+        """The bytes of `repositories` and of `checkouts` on the disk."""
         repositories = sum(entry.size for entry in self._entries.values())
         return {"repositories": repositories, "checkouts": self._checkouts.size}
 
     def load(self) -> None:
-        """Take over what an earlier daemon has left in the cache, if it fits. Blocks."""
+        """Take over the cache of an earlier daemon, as far as it fits. Blocks."""
         found = []
         for path in self._root.iterdir():
             if path.suffix in (".git", SUFFIX):
@@ -116,7 +114,7 @@ class Repositories:
             else:
                 entry = self._add(path.name)
                 entry.size = entry.bare.load()
-        for path in self._take_excess():
+        for path in self._detach_excess():
             remove(path)
 
     def _add(self, name: str) -> _Entry:
@@ -129,33 +127,33 @@ class Repositories:
     def needs_network(self, repository: Repository, oid: str, caller: str = ANYBODY) -> bool:
         """Tell whether `check_out` would fetch over a network. Blocks, hardly.
 
-        Raises EvaluationError.
+        Raises: EvaluationError.
         """
-        if not self._remotes.check(repository.url):
+        if not self._remotes.check_url(repository.url):
             return False
-        credential = self._keyring.choose(repository.url, caller)
+        credential = self._keyring.choose_credential(repository.url, caller)
         entry = self._entries.get(self._name(repository.url, credential))
-        return entry is None or entry.bare.known(oid) is None
+        return entry is None or entry.bare.find_marked(oid) is None
 
     async def check_out(
         self, repository: Repository, oid: str, caller: str = ANYBODY, *, again: bool = False
     ) -> Checkout:
-        """Return a commit and its tree, fetching it first if it is not here.
+        """Return the checkout of a commit, which is fetched first unless the cache has it.
 
-        `caller` is for whom; who asks `again` is not counted once more. Raises EvaluationError
-        when the repository or the commit cannot be had.
+        `caller` chooses the credential. `again`: not the first request of the
+        evaluation, and so not counted. Raises: EvaluationError.
         """
-        self._remotes.check(repository.url)
-        credential = self._keyring.choose(repository.url, caller)
+        self._remotes.check_url(repository.url)
+        credential = self._keyring.choose_credential(repository.url, caller)
         async with self._use(repository.url, credential) as entry:
-            wanted = _Wanted(repository, oid, credential, again)
-            generation, used = entry.bare.generation, entry.bare.used
+            request = _CheckoutRequest(repository, oid, credential, again)
+            generation, had_commits = entry.bare.generation, entry.bare.has_commits
             try:
-                return await self._provide(entry, wanted)
+                return await self._provide(entry, request)
             except EvaluationError as error:
-                # What was never whole is not damaged: there the repository itself is broken.
+                # Without a commit the cached repository is not damaged: the server's is.
                 stderr = str(error.members.get("stderr", ""))
-                if error.reason == "lost" or not (used and is_damage(stderr)):
+                if error.reason == "lost" or not (had_commits and is_corrupt(stderr)):
                     raise
                 log.warn(
                     "{path} is damaged, and fetched anew: {stderr}",
@@ -163,15 +161,15 @@ class Repositories:
                     stderr=stderr,
                 )
             await entry.bare.discard(generation)
-            return await self._provide(entry, wanted)
+            return await self._provide(entry, request)
 
-    async def _provide(self, entry: _Entry, wanted: _Wanted) -> Checkout:
-        commit = entry.bare.known(wanted.oid)
-        if not wanted.again:
+    async def _provide(self, entry: _Entry, request: _CheckoutRequest) -> Checkout:
+        commit = entry.bare.find_marked(request.oid)
+        if not request.again:
             self.tally.look("commits", commit is not None)
         if commit is None:
             commit = await entry.fetches.result(
-                (wanted.repository, wanted.oid), lambda: self._fetch(entry, wanted)
+                (request.repository, request.oid), lambda: self._fetch(entry, request)
             )
         self._limits.tree.check(commit.files, commit.size)
         before = self._checkouts.size
@@ -179,7 +177,7 @@ class Repositories:
             entry.bare.path.stem,
             commit,
             partial(entry.bare.check_out, commit),
-            again=wanted.again,
+            again=request.again,
         )
         try:
             if self._checkouts.size > before:
@@ -192,7 +190,7 @@ class Repositories:
     def _name(self, url: str, credential: Credential | None) -> str:
         named = url.encode()
         if credential is not None:
-            named += b"\0" + self._keyring.identity(credential)
+            named += b"\0" + self._keyring.derive_identity(credential)
         return hashlib.sha256(named).hexdigest()[:40] + ".git"
 
     @asynccontextmanager
@@ -206,32 +204,32 @@ class Repositories:
         finally:
             entry.users -= 1
             if entry.users or not entry.bare.is_blank:
-                self._use_path(entry.bare.path)
-            else:  # or there would be one for each URL that somebody makes up
-                await self._threads.run(remove, self._take(name))
+                self._record_use(entry.bare.path)
+            else:  # otherwise made-up URLs would fill memory and disk
+                await self._threads.run(remove, self._detach(name))
 
-    def _use_path(self, path: Path) -> None:
-        self._used.pop(path, None)
-        self._used[path] = None
+    def _record_use(self, path: Path) -> None:
+        self._recently_used.pop(path, None)
+        self._recently_used[path] = None
 
     def note_uses(self) -> None:
-        """Begin to note on the disk what was used lately, unless that is being done."""
-        if self._used and not self._noting:
-            used = tuple(self._used)
-            self._used.clear()
-            self._noting = True
+        """Start to write recent uses to the disk, if any, unless that is under way."""
+        if self._recently_used and not self._is_noting:
+            used = tuple(self._recently_used)
+            self._recently_used.clear()
+            self._is_noting = True
             in_background(self._note(used), log, "uses cannot be noted")
 
     async def _note(self, used: Sequence[Path]) -> None:
         try:
-            await self._threads.run(_touch, used)
+            await self._threads.run(_touch_all, used)
         finally:
-            self._noting = False
+            self._is_noting = False
 
-    async def _fetch(self, entry: _Entry, wanted: _Wanted) -> Commit:
+    async def _fetch(self, entry: _Entry, request: _CheckoutRequest) -> Commit:
         begin, ended = self._limits.clock.seconds(), "failed"
         try:
-            commit = await entry.bare.fetch(wanted.repository, wanted.oid, wanted.credential)
+            commit = await entry.bare.fetch(request.repository, request.oid, request.credential)
             ended = "fetched"
         except CancelledError:
             ended = "cancelled"
@@ -241,29 +239,29 @@ class Repositories:
         finally:
             self.tally.fetches[ended] += 1
             self.tally.seconds.observe(self._limits.clock.seconds() - begin)
-            entry.size = await self._threads.run(entry.bare.size)
+            entry.size = await self._threads.run(entry.bare.measure)
             if entry.bare.needs_maintenance:
-                self._worn[entry.bare.path.name] = None
+                self._maintenance_queue[entry.bare.path.name] = None
             await self._evict()
 
     def maintain(self) -> None:
-        """Begin maintenance of the repository that has needed it longest, unless one has it."""
-        if not self._worn or self._maintenance is not None:
+        """Start maintenance of the repository that has waited longest, unless one is under way."""
+        if not self._maintenance_queue or self._maintenance is not None:
             return
-        name = next(iter(self._worn))
-        del self._worn[name]
+        name = next(iter(self._maintenance_queue))
+        del self._maintenance_queue[name]
         entry = self._entries.get(name)
         if entry is not None and 2 * entry.size <= self._capacity:
             self._maintenance = in_background(self._maintain(entry), log, "maintenance: a defect")
-            self._maintenance.addBoth(self._maintained)
+            self._maintenance.addBoth(self._on_maintenance_end)
 
-    def _maintained(self, _: object) -> None:
+    def _on_maintenance_end(self, _: object) -> None:
         self._maintenance = None
 
     async def _maintain(self, entry: _Entry) -> None:
         path, before = entry.bare.path, entry.size
         entry.users += 1
-        entry.size += before  # what is packed anew is there twice meanwhile
+        entry.size += before  # old and new packs are on the disk together
         try:
             await self._evict()
             await entry.bare.maintain(before)
@@ -281,51 +279,51 @@ class Repositories:
             )
         finally:
             entry.users -= 1
-            entry.size = await self._threads.run(entry.bare.size)
+            entry.size = await self._threads.run(entry.bare.measure)
 
     async def close(self) -> None:
-        """Stop maintenance, and return when it has stopped."""
-        self._worn.clear()
+        """Stop maintenance, and wait for its end."""
+        self._maintenance_queue.clear()
         if self._maintenance is not None:
             self._maintenance.cancel()
             await self._maintenance
 
     async def _evict(self) -> None:
-        """Remove what was used longest ago until the rest fits."""
-        for path in self._take_excess():
+        """Remove the least recently used until the rest fits."""
+        for path in self._detach_excess():
             await self._threads.run(remove, path)
 
-    def _take_excess(self) -> list[Path]:
-        """Take what was used longest ago out of the cache; return what is to be removed.
+    def _detach_excess(self) -> list[Path]:
+        """Rename the least recently used; return the new paths, for removal.
 
-        Checkouts, which are made again without a network, have half of it for themselves.
+        Checkouts, which are made again without a network, get half of the capacity.
         """
-        doomed = list(self._checkouts.take_excess(self._capacity // 2))
+        excess = list(self._checkouts.detach_excess(self._capacity // 2))
         repositories = self.sizes["repositories"]
         for name, entry in list(self._entries.items()):
             if repositories + self._checkouts.size > self._capacity and not entry.users:
                 repositories -= entry.size
                 self.tally.evictions += 1
-                doomed.append(self._take(name))
-                doomed += self._checkouts.take_all(entry.bare.path.stem)
+                excess.append(self._detach(name))
+                excess += self._checkouts.detach_all(entry.bare.path.stem)
                 log.info(
                     "{path} is evicted from the cache: {size} bytes", path=name, size=entry.size
                 )
-        doomed += self._checkouts.take_excess(max(self._capacity - repositories, 0))
-        return doomed
+        excess += self._checkouts.detach_excess(max(self._capacity - repositories, 0))
+        return excess
 
-    def _take(self, name: str) -> Path:
-        """Take a repository out of the cache; return what is to be removed."""
+    def _detach(self, name: str) -> Path:
+        """Rename a repository out of the cache; return the new path, for removal."""
         path = self._entries.pop(name).bare.path
-        self._taken += 1
-        taken = path.with_suffix(f".old{self._taken}")
+        self._detached += 1
+        detached = path.with_suffix(f".old{self._detached}")
         with suppress(FileNotFoundError):
-            path.rename(taken)
-        return taken
+            path.rename(detached)
+        return detached
 
 
-def _touch(paths: Sequence[Path]) -> None:
-    """Note that these were used, in their order, for whoever loads the cache. Blocks."""
+def _touch_all(paths: Sequence[Path]) -> None:
+    """Set modification times in the order of use, which `load` reads. Blocks."""
     for path in paths:
         with suppress(OSError):
             os.utime(path)

@@ -1,8 +1,8 @@
-"""Trees of commits, checked out once each: what evaluations have below their own changes.
+"""Checked-out trees of commits, one for each tree, which evaluations see below their own changes.
 
-A checkout is a directory of the cache, `<repository>-<tree>-<files>-<bytes>.tree`. It appears
-there when it is whole, by being renamed, and is never changed. Its name says how much has to be
-in it, which is compared when a daemon takes the cache over.
+A checkout is a directory of the cache, `<repository>-<tree>-<files>-<bytes>.tree`. It gets that
+name when it is complete, and never changes. A daemon that takes the cache over compares the numbers
+in the name with the tree.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tawebeval.shared import Shared
 SUFFIX = ".tree"
 _NAME = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(SUFFIX)}", re.ASCII)
 
-Fill = Callable[[Path, Path], Awaitable[None]]
-"""Checks a tree out into the first of two directories; the second is for git's index."""
+TreeWriter = Callable[[Path, Path], Awaitable[None]]
+"""Function that checks a tree out into the first directory, with git's index in the second."""
 
 log = Logger()
 
 
 @attrs.define
-class _Kept:
-    """A checkout on the disk; `size` in bytes. What has users is not evicted."""
+class _StoredCheckout:
+    """A checkout on the disk; `size` in bytes. One with users is not evicted."""
 
     path: Path
     size: int
     users: int = 0
-    _checkout: Checkout | None = None  # of the commit that was asked for last
+    _checkout: Checkout | None = None  # of the commit that was requested last
 
     def use(self, commit: Commit) -> Checkout:
-        """Return it for one who uses it from now on; all who use one commit have the same."""
+        """Add a user; return the checkout, the same one for all users of one commit."""
         self.users += 1
         if self._checkout is None or self._checkout.commit != commit:
             self._checkout = Checkout(commit, self.path, self._release)
@@ -56,9 +56,9 @@ class _Kept:
 
 
 class Checkouts:
-    """The checkouts in the directory `root`; `size` is how many bytes they take there.
+    """The checkouts in the directory `root`; `size` is their bytes on the disk.
 
-    `used` is called with the path of each that is used.
+    `on_use` is called with the path of a checkout at each use.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class Checkouts:
         root: Path,
         threads: Threads,
         tally: CacheTally | None = None,
-        used: Callable[[Path], object] = lambda path: None,
+        on_use: Callable[[Path], object] = lambda path: None,
     ) -> None:
         self.size = 0
         self._tally = tally or CacheTally()
-        self._used = used
+        self._on_use = on_use
         self._root = root
         self._threads = threads
-        # In the order of their last use.
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._made: Shared[str, None] = Shared()
-        self._count = 0
+        # The least recently used first.
+        self._stored: OrderedDict[str, _StoredCheckout] = OrderedDict()
+        self._creations: Shared[str, None] = Shared()
+        self._count = 0  # of names for unfinished and detached directories
 
     def load(self, path: Path) -> None:
-        """Take over what an earlier daemon has left, those used longest ago first. Blocks.
+        """Take over a checkout of an earlier daemon, or remove it if it is incomplete. Blocks.
 
-        What is not whole is removed.
+        Call this for the least recently used checkout first.
         """
         described = _NAME.fullmatch(path.name)
         try:
@@ -89,40 +89,40 @@ class Checkouts:
         except OSError:
             described = None
         if described and there == [int(figure) for figure in described.groups()]:
-            self._keep(path, size)
+            self._add(path, size)
         else:
             log.warn("{path} is damaged, and removed", path=path)
             remove(path)
 
     async def provide(
-        self, repository: str, commit: Commit, fill: Fill, *, again: bool = False
+        self, repository: str, commit: Commit, write: TreeWriter, *, again: bool = False
     ) -> Checkout:
-        """Return the tree of a commit of `repository`, a name; `fill` makes one that is not here.
+        """Return a checkout of a commit of `repository`, a name; `write` makes a missing one.
 
-        Who wants what is just being made waits for that; who asks `again` is not counted once
-        more. Raises what `fill` does.
+        Concurrent calls for one tree share one `write`. `again`: not the first request
+        of the evaluation, and so not counted. Raises: what `write` raises.
         """
         name = f"{repository}-{commit.tree}-{commit.files}-{commit.size}{SUFFIX}"
-        kept = self._find(name)
+        stored = self._find(name)
         if not again:
-            self._tally.look("checkouts", kept is not None)
-        while kept is None:
-            await self._made.result(name, lambda: self._make(name, fill))
-            kept = self._find(name)
-        self._used(kept.path)
-        return kept.use(commit)
+            self._tally.look("checkouts", stored is not None)
+        while stored is None:
+            await self._creations.result(name, lambda: self._create(name, write))
+            stored = self._find(name)
+        self._on_use(stored.path)
+        return stored.use(commit)
 
-    def _find(self, name: str) -> _Kept | None:
-        kept = self._kept.get(name)
-        if kept is not None and not kept.path.is_dir():
-            log.warn("{path} is gone, and made anew", path=kept.path)
+    def _find(self, name: str) -> _StoredCheckout | None:
+        stored = self._stored.get(name)
+        if stored is not None and not stored.path.is_dir():
+            log.warn("{path} is gone, and made anew", path=stored.path)
             self._forget(name)
             return None
-        if kept is not None:
-            self._kept.move_to_end(name)
-        return kept
+        if stored is not None:
+            self._stored.move_to_end(name)
+        return stored
 
-    async def _make(self, name: str, fill: Fill) -> None:
+    async def _create(self, name: str, write: TreeWriter) -> None:
         self._count += 1
         unfinished = self._root / f"{name}.new{self._count}"
         tree, index = unfinished / "tree", unfinished / "index"
@@ -136,54 +136,54 @@ class Checkouts:
             try:
                 tree.rename(self._root / name)
             except OSError as error:
-                # One that was given up was just finished: it is whole, too.
+                # A cancelled creation was completed by its thread: that checkout is as good.
                 if error.errno != errno.ENOTEMPTY:
                     raise
             return size
 
         try:
             await self._threads.run(begin)
-            await fill(tree, index)
+            await write(tree, index)
             size = await self._threads.run(finish)
-            self._keep(self._root / name, size)
+            self._add(self._root / name, size)
         finally:
             await self._threads.run(remove, unfinished)
 
-    def _keep(self, path: Path, size: int) -> None:
-        if path.name not in self._kept:
-            self._kept[path.name] = _Kept(path, size)
+    def _add(self, path: Path, size: int) -> None:
+        if path.name not in self._stored:
+            self._stored[path.name] = _StoredCheckout(path, size)
             self.size += size
 
     def _forget(self, name: str) -> None:
-        self.size -= self._kept.pop(name).size
+        self.size -= self._stored.pop(name).size
 
-    def take_excess(self, capacity: int) -> Iterator[Path]:
-        """Take out what was used longest ago until the rest is within `capacity` bytes.
+    def detach_excess(self, capacity: int) -> Iterator[Path]:
+        """Rename the least recently used until the rest has at most `capacity` bytes.
 
-        What is in use stays. Yields what is to be removed.
+        Checkouts in use stay. Yields the new paths, for removal.
         """
-        for name, kept in list(self._kept.items()):
-            if self.size > capacity and not kept.users:
-                yield self._take(name)
+        for name, stored in list(self._stored.items()):
+            if self.size > capacity and not stored.users:
+                yield self._detach(name)
 
-    def take_all(self, repository: str) -> Iterator[Path]:
-        """Take out all of a repository but what is in use. Yields what is to be removed."""
-        for name, kept in list(self._kept.items()):
-            if name.startswith(f"{repository}-") and not kept.users:
-                yield self._take(name)
+    def detach_all(self, repository: str) -> Iterator[Path]:
+        """Rename all checkouts of a repository that are not in use. Yields the new paths."""
+        for name, stored in list(self._stored.items()):
+            if name.startswith(f"{repository}-") and not stored.users:
+                yield self._detach(name)
 
-    def _take(self, name: str) -> Path:
+    def _detach(self, name: str) -> Path:
         self._count += 1
-        path = self._kept[name].path
-        doomed = path.with_name(f"{name}.old{self._count}")
+        path = self._stored[name].path
+        detached = path.with_name(f"{name}.old{self._count}")
         with suppress(FileNotFoundError):
-            path.rename(doomed)
+            path.rename(detached)
         self._forget(name)
-        return doomed
+        return detached
 
 
 def _measure(path: Path) -> tuple[int, int, int]:
-    """Return how many files a tree has, how many bytes in them, and on the disk. Blocks."""
+    """Return the files of a tree, their bytes, and the bytes on the disk. Blocks."""
     count = size = use = 0
     top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,8 +1,7 @@
-"""git, run for a stranger: hardened, never in the reactor's thread.
+"""Hardened git commands, for URLs and repositories of strangers, and the check of git's version.
 
-Nothing of git's usual configuration, environment, hooks or helpers takes part
-(git(1), git-config(1)), and whatever URL or name a client gave comes after
-`--end-of-options`.
+git gets none of its usual configuration, environment, hooks and helpers (git(1), git-config(1)).
+Callers put URLs and names that a client gave after `--end-of-options`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,32 +24,37 @@ from twisted.python.failure import Failure
 from tawebeval.core import text
 from tawebeval.core.hosts import SSH
 from tawebeval.deferreds import Latch, completed
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import ConfigurationError, EvaluationError
 from tawebeval.git.credentials import Login
-from tawebeval.git.gitwords import hindrance, is_starved, was_killed
+from tawebeval.git.stderr import find_disk_error, is_killed, is_out_of_memory
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.launcher import OOM_SCORE_ADJ
 from tawebeval.sandbox.commands import COMPLAINT, JUST_READ, Box, NoBox, Reach
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
-"""Where git and what it starts are looked for."""
+"""The directories in which git and its helpers are found."""
 
-_STDERR = 8 * 1024
-_STDOUT = 64 * 1024
+_OLDEST = (2, 37)  # older ones lack `http.curloptResolve`, and would look a checked name up again
+
+_VERSION = re.compile(r"git version (\d+)\.(\d+)\S*")
+_REMEDY = f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer, where the daemon finds it: {PATH}"
+
+_STDERR_KEPT = 8 * 1024  # bytes
+_STDOUT_KEPT = 64 * 1024  # bytes
 # Servers may send messages without end, and each costs the reactor's time.
-_MOST_STDERR = 4 * 2**20  # bytes
+_STDERR_LIMIT = 4 * 2**20  # bytes
 
 _SETTINGS = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
     "core.attributesFile": "/dev/null",
     "core.excludesFile": "/dev/null",
-    # What is larger is never in memory as a whole, but goes through it.
+    # git streams larger files, and never has them in memory as a whole.
     "core.bigFileThreshold": "16m",
     "credential.helper": "",
     "fetch.fsckObjects": "true",
     "transfer.fsckObjects": "true",
-    # Always a pack: it appears whole or not at all, unlike objects one by one.
+    # Always keep a pack, which appears whole or not at all; loose objects appear one by one.
     "fetch.unpackLimit": "1",
     "fetch.recurseSubmodules": "false",
     "gc.auto": "0",
@@ -61,11 +66,11 @@ _SETTINGS = {
     "core.fileMode": "true",
 }
 
-_MEMORY = 2**30
-_KIB, _BLOCK = 1024, 512  # bytes: what ulimit of sh(1) counts memory and files in
-_SHELL = "tawebeval-git"  # as which the shell that begins a command complains
-# As `launcher` does for evaluators.
-_EXPOSE = (
+_MEMORY = 2**30  # bytes
+_KIB, _BLOCK = 1024, 512  # bytes: the units of memory and files in ulimit of sh(1)
+_SHELL = "tawebeval-git"  # the name with which the first shell of a command begins its errors
+# The kernel kills git before the daemon, as `launcher` arranges for evaluators.
+_SET_OOM_SCORE = (
     "read -r score </proc/self/oom_score_adj;"
     f' [ "$score" -ge {OOM_SCORE_ADJ} ] || echo {OOM_SCORE_ADJ} >/proc/self/oom_score_adj'
 )
@@ -73,11 +78,11 @@ _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 @attrs.frozen
-class Outcome:
-    """How a git command ended; `status` is -N after the signal N.
+class GitResult:
+    """The end of a git command; `status` is -N after the signal N.
 
-    `stderr` is the end of what git said, without credentials and the path of the cache;
-    `is_whole` is whether nothing was before it.
+    `stdout` and `stderr` are the last 64 KiB and 8 KiB that git printed, `stderr` without
+    credentials and without the path of the cache; `is_whole` tells that `stderr` is not cut.
     """
 
     status: int
@@ -87,10 +92,11 @@ class Outcome:
     is_whole: bool = True
 
 
-class _Command(ProcessProtocol):
-    """Gathers what a git command prints, the end of it if it is much.
+class _CommandProtocol(ProcessProtocol):
+    """Collector of a git command's output.
 
-    `cache` is the directory whose path is left out.
+    `kill` kills the child with all its descendants, `on_stdout` gets stdout in place of the result,
+    and the path of the directory `cache` is removed from stderr.
     """
 
     child: ChildProcess
@@ -98,45 +104,45 @@ class _Command(ProcessProtocol):
     def __init__(
         self,
         kill: Callable[[ChildProcess], object],
-        received: Callable[[bytes], object] | None,
+        on_stdout: Callable[[bytes], object] | None,
         login: Login | None,
         cache: Path,
     ) -> None:
         self._kill = kill
-        self.ended: Latch[Outcome] = Latch()
+        self.ended: Latch[GitResult] = Latch()
         self.refused: EvaluationError | None = None
-        self._received = received
+        self._on_stdout = on_stdout
         self._login = login
         self._cache = f"{cache}/"
-        self._margin = login.longest if login is not None else 0
+        self._margin = login.max_length if login is not None else 0
         self._printed = {1: b"", 2: b""}
-        self._size = {1: 0, 2: 0}  # bytes that were printed
+        self._size = {1: 0, 2: 0}  # bytes
 
     def makeConnection(self, transport: Any) -> None:
         self.child = transport
         super().makeConnection(transport)
 
     def childDataReceived(self, childFD: int, data: bytes) -> None:
-        if childFD == 1 and self._received is not None:
+        if childFD == 1 and self._on_stdout is not None:
             try:
                 if self.refused is None:
-                    self._received(data)
+                    self._on_stdout(data)
             except EvaluationError as error:
                 self.refused = error
                 self.kill()
             return
-        limit = _STDOUT if childFD == 1 else _STDERR + self._margin
+        limit = _STDOUT_KEPT if childFD == 1 else _STDERR_KEPT + self._margin
         self._size[childFD] += len(data)
-        if self._size[2] > _MOST_STDERR and self.refused is None:
+        if self._size[2] > _STDERR_LIMIT and self.refused is None:
             self.refused = EvaluationError(
                 "repository",
-                f"git and the server printed more than {_MOST_STDERR >> 20} MiB of messages",
+                f"git and the server printed more than {_STDERR_LIMIT >> 20} MiB of messages",
             )
             self.kill()
         self._printed[childFD] = text.tail(self._printed[childFD] + data, limit)
 
     def kill(self) -> None:
-        """End it, with all that it has started."""
+        """Kill git and its descendants."""
         self._kill(self.child)
 
     def processExited(self, reason: Failure) -> None:
@@ -148,24 +154,24 @@ class _Command(ProcessProtocol):
         if isinstance(reason.value, ProcessTerminated):
             status = reason.value.exitCode or -(reason.value.signal or 0)
         stdout = self._printed[1].decode("utf-8", "replace")
-        is_whole = self._size[2] == len(self._printed[2]) <= _STDERR
-        self.ended.set(Outcome(status, stdout, self._complaint(), is_whole=is_whole))
+        is_whole = self._size[2] == len(self._printed[2]) <= _STDERR_KEPT
+        self.ended.set(GitResult(status, stdout, self._clean_stderr(), is_whole=is_whole))
 
-    def _complaint(self) -> str:
-        """Return what is on stderr, without secrets and the path of the cache."""
+    def _clean_stderr(self) -> str:
+        """Return stderr without secrets and without the path of the cache."""
         stderr = self._printed[2].decode("utf-8", "replace").replace(self._cache, "")
         if self._login is not None:
             stderr = self._login.scrub(stderr)
-            if len(self._printed[2]) > _STDERR:
-                # It may begin in the midst of a password.
+            if len(self._printed[2]) > _STDERR_KEPT:
+                # The kept part may begin in the middle of a password.
                 stderr = stderr[self._margin :]
         clean = _USERINFO.sub("", stderr).strip()
-        return text.tail(clean.encode(), _STDERR).decode()
+        return text.tail(clean.encode(), _STDERR_KEPT).decode()
 
 
 @contextmanager
-def _told(login: Login | None) -> Iterator[int | None]:
-    """Give the descriptor from which a login can be read, once; None without one."""
+def _open_login(login: Login | None) -> Iterator[int | None]:
+    """Open a pipe from which the login can be read once, and yield its descriptor, or None."""
     if login is None:
         yield None
         return
@@ -180,10 +186,10 @@ def _told(login: Login | None) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _followed_by(commands: Iterable[Sequence[str]]) -> Sequence[str]:
-    """Return what to put in front of a command that others follow.
+def _chain(commands: Iterable[Sequence[str]]) -> Sequence[str]:
+    """Return the prefix that runs `commands` after the command behind the prefix.
 
-    It is a shell for which the first is a list of words: nothing of a client's is in its script.
+    That command is arguments of a shell, so that nothing a client gave is in the shell's script.
     """
     script = "".join(f" && printf '\\0' && {shlex.join(command)}" for command in commands)
     return ("sh", "-c", f'"$@"{script}', "sh") if script else ()
@@ -191,10 +197,13 @@ def _followed_by(commands: Iterable[Sequence[str]]) -> Sequence[str]:
 
 @attrs.frozen
 class Git:
-    """Runs git commands; `protocols` are those over which it may fetch.
+    """Runner of git commands, each in a process of its own, bounded and in a sandbox.
 
-    Each process of a command may take `memory` bytes. It enters groups by writing "0" to the files
-    `entry`, and its nice value is higher than the daemon's by `niceness`.
+    `protocols`: those over which git may fetch, as GIT_ALLOW_PROTOCOL names them.
+    `memory`: bytes of data (RLIMIT_DATA) for each process of a command.
+    `box`: the sandbox.
+    `entry`: the `cgroup.procs` files of the cgroups that a command enters, by writing "0" there.
+    `niceness`: added to the daemon's own nice value.
     """
 
     _clock: Any
@@ -205,100 +214,103 @@ class Git:
     _entry: Sequence[str] = ()
     _niceness: int = 0
 
-    async def __call__(
+    async def run(
         self,
         repository: Path,
         *arguments: str,
-        then: Sequence[Sequence[str]] = (),
+        next_commands: Sequence[Sequence[str]] = (),
         environment: Mapping[str, str] | None = None,
         timeout: float | None = None,
-        largest: int | None = None,
-        received: Callable[[bytes], object] | None = None,
+        max_file_size: int | None = None,
+        on_stdout: Callable[[bytes], object] | None = None,
         login: Login | None = None,
         source: str | None = None,
         reach: Reach = JUST_READ,
-    ) -> Outcome:
-        """Run git in the bare repository `repository`.
+    ) -> GitResult:
+        """Run `git ARGUMENTS` in the bare repository `repository`.
 
-        `then` are commands that follow in the same sandbox, each if the one before it has ended
-        well, of which a NUL in stdout tells. The outcome is that of the last that was run.
+        `next_commands`: run in the same sandbox, each after the one before has exited with 0, which
+        a NUL in stdout marks. The result is that of the last command that was run.
+        `environment`: added to git's own.
+        `timeout`: seconds until git is killed with its descendants, as it is on cancellation.
+        `max_file_size`: bytes that a file may have which git writes.
+        `on_stdout`: gets stdout in place of the result. If it raises EvaluationError git is killed,
+        and the error raised here.
+        `login`: for the one server that it names.
+        `source`: path of the repository of this machine that git serves to itself.
+        `reach`: access beyond reading `repository`.
 
-        After `timeout` seconds, and when the waiting is cancelled, it is killed with all
-        that it has started. No file that it writes becomes longer than `largest` bytes.
-        `received` is given what it prints, in place of the outcome; when that raises
-        EvaluationError git is killed, and the error raised here. `login` is what it tells the
-        one server that it is for, `source` the path of the repository that it serves to itself.
-        `reach` is what it sees and does beyond reading `repository`. Raises EvaluationError
-        when git's memory does not suffice.
+        Raises: EvaluationError if git could not be started or was killed, the disk fails, or the
+        memory does not suffice; OSError if there is no shell.
         """
-        command = _Command(self._box.kill, received, login, repository.parent)
+        command = _CommandProtocol(self._box.kill, on_stdout, login, repository.parent)
         git = ["git", f"--git-dir={repository}"]
         for setting, value in _SETTINGS.items():
             git += ["-c", f"{setting}={value}"]
-        argv = [*_followed_by([*git, *one] for one in then), *git]
-        with _told(login) as descriptor, self._box.enter(repository, reach) as (prefix, opened):
+        argv = [*_chain([*git, *one] for one in next_commands), *git]
+        with (
+            _open_login(login) as descriptor,
+            self._box.enter(repository, reach) as (prefix, opened),
+        ):
             if login is not None:
-                # A shell that git starts reads it from a pipe: it stands nowhere else.
+                # A shell that git starts reads the login from the pipe; no argument has it.
                 helper = f'!f() {{ test "$1" = get && cat /proc/self/fd/{descriptor}; }}; f'
                 argv += ["-c", f"credential.{login.origin}.helper={helper}"]
             self._spawn(
                 command,
-                [*self._bounded(largest), *prefix, *argv, *arguments],
+                [*self._limit(max_file_size), *prefix, *argv, *arguments],
                 {**self._environment(), "GIT_DIR": str(repository), **(environment or {})},
                 "/",
                 descriptors=[one for one in (descriptor, opened) if one is not None],
             )
         timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:
-            outcome = await completed(command.ended, command.kill)
+            result = await completed(command.ended, command.kill)
         finally:
             if timer is not None and timer.active():
                 timer.cancel()
                 timer = None
         if command.refused is not None:
             raise command.refused
-        outcome = attrs.evolve(outcome, timed_out=timer is not None)
-        self._check(outcome, serving=source is not None)
-        return outcome
+        result = attrs.evolve(result, timed_out=timer is not None)
+        self._raise_for_machine(result, serving=source is not None)
+        return result
 
-    def _bounded(self, largest: int | None) -> Sequence[str]:
-        """Return what to put in front of a command and its sandbox: a shell that sets limits.
-
-        What the shell does holds for the command, which the shell becomes.
-        """
+    def _limit(self, max_file_size: int | None) -> Sequence[str]:
+        """Return the prefix for a command and its sandbox: a shell that sets limits and execs."""
         limits = [("c", 0), ("d", self._memory // _KIB)]
-        if largest is not None:
-            limits.append(("f", -(-largest // _BLOCK)))
+        if max_file_size is not None:
+            limits.append(("f", -(-max_file_size // _BLOCK)))
         entering = "".join(f"echo 0 >{shlex.quote(entry)}; " for entry in self._entry)
         bounds = "".join(f"ulimit -{letter} {value} && " for letter, value in limits)
         nice = f"nice -n {self._niceness} " if self._niceness else ""
-        script = f'{{ {entering}{_EXPOSE}; }} 2>/dev/null; {bounds}exec {nice}"$@"'
+        script = f'{{ {entering}{_SET_OOM_SCORE}; }} 2>/dev/null; {bounds}exec {nice}"$@"'
         return "sh", "-c", script, _SHELL
 
-    def _check(self, outcome: Outcome, *, serving: bool) -> None:
-        """Raise EvaluationError where git was not what failed.
+    def _raise_for_machine(self, result: GitResult, *, serving: bool) -> None:
+        """Raise EvaluationError if the shell, the sandbox, the disk or the memory made git fail.
 
-        A server can have git say whatever it likes, and so can a path. That is not alarming, and
-        disks are tried anyway. Only what begins a command speaks first.
+        A server, and a path, can make git print any message. So such a message alarms nobody; the
+        daemon tries its disks anyway. Only the shell and the sandbox print before git does.
         """
-        said = {"stderr": outcome.stderr}
-        began = outcome.stderr if outcome.status and outcome.is_whole else ""
-        if began.startswith(f"{_SHELL}: "):
-            raise EvaluationError("lost", "git could not be started", said)
-        if began.startswith(COMPLAINT):
+        printed = {"stderr": result.stderr}
+        beginning = result.stderr if result.status and result.is_whole else ""
+        if beginning.startswith(f"{_SHELL}: "):
+            raise EvaluationError("lost", "git could not be started", printed)
+        if beginning.startswith(COMPLAINT):
             message = "the sandbox of git could not be started"
-            raise EvaluationError("lost", message, said, is_alarming=not serving)
-        if outcome.status and (hindered := hindrance(outcome.stderr)):
-            message = f"git cannot use the disk: {hindered}"
-            raise EvaluationError("lost", message, said, is_alarming=False)
-        if was_killed(outcome.status, outcome.stderr) and not outcome.timed_out:
+            raise EvaluationError("lost", message, printed, is_alarming=not serving)
+        if result.status and (disk_error := find_disk_error(result.stderr)):
+            message = f"git cannot use the disk: {disk_error}"
+            raise EvaluationError("lost", message, printed, is_alarming=False)
+        if is_killed(result.status, result.stderr) and not result.timed_out:
             message = "git was killed: the machine is short of memory, or its disk fails"
-            raise EvaluationError("lost", message, said, is_alarming=False)
-        if outcome.status and is_starved(outcome.stderr, serving=serving):
+            raise EvaluationError("lost", message, printed, is_alarming=False)
+        if result.status and is_out_of_memory(result.stderr, serving=serving):
             raise EvaluationError(
                 "repository",
                 f"git needs more than {self._memory} bytes of memory for this repository",
-                {"limit": "repositories.memory", "value": self._memory, **said},
+                {"limit": "repositories.memory", "value": self._memory, **printed},
             )
 
     def _environment(self) -> dict[str, str]:
@@ -317,3 +329,29 @@ class Git:
             "GIT_NO_REPLACE_OBJECTS": "1",
             "GIT_NO_LAZY_FETCH": "1",
         }
+
+
+def check_git() -> str:
+    """Return the output of `git version`. Blocks.
+
+    Raises ConfigurationError, with the remedy, if git does not run or is too old.
+    """
+    try:
+        printed = subprocess.run(
+            ["git", "version"],
+            env={"PATH": PATH, "LC_ALL": "C", "HOME": "/nonexistent"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=30,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigurationError(f"there is no git that runs ({error}); {_REMEDY}") from None
+    version = _VERSION.match(printed)
+    if version is None:
+        raise ConfigurationError(f"git says {printed!r} instead of its version; {_REMEDY}")
+    if (int(version[1]), int(version[2])) < _OLDEST:
+        raise ConfigurationError(f"{printed} is too old; {_REMEDY}")
+    return printed

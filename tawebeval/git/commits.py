@@ -1,60 +1,121 @@
-"""What git tells of a commit: whether it is there, which tree it has, and how large that is."""
+"""Inspection of a commit: whether git has it, its tree, and the size of the tree.
+
+A tree of a few kilobytes in a repository can be billions of files when it is checked out. So git
+lists the tree before anything of it is written, and is killed as soon as the list is over a limit.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
+import attrs
+
 from tawebeval.core.checkout import Commit
-from tawebeval.git.trees import TreeLimits, TreeMeter
+from tawebeval.errors import EvaluationError
 
-_LONGEST = 1024  # bytes of what is kept of a command that says more than it should
+_LINE_KEPT = 1024  # bytes of a line that does not end
 _FOUND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40})\n")
+_PATH_MAX = 4096  # bytes: PATH_MAX of Linux
 
 
-def look_at(oid: str) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the two commands of git from which `Look` learns of a commit."""
+@attrs.frozen
+class TreeLimits:
+    """The size that a tree may have: `files` counts directories and links, too; `size` is bytes."""
+
+    files: int
+    size: int
+
+    def check(self, files: int, size: int) -> None:
+        """Raise EvaluationError if a tree with these many `files` and bytes is over a limit."""
+        if files > self.files:
+            raise EvaluationError(
+                "repository",
+                f"the commit has more than {self.files} files and directories",
+                {"limit": "repositories.tree_files", "value": self.files},
+            )
+        if size > self.size:
+            raise EvaluationError(
+                "repository",
+                f"the commit's files have more than {self.size} bytes",
+                {"limit": "repositories.tree_bytes", "value": self.size},
+            )
+
+
+@attrs.define
+class TreeMeter:
+    """Sum of the output of `git ls-tree -r -t -l -z`, read in chunks.
+
+    Of the output only the beginning of one entry is kept.
+    """
+
+    _limits: TreeLimits
+    files: int = 0
+    size: int = 0
+    _rest: bytes = b""
+
+    def feed(self, chunk: bytes) -> None:
+        """Add a chunk. Raises EvaluationError as soon as the tree is over a limit."""
+        *entries, self._rest = (self._rest + chunk).split(b"\0")
+        for entry in entries:
+            head, _, path = entry.partition(b"\t")
+            self._check_path(path)
+            self.files += 1
+            size = head.split()[-1]
+            self.size += int(size) if size.isdigit() else 0
+            self._limits.check(self.files, self.size)
+        self._check_path(self._rest.partition(b"\t")[2])
+
+    def _check_path(self, path: bytes) -> None:
+        if len(path) > _PATH_MAX:
+            raise EvaluationError(
+                "repository", f"the commit has a path of more than {_PATH_MAX} bytes"
+            )
+
+
+def inspection_commands(oid: str) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the two git commands whose output `CommitInspection` reads."""
     return (
         ("log", "--no-walk", "--no-show-signature", "--format=%H %T", oid, "--"),
         ("ls-tree", "-r", "-t", "-l", "-z", oid),
     )
 
 
-class Look:
-    """Reads what the commands of `look_at` print, each after the one before has ended well.
+class CommitInspection:
+    """Parser of the output of `inspection_commands`, read in chunks.
 
-    There is a NUL after each but the last one. `before` is how many others precede them, which
-    have nothing to say.
+    `before`: number of commands, without output of interest, that run before them in the same
+    sandbox. A NUL ends the output of each command but the last, if the command exited with 0.
     """
 
     def __init__(self, oid: str, limits: TreeLimits, *, before: int = 0) -> None:
         self._oid = oid
         self._before = before
         self._meter = TreeMeter(limits)
-        self._said = [b""]
+        self._printed = [b""]
 
     def has_begun(self) -> bool:
-        """Tell whether those before have ended well."""
-        return len(self._said) > self._before
+        """Tell whether the commands before the inspection have exited with 0."""
+        return len(self._printed) > self._before
 
     def feed(self, chunk: bytes) -> None:
-        """Take more. Raises EvaluationError as soon as the tree is too large."""
+        """Parse a chunk. Raises EvaluationError as soon as the tree is over a limit."""
         while not self._is_listing():
-            said, nul, chunk = chunk.partition(b"\0")
-            self._said[-1] = (self._said[-1] + said)[-_LONGEST:]
+            printed, nul, chunk = chunk.partition(b"\0")
+            self._printed[-1] = (self._printed[-1] + printed)[-_LINE_KEPT:]
             if not nul:
                 return
-            self._said.append(b"")
+            self._printed.append(b"")
         self._meter.feed(chunk)
 
     def _is_listing(self) -> bool:
-        return len(self._said) > self._before + 1
+        return len(self._printed) > self._before + 1
 
     @property
     def commit(self) -> Commit | None:
-        """The commit, if that is what was found, with as much of its tree as was listed."""
-        found = _FOUND.fullmatch(self._said[self._before]) if self._is_listing() else None
-        # git takes the OID of a tag, too, for the commit that it names.
+        """The commit, with as much of its tree as was listed; None if git does not have it."""
+        found = _FOUND.fullmatch(self._printed[self._before]) if self._is_listing() else None
+        # git also takes the OID of a tag for the commit that the tag names.
         if found is None or found[1].decode() != self._oid:
             return None
         return Commit(self._oid, found[2].decode(), self._meter.files, self._meter.size)

@@ -1,9 +1,8 @@
-"""Credentials for private repositories: whose they are, and how git or ssh comes to know them.
+"""Credentials for private repositories: their servers and callers, and how git and ssh get them.
 
-A credential belongs to hosts, never to what a client names: it is for exactly the protocol,
-host and port of a URL that was understood and checked here. Whatever was fetched with one is
-kept apart by its identity, a MAC of all of it, so that nobody reaches by another one, or by
-none, what only that one has opened.
+A credential is for the protocol, host and port of a URL that `core.hosts` has parsed and checked.
+What was fetched with a credential is kept apart by the credential's identity, a MAC of all its
+parts, so that it is reached with that credential alone.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ import attrs
 from tawebeval.core.hosts import DEFAULT_PORTS, Address, Target, bracketed, is_public, matches
 from tawebeval.errors import EvaluationError
 
-LARGEST_SECRET = 2048
-"""Bytes that a password may have: with its name it fits into any pipe at once."""
+MAX_PASSWORD_SIZE = 2048
+"""Bytes of a password: with the user name it fits into any pipe at once."""
 
 _WHOLE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 
 
 @attrs.frozen
 class Login:
-    """A name and a password, for one server alone.
+    """A user name and a password, for one server alone.
 
-    `origin` is that server's protocol, host and port, as git's settings are written.
+    `origin`: the server's protocol, host and port, as in `credential.<origin>.helper`.
     """
 
     origin: str
@@ -38,18 +37,18 @@ class Login:
 
     @property
     def answer(self) -> bytes:
-        """What git is told that asks for it (git-credential(1))."""
+        """The answer to git's request for a credential (git-credential(1))."""
         return f"username={self._username}\npassword={self._password}\n".encode()
 
     def scrub(self, text: str) -> str:
-        """Return `text` with stars for the password, also where it is encoded as in HTTP."""
+        """Return `text` with stars for the password, plain or encoded as in HTTP."""
         for form in self._forms():
             text = text.replace(form, "***")
         return text
 
     @property
-    def longest(self) -> int:
-        """How many bytes of a text one appearance of the password may take."""
+    def max_length(self) -> int:
+        """Bytes of the longest form of the password in a text."""
         return max(len(form.encode()) for form in self._forms())
 
     def _forms(self) -> Sequence[str]:
@@ -62,9 +61,10 @@ class Login:
 class Credential:
     """One entry of `repositories.credentials`, with its secret.
 
-    `host` is a pattern of `HostPolicy`; `port` 0 the protocol's own; without `callers` it is
-    every caller's. `password` is for HTTP; without one ssh has the key in the file `key`, and
-    knows the server by the file `known_hosts`. `secret` is what the identity depends on.
+    `host`: a pattern of `HostPolicy`. `port`: 0 is the default port of the protocol.
+    `callers`: names of the callers who may use it; empty: all.
+    `secret`: content of the password or key file, for the identity.
+    `password`: for HTTP; None: ssh uses the files `key` and `known_hosts`.
     """
 
     host: str
@@ -76,8 +76,8 @@ class Credential:
     key: str = ""
     known_hosts: str = ""
 
-    def serves(self, target: Target, caller: str) -> bool:
-        """Tell whether it is for this server, and whether the caller may use it."""
+    def is_for(self, target: Target, caller: str) -> bool:
+        """Tell whether the credential is for this server, and whether the caller may use it."""
         protocols = ("https", "http") if self.password is not None else ("ssh",)
         return (
             target.protocol in protocols
@@ -86,19 +86,19 @@ class Credential:
             and (not self.callers or caller in self.callers)
         )
 
-    def identity(self, key: bytes) -> bytes:
-        """Return what is equal for equal credentials only, and tells nothing of the secret.
+    def derive_identity(self, key: bytes) -> bytes:
+        """Return the MAC of the credential under `key`, which reveals nothing of the secret.
 
-        Whose it is does not matter: what it has fetched stays what it was when another caller
-        may use it, too. A new secret makes another identity, since it may open other things.
+        The callers are no part of it: another caller who may use the credential may read what it
+        has fetched. A new secret changes the identity, since it may open other repositories.
         """
         named = "\0".join((self.host, str(self.port), self.username, self.key))
         return hmac.digest(key, named.encode() + b"\0" + self.secret, "sha256")
 
-    def login(self, target: Target, address: Address) -> Login | None:
-        """Return what to tell the server at `address`, None for a key.
+    def make_login(self, target: Target, address: Address) -> Login | None:
+        """Return the login for the server at `address`, None for a key.
 
-        Raises EvaluationError rather than let a password cross the internet in the clear.
+        Raises: EvaluationError if the password would cross the internet unencrypted.
         """
         if self.password is None:
             return None
@@ -114,12 +114,12 @@ class Credential:
 
     @property
     def files(self) -> Sequence[str]:
-        """Which files ssh has to read."""
+        """Files that ssh has to read."""
         return () if self.password is not None else (self.key, self.known_hosts)
 
     @property
     def ssh_options(self) -> Sequence[str]:
-        """What to tell ssh: this name and key and no other, and a server that is known."""
+        """Options of ssh: this user name and key and no other, and a known server only."""
         if self.password is not None:
             return ()
         return (
@@ -135,10 +135,7 @@ class Credential:
 
 
 def parse_password(content: bytes) -> str:
-    """Return the password that a file has. Raises ValueError with why it has none.
-
-    A line's end after it does not belong to it.
-    """
+    """Return the password in a file, without the line end. Raises ValueError with the reason."""
     try:
         password = content.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
@@ -147,6 +144,6 @@ def parse_password(content: bytes) -> str:
         raise ValueError("is empty")
     if not _WHOLE_LINE.fullmatch(password):
         raise ValueError("has more than one line, or control characters")
-    if len(content) > LARGEST_SECRET:
-        raise ValueError(f"has more than {LARGEST_SECRET} bytes")
+    if len(content) > MAX_PASSWORD_SIZE:
+        raise ValueError(f"has more than {MAX_PASSWORD_SIZE} bytes")
     return password

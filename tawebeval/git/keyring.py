@@ -1,4 +1,4 @@
-"""The operator's credentials as they are now: read from their files, chosen for a caller."""
+"""The operator's credentials, read from their files, and the choice of one for a caller."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SETTING = "repositories.credentials"
 
 @attrs.define
 class Keyring:
-    """Knows the secrets of `settings`.
+    """The credentials of `settings`, in their order.
 
-    A file without a directory is one that systemd hands over: it lies in `directory`, which is
-    empty where there is none. `key` makes the identities, so that they tell nothing.
+    `directory`: that of systemd's credentials (LoadCredential=), for file names without one; empty:
+    there is none. `key`: the daemon's key, for identities.
     """
 
     _settings: Sequence[CredentialSettings]
@@ -31,26 +31,26 @@ class Keyring:
     _credentials: Sequence[Credential] = attrs.field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        """Read the files. Raises ConfigurationError with the path of the key."""
+        """Read the files. Raises ConfigurationError with the name of the setting."""
         self._credentials = self._read()
 
-    def choose(self, url: str, caller: str) -> Credential | None:
-        """Return the first credential for where `url` leads that this caller may use.
+    def choose_credential(self, url: str, caller: str) -> Credential | None:
+        """Return the first credential for the server of `url` that this caller may use.
 
-        Raises ValueError for what is no URL.
+        Raises: ValueError for an invalid URL.
         """
         target = target_of(url)
         if target is None:
             return None
-        return next((one for one in self._credentials if one.serves(target, caller)), None)
+        return next((one for one in self._credentials if one.is_for(target, caller)), None)
 
-    def identity(self, credential: Credential) -> bytes:
-        """Return what tells apart what was fetched by different credentials."""
-        return credential.identity(self._key)
+    def derive_identity(self, credential: Credential) -> bytes:
+        """Return the identity of a credential under the daemon's key."""
+        return credential.derive_identity(self._key)
 
     @property
     def files(self) -> Sequence[Path]:
-        """Where all is read from; keys are read by ssh again for each fetch."""
+        """All files of the credentials; ssh reads its files again for each fetch."""
         return tuple(
             Path(self._directory, name)
             for entry in self._settings
@@ -59,11 +59,11 @@ class Keyring:
         )
 
     def rereadings(self) -> Iterator[Rereading[Sequence[Credential]]]:
-        """Yield what reads the files again; nothing without credentials."""
+        """Yield the reloadable files; none without credentials."""
         if self._settings:
-            yield Rereading(_SETTING, self.files, self._read, self._take)
+            yield Rereading(_SETTING, self.files, self._read, self._apply)
 
-    def _take(self, credentials: Sequence[Credential]) -> None:
+    def _apply(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials
 
     def _read(self) -> Sequence[Credential]:
@@ -76,15 +76,15 @@ class Keyring:
         password, key, known_hosts = None, "", ""
         if entry.password_file:
             setting += ".password_file"
-            path, secret = self._content(entry.password_file, setting)
+            path, secret = self._read_file(entry.password_file, setting)
             try:
                 password = parse_password(secret)
             except ValueError as error:
                 raise ConfigurationError(f"{setting}: {path} {error}") from None
             secret = password.encode()
         else:
-            hosts, _ = self._content(entry.known_hosts_file, f"{setting}.known_hosts_file")
-            path, secret = self._content(entry.key_file, f"{setting}.key_file")
+            hosts, _ = self._read_file(entry.known_hosts_file, f"{setting}.known_hosts_file")
+            path, secret = self._read_file(entry.key_file, f"{setting}.key_file")
             key, known_hosts = str(path), str(hosts)
         return Credential(
             host=entry.host.lower(),
@@ -97,8 +97,8 @@ class Keyring:
             known_hosts=known_hosts,
         )
 
-    def _content(self, name: str, setting: str) -> tuple[Path, bytes]:
-        """Return where a file is, and what it says."""
+    def _read_file(self, name: str, setting: str) -> tuple[Path, bytes]:
+        """Return the path and the content of a file."""
         path = Path(name)
         if not path.is_absolute():
             if not self._directory:

@@ -1,4 +1,4 @@
-"""From a URL to the one address that git may connect to: looked up once, checked, kept to."""
+"""Routes from URLs to the one address that git may connect to: looked up once, checked, pinned."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tawebeval.errors import EvaluationError, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.resolver import LOOKUP, Addresses, LookupFailed, Resolver, UnknownHost
 
-# Through these a process could be asked for what it has open.
-KERNEL = tuple(map(Path, ("/proc", "/sys", "/dev")))
+# These lead to files that a process of the daemon has open.
+KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
 
 
 @attrs.define
 class Remotes:
-    """Holds URLs against the operator's rules.
+    """The operator's rules for URLs, and the look-up of their hosts.
 
-    `own` are directories of the daemon, absolute and without symbolic links.
+    `own`: directories of the daemon, from which nobody fetches; absolute, without symbolic links.
     """
 
     policy: HostPolicy
@@ -33,57 +33,57 @@ class Remotes:
 
     @property
     def _addresses(self) -> Addresses:
-        """By the rules as they are now; a look-up keeps to those that it began with."""
+        """Addresses under the current rules; a look-up ends under those with which it began."""
         return Addresses(self.policy, self._resolver, self._clock)
 
-    def check(self, url: str) -> bool:
-        """Check what the URL itself tells; return whether it leads over a network.
+    def check_url(self, url: str) -> bool:
+        """Check a URL without a look-up; return whether it leads over a network.
 
-        Raises EvaluationError.
+        Raises: EvaluationError.
         """
         return self._target(url) is not None
 
-    async def route(
-        self, url: str, credential: Credential | None = None, within: float = LOOKUP
+    async def find_route(
+        self, url: str, credential: Credential | None = None, timeout: float = LOOKUP
     ) -> tuple[Route, Login | None]:
-        """Return how git is to reach the repository, and what it says there when it is asked.
+        """Return the route to a repository, and the login for its server, None without one.
 
-        Its host is looked up `within` so many seconds. Raises EvaluationError.
+        `timeout`: seconds for the look-up of the host. Raises: EvaluationError.
         """
         target = self._target(url)
         if target is None:
             path = path_of(url)
-            # As git looks for it, which takes `x.git` for `x`, too.
+            # git also finds `x.git` by the name `x`.
             return Route(url, source=path, readable=(path, f"{path}.git")), None
         try:
-            address = await self._addresses.find(target, within)
+            address = await self._addresses.find(target, timeout)
         except (ForbiddenHost, UnknownHost) as error:
             raise EvaluationError("repository", str(error)) from None
         except LookupFailed as error:
             raise EvaluationError("lost", str(error), is_alarming=False) from None
         if credential is None:
             return route(url, target, address), None
-        login = credential.login(target, address)
+        login = credential.make_login(target, address)
         found = route(url, target, address, credential.ssh_options)
         return attrs.evolve(found, readable=credential.files), login
 
     def check_source(self, path: str) -> None:
-        """Look whether a repository of this machine is one to serve. Blocks.
+        """Check the path of a repository of this machine. Blocks.
 
-        Raises EvaluationError for the daemon's own directories, for what has them in it, and for
-        what cannot be looked at, with which git's sandbox would not start.
+        Raises: EvaluationError for the daemon's own directories, what is in them or contains them,
+        and for an unreadable path, with which git's sandbox would not start.
         """
         names = (path, f"{path}.git")
         for name in names:
             try:
                 os.stat(name)
             except (FileNotFoundError, NotADirectoryError):
-                pass  # git says what it looks for
+                pass  # git reports it
             except OSError as error:
                 message = f"the repository {path} cannot be read: {error.strerror}"
                 raise EvaluationError("repository", message) from None
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
-        for own in (*self._own, *KERNEL):
+        for own in (*self._own, *KERNEL_DIRECTORIES):
             if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
                 raise EvaluationError(
                     "repository", f"{path} is no place from which repositories are fetched"

@@ -1,12 +1,11 @@
-"""One bare repository on the disk: which commits are in it, and how others get there.
+"""One bare repository in the cache: its commits, fetches, maintenance, and size on the disk.
 
-Beside what git keeps there it has `url`, for people, and `commits/`: a marker for each
-commit that is here with all of its tree, named by the commit's OID and holding the tree's,
-how many files that has, and how many bytes. So whether a commit is here, and how large its
-tree is, is known without asking git.
+Beside git's own files a repository has `url`, for people, and `commits/`: a marker for each commit
+that is present with its whole tree, named by the commit's OID. A marker holds the OID of the tree,
+the number of its files, and their bytes, so that known commits need no git process.
 
 Only the newest commits have a ref, and so a line in `shallow`, which git sends to the server with
-each fetch. The objects of the others stay, for nothing here removes objects without a ref.
+each fetch. The objects of the others stay: no command here removes objects without a ref.
 Maintenance packs what fetches leave, so that the thousandth fetch takes as long as the first.
 """
 
@@ -14,33 +13,32 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
-from twisted.internet.defer import Deferred, DeferredLock
-from twisted.internet.defer import TimeoutError as TookTooLong
+from twisted.internet.defer import CancelledError, Deferred, DeferredLock
+from twisted.internet.defer import TimeoutError as DeadlineExceeded
+from twisted.internet.task import LoopingCall
 
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import Route
 from tawebeval.deferreds import Threads
 from tawebeval.errors import EvaluationError
-from tawebeval.git import blank
-from tawebeval.git.command import Git, Outcome
-from tawebeval.git.commits import Look, look_at
+from tawebeval.git.command import Git, GitResult
+from tawebeval.git.commits import CommitInspection, TreeLimits, inspection_commands
 from tawebeval.git.credentials import Credential
-from tawebeval.git.gitwords import is_not_offered, is_not_there
-from tawebeval.git.quota import MARKERS, FetchLimits, bounded, disk_use, files
 from tawebeval.git.remotes import Remotes
+from tawebeval.git.stderr import is_commit_missing, is_unadvertised
 from tawebeval.linux.filetree import remove
 from tawebeval.resolver import LOOKUP
 from tawebeval.sandbox.commands import Reach
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _FETCH = (
     "fetch",
@@ -51,31 +49,63 @@ _FETCH = (
     "--no-write-fetch-head",
     "--no-auto-maintenance",
 )
-# Whoever allows `file` means repositories of other users, too, and git-upload-pack(1) is made
-# for such: it does not run what their configuration names. Only that command is told so.
-_SERVE_OTHERS = "--upload-pack=git -c safe.directory='*' upload-pack"
+# An operator who allows `file` means repositories of other users, too. git-upload-pack(1) is safe
+# for these: it runs nothing that their configuration names. Only that command gets the option.
+_SERVE_OTHER_USERS = "--upload-pack=git -c safe.directory='*' upload-pack"
 _LEFTOVERS = (
     *("*.lock", "refs/**/*.lock", "objects/tmp_*", "objects/pack/tmp_*"),
     *("objects/pack/.tmp-*", "objects/pack/*.keep"),
 )
-_EVERYTHING = 2**31 - 1  # the depth that git takes for "all of it"
-# git looks for no deltas, and keeps those that servers have sent: so the time depends on the bytes.
+_INFINITE_DEPTH = 2**31 - 1  # git-fetch(1)
+# Without a window git searches no deltas, but keeps those of servers: time depends on bytes alone.
 _REPACK = ("repack", "--quiet", "-d", "-n", "--geometric=2", "--window=0", "--threads=1")
 # git-prune(1) also removes the lines of `shallow` that no ref leads to.
-_TIDY = (("pack-refs", "--all"), ("prune", "--expire=never"))
-_DIRECTORIES = 48 * 1024  # bytes on the disk: a dozen of them
-_NEWEST = 8  # commits that have a ref, on which a server can base what it sends
-_MANY = 100  # files that fetches may add before maintenance, each two or three
-_PATIENCE = 5.0  # seconds for which a fetch waits for maintenance, and that for fetches
+_TIDY_COMMANDS = (("pack-refs", "--all"), ("prune", "--expire=never"))
+_DIRECTORIES_SIZE = 48 * 1024  # bytes on the disk, of a dozen directories
+_REFS = 8  # newest commits that have a ref, on which a server can base a pack
+_MAINTENANCE_FILES = 100  # files added before maintenance is due; a fetch adds two or three
+_LOCK_TIMEOUT = 5.0  # seconds that a fetch waits for maintenance, and maintenance for fetches
 _MARKER = re.compile(r"([0-9a-f]{40}) ([0-9]+) ([0-9]+)", re.ASCII)
+_POLL_INTERVAL = 0.25  # seconds between two measurements of a fetch
+_INITIAL_DIRECTORIES = (
+    *("objects", "objects/info", "objects/pack"),
+    *("refs", "refs/heads", "refs/tags", "info"),
+)
+_HEAD = "ref: refs/heads/main\n"
+_CONFIG = """\
+[core]
+\trepositoryformatversion = 0
+\tfilemode = true
+\tbare = true
+"""
+# Check files out as they were committed, whatever the tree's own .gitattributes say.
+_ATTRIBUTES = "* -text -ident -filter !working-tree-encoding\n"
+_MARKERS = "commits"  # the directory with the markers
+
+_Files = Mapping[str, os.stat_result]
+
+
+@attrs.frozen
+class FetchLimits:
+    """Limits of fetches and trees.
+
+    `timeout`: seconds for a fetch with all its attempts, and as many for checking out.
+    `size`: bytes that each attempt may add to the repository.
+    `tree`: limits of the commit's tree.
+    """
+
+    clock: Any
+    timeout: float
+    size: int
+    tree: TreeLimits
 
 
 @attrs.define
 class BareRepository:
-    """The repository at `path`, which the first fetch makes; only one fetches at a time.
+    """The repository in the directory `path`, which the first fetch creates.
 
-    `generation` counts how often it was discarded. `is_blank` is whether no fetch has brought
-    anything as yet.
+    One lock covers fetches, maintenance and removal. `generation` counts removals (`discard`).
+    `is_blank` tells that no fetch has added anything yet.
     """
 
     path: Path
@@ -86,15 +116,15 @@ class BareRepository:
     generation: int = 0
     is_blank: bool = True
     _lock: DeferredLock = attrs.field(factory=DeferredLock)
-    _upkeep: Deferred[None] | None = None
+    _packing: Deferred[None] | None = None
     _fetches: int = 0
-    _marked: int = 0  # bytes of the markers
-    _files: int = 0  # besides the markers
-    _step: int = _MANY
-    _due: int = _MANY  # files, before maintenance is due
+    _markers_size: int = 0  # bytes on the disk
+    _files: int = 0  # without the markers
+    _maintenance_step: int = _MAINTENANCE_FILES
+    _maintenance_due: int = _MAINTENANCE_FILES  # files
 
-    def known(self, oid: str) -> Commit | None:
-        """Return the commit if it is marked as being here."""
+    def find_marked(self, oid: str) -> Commit | None:
+        """Return the commit if it has a marker. Blocks, hardly."""
         try:
             marker = _MARKER.fullmatch(self._marker(oid).read_text())
         except OSError:
@@ -102,40 +132,42 @@ class BareRepository:
         return marker and Commit(oid, marker[1], int(marker[2]), int(marker[3]))
 
     def _marker(self, oid: str) -> Path:
-        return self.path / MARKERS / oid
+        return self.path / _MARKERS / oid
 
     def _mark(self, commit: Commit) -> None:
         unfinished = self._marker(commit.oid).with_suffix(".new")
         unfinished.write_text(f"{commit.tree} {commit.files} {commit.size}")
-        self._marked += unfinished.stat().st_blocks * 512
+        self._markers_size += unfinished.stat().st_blocks * 512
         unfinished.replace(self._marker(commit.oid))
 
     @property
-    def used(self) -> bool:
-        """Whether a commit has ever been fetched into it. Blocks, hardly."""
+    def has_commits(self) -> bool:
+        """Whether a commit was ever fetched. Blocks, hardly."""
         try:
-            with os.scandir(self.path / MARKERS) as markers:
+            with os.scandir(self.path / _MARKERS) as markers:
                 return any(markers)
         except OSError:
             return False
 
     def load(self) -> int:
-        """Take over what an earlier daemon has left; return its bytes on the disk. Blocks."""
-        self.tidy()
-        self._marked = disk_use(files(self.path / MARKERS))
-        return self.size()
+        """Take over the repository of an earlier daemon; return its bytes on the disk. Blocks."""
+        self.remove_leftovers()
+        self._markers_size = _disk_usage(_list_files(self.path / _MARKERS))
+        return self.measure()
 
-    def size(self) -> int:
-        """Return the number of bytes that it takes on the disk. Blocks.
+    def measure(self) -> int:
+        """Return the bytes of the repository on the disk. Blocks.
 
-        Markers are counted as they are written, for there may be many.
+        Markers, of which there may be many, are counted as they are written.
         """
-        found = files(self.path)
+        found = _list_files(self.path)
         self._files = len(found)
-        self.is_blank = not self.used and not any(name.startswith("objects") for name in found)
-        return disk_use(found) + self._marked + _DIRECTORIES
+        self.is_blank = not self.has_commits and not any(
+            name.startswith("objects") for name in found
+        )
+        return _disk_usage(found) + self._markers_size + _DIRECTORIES_SIZE
 
-    def tidy(self) -> None:
+    def remove_leftovers(self) -> None:
         """Remove what a killed git leaves: locks and unfinished packs. Blocks."""
         for pattern in _LEFTOVERS:
             for leftover in self.path.glob(pattern):
@@ -146,59 +178,59 @@ class BareRepository:
 
     @property
     def needs_maintenance(self) -> bool:
-        """Whether fetches have left so many files that the next ones are slower."""
-        return self._files >= self._due
+        """Whether fetches have added so many files that maintenance is due."""
+        return self._files >= self._maintenance_due
 
-    async def maintain(self, largest: int) -> None:
-        """Pack what fetches have left, into a pack of at most `largest` bytes.
+    async def maintain(self, max_pack_size: int) -> None:
+        """Combine the packs of fetches into packs of at most `max_pack_size` bytes.
 
-        Raises CancelledError when a fetch has waited for `_PATIENCE` seconds, or this has waited
-        as long for fetches; EvaluationError when git fails.
+        Raises: CancelledError if a fetch has waited for 5 seconds, or this has waited as long for
+        fetches; EvaluationError if git fails.
         """
-        await _within_patience(self._lock.acquire(), self._limits.clock)
-        self._step *= 2  # until it succeeds, so that what fails is rarely tried
+        await _cancel_late(self._lock.acquire(), self._limits.clock)
+        self._maintenance_step *= 2  # until it succeeds, so that failures are rarely repeated
         try:
-            self._upkeep = Deferred.fromCoroutine(self._pack(largest))
+            self._packing = Deferred.fromCoroutine(self._pack(max_pack_size))
             if self._lock.waiting:
-                _within_patience(self._upkeep, self._limits.clock)
-            await self._upkeep
-            self._step = _MANY
+                _cancel_late(self._packing, self._limits.clock)
+            await self._packing
+            self._maintenance_step = _MAINTENANCE_FILES
         finally:
-            self._upkeep = None
+            self._packing = None
             try:
                 await self._threads.run(self._finish_maintenance)
             finally:
                 self._lock.release()
 
-    async def _pack(self, largest: int) -> None:
-        outcome = await self._git(
+    async def _pack(self, max_pack_size: int) -> None:
+        result = await self._git.run(
             self.path,
             *_REPACK,
-            then=_TIDY,
+            next_commands=_TIDY_COMMANDS,
             timeout=self._limits.timeout,
-            largest=largest,
+            max_file_size=max_pack_size,
             reach=Reach((self.path,)),
         )
-        if outcome.status:
-            raise _failed("the repository could not be packed", outcome)
+        if result.status:
+            raise _failed("the repository could not be packed", result)
 
     def _finish_maintenance(self) -> None:
-        self.tidy()
-        self.size()
-        self._due = self._files + self._step
+        self.remove_leftovers()
+        self.measure()
+        self._maintenance_due = self._files + self._maintenance_step
 
     async def _acquire(self) -> None:
-        """Acquire the lock; stop maintenance that does not end soon."""
-        if self._upkeep is not None:
-            _within_patience(self._upkeep, self._limits.clock)
+        """Acquire the lock, and cancel maintenance that holds it for too long."""
+        if self._packing is not None:
+            _cancel_late(self._packing, self._limits.clock)
         await self._lock.acquire()
 
     async def check_out(self, commit: Commit, tree: Path, index: Path) -> None:
-        """Put the tree of a commit that is here into the directory `tree`. Raises EvaluationError.
+        """Check a marked commit out into the directory `tree`; `index` is one for git's index.
 
-        In the directory `index` git keeps its index meanwhile.
+        Raises: EvaluationError.
         """
-        outcome = await self._git(
+        result = await self._git.run(
             self.path,
             f"--work-tree={tree}",
             *("read-tree", "--reset", "-u", commit.tree),
@@ -206,19 +238,19 @@ class BareRepository:
             timeout=self._limits.timeout,
             reach=Reach((tree, index)),
         )
-        if outcome.timed_out:
+        if result.timed_out:
             seconds = self._limits.timeout
             raise _failed(
                 f"the commit's tree could not be checked out within {seconds:g} seconds",
-                outcome,
+                result,
                 limit="repositories.fetch_timeout",
                 value=seconds,
             )
-        if outcome.status:
-            raise _failed("the commit's tree could not be checked out", outcome)
+        if result.status:
+            raise _failed("the commit's tree could not be checked out", result)
 
     async def discard(self, generation: int) -> None:
-        """Remove all of it that is of that `generation`, so that the next fetch begins anew."""
+        """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
         await self._acquire()
         try:
             if self.generation == generation:
@@ -233,15 +265,15 @@ class BareRepository:
     async def fetch(
         self, repository: Repository, oid: str, credential: Credential | None = None
     ) -> Commit:
-        """Return the commit, once it is here. Raises EvaluationError where it is not to be had.
+        """Fetch a commit, mark it and return it; without a network if git has it already.
 
-        All of it, with the wait for another fetch, has the time of the limits.
+        The timeout of the limits includes the wait for another fetch. Raises: EvaluationError.
         """
         fetching = Deferred.fromCoroutine(self._fetch(repository, oid, credential))
         seconds = self._limits.timeout
         try:
             return await fetching.addTimeout(seconds, self._limits.clock)
-        except TookTooLong:
+        except DeadlineExceeded:
             raise EvaluationError(
                 "repository",
                 f"the repository could not be fetched within {seconds:g} seconds, with all"
@@ -255,91 +287,99 @@ class BareRepository:
         await self._acquire()
         complete = False
         try:
-            new = await self._threads.run(self._begin, repository.url)
-            commit = None if new else await self._find(oid)
+            created = await self._threads.run(self._create, repository.url)
+            commit = None if created else await self._inspect_commit(oid)
             if commit is None:
-                commit = await self._ask(repository, oid, credential)
+                commit = await self._fetch_commit(repository, oid, credential)
             await self._threads.run(self._mark, commit)
             complete = True
             return commit
         finally:
             try:
                 if not complete:
-                    await self._threads.run(self.tidy)
+                    await self._threads.run(self.remove_leftovers)
             finally:
                 self._lock.release()
 
-    def _begin(self, url: str) -> bool:
-        """Make the repository if it is not there; tell whether it was made. Blocks."""
+    def _create(self, url: str) -> bool:
+        """Create the repository if it is missing; return whether it was. Blocks."""
         if self.path.exists():
             return False
         unfinished = self.path.with_suffix(".new")
         remove(unfinished)
-        blank.make(unfinished)
-        (unfinished / MARKERS).mkdir()
+        create_repository(unfinished)
+        (unfinished / _MARKERS).mkdir()
         (unfinished / "url").write_text(url + "\n")
         unfinished.rename(self.path)
-        self._marked = 0
+        self._markers_size = 0
         return True
 
-    async def _find(self, oid: str) -> Commit | None:
-        """Return the commit if git has it here, marked or not.
+    async def _inspect_commit(self, oid: str) -> Commit | None:
+        """Return the commit if git has it, marked or not.
 
-        Raises EvaluationError where its tree is over the limits.
+        Raises: EvaluationError if its tree is over the limits.
         """
-        look = Look(oid, self._limits.tree)
-        log, ls_tree = look_at(oid)
-        outcome = await self._git(self.path, *log, then=(ls_tree,), received=look.feed)
-        return _found(look, outcome)
+        inspection = CommitInspection(oid, self._limits.tree)
+        log, ls_tree = inspection_commands(oid)
+        result = await self._git.run(
+            self.path, *log, next_commands=(ls_tree,), on_stdout=inspection.feed
+        )
+        return _inspected(inspection, result)
 
-    async def _ask(self, repository: Repository, oid: str, credential: Credential | None) -> Commit:
-        """Fetch a commit over the network, by the cheapest way that the server allows."""
-        # Sooner than the fetch as a whole: a silent name server is not the repository's fault.
-        within = min(LOOKUP, self._limits.timeout / 2)
-        route, login = await self._remotes.route(repository.url, credential, within)
+    async def _fetch_commit(
+        self, repository: Repository, oid: str, credential: Credential | None
+    ) -> Commit:
+        """Fetch a commit from its URL, by the cheapest refspec that the server allows."""
+        # Before the timeout of the fetch: a silent name server is not the repository's fault.
+        lookup = min(LOOKUP, self._limits.timeout / 2)
+        route, login = await self._remotes.find_route(repository.url, credential, lookup)
         if route.source is not None:
             await self._threads.run(self._remotes.check_source, route.source)
         reach = Reach((self.path,), route.readable, network=route.source is None)
-        serve = () if route.source is None else (_SERVE_OTHERS,)
+        serve = () if route.source is None else (_SERVE_OTHER_USERS,)
         self._fetches += 1
-        ref = f"refs/commits/{self._fetches % _NEWEST}"
-        for way in _ways(repository, route, f"{oid}:{ref}"):
+        ref = f"refs/commits/{self._fetches % _REFS}"
+        for arguments in _fetch_arguments(repository, route, f"{oid}:{ref}"):
             deepen: tuple[str, ...] = ()
-            if (self.path / "shallow").exists() and not way[0].startswith("--depth"):
-                deepen = (f"--depth={_EVERYTHING}",)
-            look = Look(oid, self._limits.tree, before=1)
+            if (self.path / "shallow").exists() and not arguments[0].startswith("--depth"):
+                deepen = (f"--depth={_INFINITE_DEPTH}",)
+            inspection = CommitInspection(oid, self._limits.tree, before=1)
             fetch = partial(
-                self._git,
+                self._git.run,
                 self.path,
-                *(*_FETCH, *serve, *deepen, *way),
-                # What was fetched is looked at on the spot: a sandbox less to be made.
-                then=look_at(oid),
-                received=look.feed,
+                *(*_FETCH, *serve, *deepen, *arguments),
+                # In the sandbox of the fetch, which saves the start of another one.
+                next_commands=inspection_commands(oid),
+                on_stdout=inspection.feed,
                 environment=route.environment,
-                largest=self._limits.size,
+                max_file_size=self._limits.size,
                 login=login,
                 source=route.source,
                 reach=reach,
             )
-            outcome = await bounded(self._limits, self._threads, fetch, self.path, look.has_begun)
-            if look.has_begun():
-                commit = _found(look, outcome)
+            result = await fetch_within_limits(
+                self._limits, self._threads, fetch, self.path, inspection.has_begun
+            )
+            if inspection.has_begun():
+                commit = _inspected(inspection, result)
                 if commit is not None:
                     return commit
-            elif is_not_there(outcome.stderr):
+            elif is_commit_missing(result.stderr):
                 break
-            elif not is_not_offered(outcome.stderr):
-                raise _failed("the repository could not be fetched", outcome)
+            elif not is_unadvertised(result.stderr):
+                raise _failed("the repository could not be fetched", result)
         raise EvaluationError("commit", f"the repository has no commit {oid}")
 
 
-def _within_patience(deferred: Deferred[T], clock: Any) -> Deferred[T]:
-    """Cancel a Deferred after `_PATIENCE` seconds."""
-    return deferred.addTimeout(_PATIENCE, clock, lambda failure, _: failure)
+def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
+    """Cancel a Deferred after `_LOCK_TIMEOUT` seconds."""
+    return deferred.addTimeout(_LOCK_TIMEOUT, clock, lambda failure, _: failure)
 
 
-def _ways(repository: Repository, route: Route, commit: str) -> Iterator[tuple[str, ...]]:
-    """Yield the arguments of `git fetch` by which a commit may be had, the cheapest first.
+def _fetch_arguments(
+    repository: Repository, route: Route, commit: str
+) -> Iterator[tuple[str, ...]]:
+    """Yield the arguments of `git fetch` that may bring a commit, the cheapest first.
 
     `commit` is the refspec of the commit alone.
     """
@@ -355,12 +395,124 @@ def _ways(repository: Repository, route: Route, commit: str) -> Iterator[tuple[s
     yield "--prune", *source, "refs/*:refs/origin/*"
 
 
-def _found(look: Look, outcome: Outcome) -> Commit | None:
-    """Return the commit that git has found, whose tree it has to have listed, too."""
-    if look.commit is not None and outcome.status:
-        raise _failed("the commit's tree could not be listed", outcome)
-    return look.commit
+def _inspected(inspection: CommitInspection, result: GitResult) -> Commit | None:
+    """Return the commit, None without one. Raises EvaluationError if its tree was not listed."""
+    if inspection.commit is not None and result.status:
+        raise _failed("the commit's tree could not be listed", result)
+    return inspection.commit
 
 
-def _failed(message: str, outcome: Outcome, **members: str | float) -> EvaluationError:
-    return EvaluationError("repository", message, {"stderr": outcome.stderr, **members})
+def _failed(message: str, result: GitResult, **members: str | float) -> EvaluationError:
+    return EvaluationError("repository", message, {"stderr": result.stderr, **members})
+
+
+def create_repository(path: Path) -> None:
+    """Create the directory `path` as an empty bare repository, without a git process. Blocks.
+
+    Its parts are those of gitrepository-layout(5). git creates most directories when it needs them,
+    but not all: a fetch from a server of static files relies on `objects/pack`. Raises: OSError.
+    """
+    path.mkdir()
+    for directory in _INITIAL_DIRECTORIES:
+        (path / directory).mkdir()
+    (path / "HEAD").write_text(_HEAD)
+    (path / "config").write_text(_CONFIG)
+    (path / "info" / "attributes").write_text(_ATTRIBUTES)
+
+
+def _list_files(directory: Path) -> _Files:
+    """Return the files below a directory, without markers, by their relative paths. Blocks."""
+    found = {}
+    for parent, directories, names in os.walk(directory):
+        inside = parent[len(str(directory)) + 1 :]
+        if not inside:
+            directories[:] = [name for name in directories if name != _MARKERS]
+        for name in names:
+            with suppress(OSError):
+                found[os.path.join(inside, name)] = os.lstat(os.path.join(parent, name))
+    return found
+
+
+def _disk_usage(found: _Files) -> int:
+    """Return the bytes of files on the disk."""
+    return sum(status.st_blocks * 512 for status in found.values())
+
+
+async def fetch_within_limits(
+    limits: FetchLimits,
+    threads: Threads,
+    fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
+    repository: Path,
+    is_complete: Callable[[], bool],
+) -> GitResult:
+    """Return the result of `fetch`, which may add at most `limits.size` bytes to `repository`.
+
+    `is_complete` tells whether the fetch is done, whatever becomes of the commands after it. Of a
+    fetch that raises EvaluationError before, nothing stays.
+
+    `fetch` has the kernel limit each file, and so the one pack that a usual server sends. A server
+    of static files sends many files; their sum is measured again and again.
+
+    Raises: EvaluationError, of `fetch` or for too many bytes.
+    """
+    before = await threads.run(_list_files, repository)
+    over = False
+    fetching = Deferred.fromCoroutine(fetch())
+
+    async def measure() -> None:
+        nonlocal over
+        now = await threads.run(_list_files, repository)
+        if not over and _disk_usage(now) - _disk_usage(before) > limits.size:
+            over = True
+            fetching.cancel()
+
+    polling = LoopingCall(lambda: Deferred.fromCoroutine(measure()))
+    polling.clock = limits.clock
+    polling.start(_POLL_INTERVAL, now=False)
+    try:
+        result = await fetching
+    except CancelledError:
+        if not over:
+            raise
+    except EvaluationError:
+        if not await threads.run(_is_over, repository, before, limits.size, is_complete()):
+            await threads.run(_undo, repository, before)
+            raise
+    else:
+        if not await threads.run(_is_over, repository, before, limits.size, is_complete()):
+            return result
+    finally:
+        polling.stop()
+    if is_complete() or not await threads.run(_undo, repository, before):
+        # The fetch ended before it was measured, and refs name its objects: remove all.
+        await threads.run(remove, repository)
+    raise EvaluationError(
+        "repository",
+        f"the repository was not fetched: it has more than {limits.size} bytes",
+        {"limit": "repositories.fetch_bytes", "value": limits.size},
+    )
+
+
+def _is_over(repository: Path, before: _Files, limit: int, is_complete: bool) -> bool:
+    """Tell whether a fetch has added too many bytes, or a file at the kernel's limit. Blocks."""
+    after = _list_files(repository)
+    if is_complete:
+        return _disk_usage(after) - _disk_usage(before) > limit
+    return any(after[name].st_size >= limit for name in after.keys() - before)
+
+
+def _undo(repository: Path, before: _Files) -> bool:
+    """Remove the objects that an incomplete fetch has added. Blocks.
+
+    Return False, and remove nothing, if refs have changed, which may name the objects.
+    """
+    after = _list_files(repository)
+    for name, status in after.items():
+        if name.startswith(("refs", "packed-refs")) and (
+            name not in before or before[name].st_mtime_ns != status.st_mtime_ns
+        ):
+            return False
+    for name in after.keys() - before:
+        if name.startswith("objects"):
+            (repository / name).unlink(missing_ok=True)
+    return True

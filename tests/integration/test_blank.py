@@ -1,4 +1,4 @@
-"""`git.blank`, held against what git makes."""
+"""`git.repository.create_repository`, compared with what git creates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.git import blank
+from tawebeval.git.repository import create_repository
 from tests.integration.repositories import GitRepository, git
 
 
@@ -17,7 +17,7 @@ class BlankTests(SynchronousTestCase):
         self.folder = Path(self.mktemp()).resolve()
         self.folder.mkdir()
         self.path = self.folder / "blank.git"
-        blank.make(self.path)
+        create_repository(self.path)
 
     def push(self, source: GitRepository) -> str:
         """Commit what is there, push the commit, and return its OID."""
@@ -58,5 +58,5 @@ class BlankTests(SynchronousTestCase):
     def test_there_already(self) -> None:
         """What is there is left alone."""
         (self.path / "HEAD").write_text("mine")
-        self.assertRaises(FileExistsError, blank.make, self.path)
+        self.assertRaises(FileExistsError, create_repository, self.path)
         self.assertEqual((self.path / "HEAD").read_text(), "mine")

@@ -20,9 +20,9 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.core.hosts import HostPolicy, Route
-from tawebeval.git import blank
 from tawebeval.git.command import Git
 from tawebeval.git.remotes import Remotes
+from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tests.fake_resolver import FakeResolver
 from tests.integration.client import failure, text
@@ -200,19 +200,19 @@ class PinTests(AttackTestCase):
     async def fetch(self, route: Route) -> str:
         """Fetch by a route, as the cache does; return what git said."""
         spawn = Spawner(reactor)
-        run = Git(reactor, spawn, ("http", "git", "ssh"))
+        runner = Git(reactor, spawn, ("http", "git", "ssh"))
         path = self.folder / "pinned.git"
         if not path.exists():
-            blank.make(path)
+            create_repository(path)
         fetch = ("fetch", "--quiet", "--end-of-options", route.url, f"{self.commit}:refs/x")
-        outcome = await run(path, *fetch, environment=route.environment, timeout=PATIENCE)
+        outcome = await runner.run(path, *fetch, environment=route.environment, timeout=PATIENCE)
         return outcome.stderr if outcome.status else ""
 
     async def route(self, url: str) -> Route:
         """Return the route to a name which no real resolver knows."""
         resolver = FakeResolver(["127.0.0.1"], ["127.0.0.2"])
         policy = HostPolicy(private_networks=["127.0.0.0/8"])
-        found, _ = await Remotes(policy, resolver, reactor).route(url)
+        found, _ = await Remotes(policy, resolver, reactor).find_route(url)
         return found
 
     async def test_http_keeps_to_the_address(self) -> None:

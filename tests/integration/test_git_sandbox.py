@@ -13,9 +13,9 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
 from tawebeval.errors import EvaluationError
-from tawebeval.git import blank
-from tawebeval.git.command import Git, Outcome
+from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
+from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_accounts
 from tawebeval.sandbox.commands import JUST_READ, GitBox, Reach
@@ -43,16 +43,16 @@ class SandboxTests(TestCase):
         self.git = Git(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
-            blank.make(path)
+            create_repository(path)
         self.tree = self.folder / "tree"
         self.tree.mkdir()
         (self.folder / "key").write_text("a secret")
 
     async def run_script(
         self, script: str, reach: Reach = JUST_READ, login: Login | None = None
-    ) -> Outcome:
+    ) -> GitResult:
         """Return what becomes of a shell's script that git runs."""
-        return await self.git(
+        return await self.git.run(
             self.own, "-c", f"alias.attack=!{script}", "attack", reach=reach, login=login
         )
 
@@ -78,8 +78,8 @@ class SandboxTests(TestCase):
         script = 'alias.attack=!f() { echo "$1" >>/tmp/said; cat /tmp/said; exit $2; }; f'
         for status, printed in ((0, "a b\n\0a b\nb'c\n\0a b\nb'c\nd"), (3, "a b")):
             commands = (("a b", str(status)), ("b'c", "0"), ("d", "0"))
-            first, *then = (("-c", script, "attack", *words) for words in commands)
-            outcome = await self.git(self.own, *first, then=then)
+            first, *rest = (("-c", script, "attack", *words) for words in commands)
+            outcome = await self.git.run(self.own, *first, next_commands=rest)
             self.assertEqual((outcome.status, outcome.stdout), (status, printed + "\n"))
 
     async def test_writing(self) -> None:
@@ -130,7 +130,7 @@ class SandboxTests(TestCase):
         seconds = f"{1000 + os.getpid()}.25"  # so long nobody else sleeps
         script = f"setsid sh -c 'echo ready; exec sleep {seconds}' & sleep {seconds}; wait"
         asked = Deferred.fromCoroutine(
-            self.git(self.own, "-c", f"alias.a=!{script}", "a", received=started.append)
+            self.git.run(self.own, "-c", f"alias.a=!{script}", "a", on_stdout=started.append)
         )
         await until(lambda: b"ready" in b"".join(started), "it has started")
 

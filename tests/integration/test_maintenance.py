@@ -17,10 +17,9 @@ from tawebeval.core.hosts import HostPolicy
 from tawebeval.deferreds import Threads
 from tawebeval.errors import EvaluationError
 from tawebeval.git.command import Git
-from tawebeval.git.quota import FetchLimits
+from tawebeval.git.commits import TreeLimits
 from tawebeval.git.remotes import Remotes
-from tawebeval.git.repository import BareRepository
-from tawebeval.git.trees import TreeLimits
+from tawebeval.git.repository import BareRepository, FetchLimits
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_accounts
 from tawebeval.sandbox.commands import GitBox
@@ -71,7 +70,7 @@ class MaintenanceTests(TestCase):
 
     async def check_out(self, commit: str) -> None:
         """Hold that a commit's tree can be checked out."""
-        known = self.bare.known(commit)
+        known = self.bare.find_marked(commit)
         assert known is not None
         place = Path(tempfile.mkdtemp(dir=self.folder))
         tree, index = place / "tree", place / "index"

@@ -1,4 +1,4 @@
-"""`git.command`: how git is run, which says more than what it does."""
+"""`git.command`: arguments, environment, limits and results of git commands."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.errors import EvaluationError
-from tawebeval.git.command import Git, Outcome
+from tawebeval.errors import ConfigurationError, EvaluationError
+from tawebeval.git import command
+from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
 from tawebeval.sandbox.commands import JUST_READ, Reach
 from tests.fakes import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
 BEFORE = 4
-"""The words that begin a command: a shell, which sets limits."""
+"""Number of arguments before the sandbox: the shell that sets limits."""
 
 
 class GitTestCase(SynchronousTestCase):
@@ -34,9 +35,9 @@ class GitTestCase(SynchronousTestCase):
         self.spawn = FakeSpawner(self.clock)
         self.git = Git(self.clock, self.spawn, ("https", "ssh"), 77777777)
 
-    def run_git(self, *arguments: str, **settings: Any) -> Deferred[Outcome]:
+    def run_git(self, *arguments: str, **settings: Any) -> Deferred[GitResult]:
         """Start a command."""
-        return Deferred.fromCoroutine(self.git(REPOSITORY, *arguments, **settings))
+        return Deferred.fromCoroutine(self.git.run(REPOSITORY, *arguments, **settings))
 
     def end(self, status: int = 0, number: int | None = None) -> None:
         """Let the command end."""
@@ -92,7 +93,9 @@ class CommandTests(GitTestCase):
 
     def test_followed(self) -> None:
         """What follows is in a shell's script, the command before it, a client's, is not."""
-        argv = list(self.start("fetch", "$(x)", then=(("log", "a'b"), ("ls-tree",))).argv)[BEFORE:]
+        argv = list(self.start("fetch", "$(x)", next_commands=(("log", "a'b"), ("ls-tree",))).argv)[
+            BEFORE:
+        ]
         script = argv[argv.index("-c") + 1]
         self.assertEqual(argv[:2], ["sh", "-c"])
         self.assertNotIn("$(x)", script)
@@ -108,7 +111,7 @@ class CommandTests(GitTestCase):
     def test_login_is_not_for_what_follows(self) -> None:
         """A password is asked for by the first command alone."""
         login = Login("https://git.example.org", "judge", "s3cr:t@")
-        argv = list(self.start("fetch", then=(("log",),), login=login).argv)[BEFORE:]
+        argv = list(self.start("fetch", next_commands=(("log",),), login=login).argv)[BEFORE:]
         self.assertNotIn("git.example.org", argv[2])
         self.assertIn("git.example.org", " ".join(argv[3:]))
 
@@ -126,7 +129,7 @@ class CommandTests(GitTestCase):
         """Memory, core dumps and, where that is asked for, the length of files are bounded."""
         command = "ulimit -d; ulimit -H -d; ulimit -H -c; ulimit -H -f"
         kib = str(77777777 // 1024)
-        self.assertEqual(self.begun(command, largest=5000), [kib, kib, "0", "10"])
+        self.assertEqual(self.begun(command, max_file_size=5000), [kib, kib, "0", "10"])
         self.assertEqual(self.begun(command)[:3], [kib, kib, "0"])
 
     def test_killed_before_the_daemon(self) -> None:
@@ -187,7 +190,7 @@ class LoginTests(GitTestCase):
         self.handed: list[bytes] = []
         self.asked = self.fetch()
 
-    def fetch(self) -> Deferred[Outcome]:
+    def fetch(self) -> Deferred[GitResult]:
         """Start a fetch that has a login, and take what it is handed as its child would."""
 
         def spawn(*arguments: Any, descriptors: Sequence[int] = ()) -> Any:
@@ -197,7 +200,7 @@ class LoginTests(GitTestCase):
             return self.spawn(*arguments)
 
         git = Git(self.clock, spawn, ("https",))
-        return Deferred.fromCoroutine(git(REPOSITORY, "fetch", "url", login=self.login))
+        return Deferred.fromCoroutine(git.run(REPOSITORY, "fetch", "url", login=self.login))
 
     def test_handed(self) -> None:
         """It is told by a pipe, which is not kept; argv and environment do not have it."""
@@ -287,7 +290,7 @@ class BoxTests(GitTestCase):
         def refuse(chunk: bytes) -> None:
             raise EvaluationError("repository", "too much")
 
-        asked = self.run_git("ls-tree", received=refuse)
+        asked = self.run_git("ls-tree", on_stdout=refuse)
         self.spawn.child.print(b"x")
         self.end(137)
         self.failureResultOf(asked, EvaluationError)
@@ -303,252 +306,243 @@ class BoxTests(GitTestCase):
         self.assertIn("namespace", error.members["stderr"])
 
 
-class OutcomeTests(GitTestCase):
-    """How it ends."""
+class ResultTests(GitTestCase):
+    """The result of a command, or the error in its place."""
 
-    def outcome(self, status: int = 0, number: int | None = None) -> Outcome:
-        """Let the command end and return its outcome."""
-        asked = self.run_git("status")
-        self.spawn.child.print(b"on stdout\n")
-        self.spawn.child.complain(b"  on stderr\n")
-        self.assertNoResult(asked)
+    def get(
+        self, printed: bytes = b"", status: int = 0, number: int | None = None, **settings: Any
+    ) -> GitResult:
+        """Return the result of a command that prints this on stderr."""
+        requested = self.run_git("fetch", **settings)
+        self.spawn.child.complain(printed)
+        self.assertNoResult(requested)
         self.end(status, number)
-        return self.successResultOf(asked)
+        return self.successResultOf(requested)
+
+    def refuse(
+        self, printed: bytes = b"", status: int = 128, number: int | None = None, **settings: Any
+    ) -> EvaluationError:
+        """Return the error of a command that prints this on stderr."""
+        requested = self.run_git("fetch", **settings)
+        self.spawn.child.complain(printed)
+        self.end(status, number)
+        return self.failureResultOf(requested, EvaluationError).value
 
     def test_status(self) -> None:
-        """The status, stdout as it is, stderr without the space around it."""
-        self.assertEqual(self.outcome(), Outcome(0, "on stdout\n", "on stderr"))
-        self.assertEqual(self.outcome(128), Outcome(128, "on stdout\n", "on stderr"))
-
-    def test_signal(self) -> None:
-        """The signal's number, negative."""
-        self.assertEqual(self.outcome(number=signal.SIGSEGV).status, -signal.SIGSEGV)
+        """The result has the status, or the signal; stdout as it is, and stderr stripped."""
+        for ended, status in (((0, None), 0), ((128, None), 128), ((0, signal.SIGSEGV), -11)):
+            requested = self.run_git("status")
+            self.spawn.child.print(b"on stdout\n")
+            self.spawn.child.complain(b"  on stderr\n")
+            self.end(*ended)
+            expected = GitResult(status, "on stdout\n", "on stderr")
+            self.assertEqual(self.successResultOf(requested), expected)
 
     def test_the_end_of_much(self) -> None:
         """Of much output the end is kept: 64 KiB of stdout, 8 KiB of stderr."""
-        asked = self.run_git("status")
+        requested = self.run_git("status")
         for number in range(100):
             self.spawn.child.print(b"%01000d" % number)
             self.spawn.child.complain(b"%01000d" % number)
         self.end()
-        outcome = self.successResultOf(asked)
-        self.assertEqual((len(outcome.stdout), len(outcome.stderr)), (65536, 8192))
-        for said in (outcome.stdout, outcome.stderr):
-            self.assertTrue(said.endswith("99"))
+        result = self.successResultOf(requested)
+        self.assertEqual((len(result.stdout), len(result.stderr)), (65536, 8192))
+        for printed in (result.stdout, result.stderr):
+            self.assertTrue(printed.endswith("99"))
 
-    def test_the_end_in_characters(self) -> None:
-        """It begins with a character, and has no more bytes where some are not UTF-8."""
-        asked = self.run_git("status")
-        self.spawn.child.complain("😀".encode() * 3000 + b"a")
-        self.end()
-        self.assertEqual(self.successResultOf(asked).stderr, "😀" * 2047 + "a")
-        asked = self.run_git("status")
-        self.spawn.child.complain(b"\xff" * 10_000)
-        self.end()
-        self.assertEqual(self.successResultOf(asked).stderr, "\ufffd" * 2730)
-
-    def test_not_utf8(self) -> None:
-        """What is not UTF-8 is replaced."""
-        asked = self.run_git("status")
-        self.spawn.child.complain(b"\xff")
-        self.end()
-        self.assertEqual(self.successResultOf(asked).stderr, "\ufffd")
-
-    def test_credentials(self) -> None:
-        """What looks like credentials in a URL is not passed on."""
-        asked = self.run_git("fetch")
-        self.spawn.child.complain(
-            b"fatal: unable to access 'https://user:pass@example.org/x/': no\n"
-            b"redirect https://token@a.example/ http://b.example/c@d ssh://git@e.example/f"
-        )
-        self.end(128)
-        self.assertEqual(
-            self.successResultOf(asked).stderr,
-            "fatal: unable to access 'https://example.org/x/': no\n"
-            "redirect https://a.example/ http://b.example/c@d ssh://e.example/f",
-        )
-
-    def test_paths(self) -> None:
-        """Where the cache is on this machine is not told, only what in it is meant."""
-        asked = self.run_git("fetch")
-        self.spawn.child.complain(b"fatal: bad config in /cache/x.git/config")
-        self.end(128)
-        said = "fatal: bad config in x.git/config"
-        self.assertEqual(self.successResultOf(asked).stderr, said)
+    def test_stderr(self) -> None:
+        """Stderr is whole characters of UTF-8, without credentials and the path of the cache."""
+        for printed, expected in (
+            ("😀".encode() * 3000 + b"a", "😀" * 2047 + "a"),
+            (b"\xff", "\ufffd"),
+            (b"\xff" * 10_000, "\ufffd" * 2730),
+            (
+                b"to 'https://user:pass@a.example/': https://token@a.example/ ssh://git@a.example",
+                "to 'https://a.example/': https://a.example/ ssh://a.example",
+            ),
+            (
+                b"to http://a.example/c@d",
+                "to http://a.example/c@d",
+            ),
+            (b"fatal: bad config in /cache/x.git/config", "fatal: bad config in x.git/config"),
+        ):
+            self.assertEqual(self.get(printed, 128).stderr, expected)
 
     def test_memory(self) -> None:
-        """Git that gets no more memory is an error of the repository, with the limit."""
-        for said in (
-            b"fatal: Out of memory, malloc failed (tried to allocate 9 bytes)",
-            b"x\nfatal: packfile x cannot be mapped: Cannot allocate memory",
-            b"fatal: unable to create thread: Resource temporarily unavailable",
+        """Too little memory is an error of the repository, also if git serves it to itself."""
+        for printed, source in (
+            (b"fatal: Out of memory, malloc failed (tried to allocate 9 bytes)", None),
+            (b"x\nfatal: packfile x cannot be mapped: Cannot allocate memory", None),
+            (b"fatal: unable to create thread: Resource temporarily unavailable", None),
+            (b"remote: fatal: Out of memory, malloc failed", "/srv/x"),
         ):
-            asked = self.run_git("fetch")
-            self.spawn.child.complain(said)
-            self.end(128)
-            error = self.failureResultOf(asked, EvaluationError).value
+            error = self.refuse(printed, source=source)
+            limit = {"limit": "repositories.memory", "value": 77777777}
             self.assertEqual(error.reason, "repository")
-            self.assertEqual(
-                (error.members["limit"], error.members["value"]), ("repositories.memory", 77777777)
-            )
-            self.assertEqual(error.members["stderr"], said.decode())
-
-    def test_disk(self) -> None:
-        """Git that cannot write to the cache is this machine's fault, not the repository's."""
-        asked = self.run_git("fetch")
-        said = "fatal: write error: No space left on device\nfatal: index-pack failed"
-        self.spawn.child.complain(said.encode())
-        self.end(128)
-        error = self.failureResultOf(asked, EvaluationError).value
-        self.assertEqual(error.reason, "lost")
-        self.assertEqual(error.message, "git cannot use the disk: No space left on device")
-        self.assertEqual(error.members["stderr"], said)
-
-    def test_words_of_others(self) -> None:
-        """What a server or a path can have git say leaves the daemon ready."""
-        start = b"bwrap: No permissions to create new namespace"
-        for said, source, alarming in (
-            (start, None, True),
-            (start, "/srv/x", False),
-            (b"fatal: remote error: x\nfatal: No space left on device", None, False),
-        ):
-            asked = self.run_git("fetch", source=source)
-            self.spawn.child.complain(said)
-            self.end(128)
-            error = self.failureResultOf(asked, EvaluationError).value
-            self.assertEqual((error.reason, error.is_alarming), ("lost", alarming))
-
-    def test_cut_so_that_it_begins_with_a_complaint(self) -> None:
-        """Of much that git says the end is kept, and where that begins a server can choose."""
-        for before in (b"remote: ", b"x" * 8192):
-            asked = self.run_git("fetch")
-            for piece in (before, b"bwrap: ", b"y" * (8192 - len(b"bwrap: "))):
-                self.spawn.child.complain(piece)
-            self.end(128)
-            outcome = self.successResultOf(asked)
-            self.assertTrue(outcome.stderr.startswith("bwrap: "))
-
-    def test_killed(self) -> None:
-        """Git that somebody else has killed is this machine's fault, and no reason to be alarmed.
-
-        A caller can cause it, by what a repository needs.
-        """
-        for status, number in ((137, None), (0, signal.SIGKILL)):
-            asked = self.run_git("fetch", timeout=60)
-            self.end(status, number)
-            error = self.failureResultOf(asked, EvaluationError).value
-            self.assertEqual((error.reason, error.is_alarming), ("lost", False))
-            self.assertIn("git was killed", error.message)
-        asked = self.run_git("fetch")
-        said = b"fatal: fetch-pack: invalid index-pack output"
-        self.spawn.child.complain(said)
-        self.end(128)
-        error = self.failureResultOf(asked, EvaluationError).value
-        self.assertEqual((error.reason, error.members["stderr"]), ("lost", said.decode()))
+            self.assertEqual(error.members, {**limit, "stderr": printed.decode()})
 
     def test_memory_of_others(self) -> None:
-        """It is not, where only the server says so, or git does not mind."""
-        for said, status in (
+        """A server without memory, and a warning, are no such error."""
+        for printed, status in (
             (b"remote: fatal: Out of memory, malloc failed\nfatal: the end hung up", 128),
             (b"warning: Out of memory", 0),
         ):
-            asked = self.run_git("fetch")
-            self.spawn.child.complain(said)
-            self.end(status)
-            self.assertEqual(self.successResultOf(asked).status, status)
+            self.assertEqual(self.get(printed, status).status, status)
 
-    def test_memory_of_a_repository_of_this_machine(self) -> None:
-        """What its server says is said by a git that is bounded, too."""
-        asked = self.run_git("fetch", source="/srv/x")
-        self.spawn.child.complain(b"remote: fatal: Out of memory, malloc failed")
-        self.end(128)
-        error = self.failureResultOf(asked, EvaluationError).value
-        self.assertEqual(error.members["limit"], "repositories.memory")
+    def test_disk(self) -> None:
+        """A cache that git cannot write to is this machine's fault, not the repository's."""
+        printed = b"fatal: write error: No space left on device\nfatal: index-pack failed"
+        error = self.refuse(printed)
+        self.assertEqual(error.reason, "lost")
+        self.assertEqual(error.message, "git cannot use the disk: No space left on device")
+        self.assertEqual(error.members["stderr"], printed.decode())
 
-    def test_leftovers(self) -> None:
-        """What git has started and left behind is killed, and not waited for."""
-        asked = self.run_git("fetch")
+    def test_alarming(self) -> None:
+        """Messages that a server or a path can make git print leave the daemon ready."""
+        sandbox = b"bwrap: No permissions to create new namespace"
+        for printed, source, is_alarming in (
+            (sandbox, None, True),
+            (sandbox, "/srv/x", False),
+            (b"fatal: remote error: x\nfatal: No space left on device", None, False),
+        ):
+            error = self.refuse(printed, source=source)
+            self.assertEqual((error.reason, error.is_alarming), ("lost", is_alarming))
+            self.assertEqual(error.members["stderr"], printed.decode())
+
+    def test_cut_before_a_complaint(self) -> None:
+        """A server can choose where the kept end of much begins: not the sandbox has failed."""
+        for before in (b"remote: ", b"x" * 8192):
+            result = self.get(before + b"bwrap: " + b"y" * (8192 - len(b"bwrap: ")), 128)
+            self.assertTrue(result.stderr.startswith("bwrap: "))
+
+    def test_killed(self) -> None:
+        """Git that the kernel has killed alarms nobody: the needs of a repository can cause it."""
+        reader = b"fatal: fetch-pack: invalid index-pack output"
+        for printed, *ended in ((b"", 137), (b"", 0, signal.SIGKILL), (reader, 128)):
+            error = self.refuse(printed, *ended, timeout=60)
+            self.assertEqual((error.reason, error.is_alarming), ("lost", False))
+            self.assertIn("git was killed", error.message)
+            self.assertEqual(error.members["stderr"], printed.decode())
+
+    def test_descendants(self) -> None:
+        """Descendants that git has left are killed, and not waited for."""
+        requested = self.run_git("fetch")
         self.spawn.child.exit(0)
         self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
         self.clock.pump([0] * 3)
-        self.assertEqual(self.successResultOf(asked).status, 0)
+        self.assertEqual(self.successResultOf(requested).status, 0)
 
     def test_cannot_be_started(self) -> None:
-        """Where there is no git, that is raised, and no timer is left."""
+        """Without a shell its OSError is raised, and no timer is left."""
         self.spawn.error = FileNotFoundError(2, "no git")
         self.failureResultOf(self.run_git("status", timeout=5), FileNotFoundError)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-class EndTests(GitTestCase):
-    """How it is ended."""
+class KillTests(GitTestCase):
+    """Commands that are killed before their end."""
+
+    def check_killed(self, requested: Deferred[GitResult]) -> None:
+        """Check that git is killed, with its descendants, and let it end."""
+        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
+        self.assertNoResult(requested)
+        self.end(number=signal.SIGKILL)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_endless_messages(self) -> None:
-        """A server that sends messages without end is the repository's fault, and git is killed."""
-        asked = self.run_git("fetch")
+        """A server that sends messages without end is the repository's fault."""
+        requested = self.run_git("fetch")
         for _ in range(4):
             self.spawn.child.complain(b"x" * 2**20)
         self.assertEqual(self.spawn.child.group_signals, [])
         self.spawn.child.complain(b"x")
         self.spawn.child.complain(b"x")
-        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
-        self.end(number=signal.SIGKILL)
-        error = self.failureResultOf(asked, EvaluationError).value
+        self.check_killed(requested)
+        error = self.failureResultOf(requested, EvaluationError).value
         self.assertEqual(error.reason, "repository")
         self.assertIn("4 MiB of messages", error.message)
 
     def test_refused(self) -> None:
-        """Who takes what it prints can refuse: it is killed, and then the error raised."""
-        taken = []
+        """The reader of stdout can refuse it; its error is raised when git has ended."""
+        chunks = []
 
-        def received(chunk: bytes) -> None:
-            taken.append(chunk)
-            if len(taken) == 2:
+        def read(chunk: bytes) -> None:
+            chunks.append(chunk)
+            if len(chunks) == 2:
                 raise EvaluationError("repository", "too much")
 
-        asked = self.run_git("ls-tree", received=received)
+        requested = self.run_git("ls-tree", on_stdout=read)
         for chunk in (b"a", b"b", b"c"):
             self.spawn.child.print(chunk)
-        self.assertEqual(taken, [b"a", b"b"])
-        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
-        self.assertNoResult(asked)
-        self.end(number=signal.SIGKILL)
-        self.assertEqual(self.failureResultOf(asked, EvaluationError).value.message, "too much")
+        self.assertEqual(chunks, [b"a", b"b"])
+        self.check_killed(requested)
+        self.assertEqual(self.failureResultOf(requested, EvaluationError).value.message, "too much")
 
     def test_timeout(self) -> None:
-        """After its time it is killed, with all that it has started; the outcome says so."""
-        asked = self.run_git("fetch", timeout=60)
+        """After the timeout git is killed, and the result tells so."""
+        requested = self.run_git("fetch", timeout=60)
         self.clock.advance(59.9)
         self.assertEqual(self.spawn.child.group_signals, [])
         self.clock.advance(0.1)
-        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
-        self.assertNoResult(asked)
-        self.end(number=signal.SIGKILL)
-        outcome = self.successResultOf(asked)
-        self.assertTrue(outcome.timed_out)
-        self.assertEqual(outcome.status, -signal.SIGKILL)
+        self.check_killed(requested)
+        result = self.successResultOf(requested)
+        self.assertEqual((result.timed_out, result.status), (True, -signal.SIGKILL))
 
     def test_in_time(self) -> None:
-        """One that ends in time has not timed out, and leaves no timer."""
-        asked = self.run_git("fetch", timeout=60)
-        self.clock.advance(59)
-        self.end()
-        self.assertFalse(self.successResultOf(asked).timed_out)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-    def test_no_timeout(self) -> None:
-        """Without a time there is none."""
-        asked = self.run_git("init")
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.end()
-        self.assertFalse(self.successResultOf(asked).timed_out)
+        """A command that ends in time, or has no timeout, has not timed out."""
+        for timeout in (60, None):
+            requested = self.run_git("fetch", timeout=timeout)
+            self.assertEqual(len(self.clock.getDelayedCalls()), timeout is not None)
+            self.clock.advance(59)
+            self.end()
+            self.assertFalse(self.successResultOf(requested).timed_out)
+            self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_cancel(self) -> None:
-        """Who cancels kills it, and learns of that when it is gone."""
-        asked = self.run_git("fetch", timeout=60)
-        asked.cancel()
-        self.assertEqual(self.spawn.child.group_signals, [signal.SIGKILL])
-        self.assertNoResult(asked)
-        self.end(number=signal.SIGKILL)
-        self.failureResultOf(asked, CancelledError)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
+        """A cancelled command is killed, and the cancellation ends when git has ended."""
+        requested = self.run_git("fetch", timeout=60)
+        requested.cancel()
+        self.check_killed(requested)
+        self.failureResultOf(requested, CancelledError)
+
+
+class VersionTests(SynchronousTestCase):
+    """The check of git's version at the start."""
+
+    def install(self, script: str) -> None:
+        """Install a script as git."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        (folder / "git").write_text(f"#!/bin/sh\n{script}\n")
+        (folder / "git").chmod(0o755)
+        self.patch(command, "PATH", str(folder))
+
+    def test_this_machine(self) -> None:
+        """The git of the tests is new enough, wherever PATH of the daemon leads."""
+        self.patch(os, "environ", {"PATH": "/nonexistent"})
+        self.assertTrue(command.check_git().startswith("git version 2."))
+
+    def test_new_enough(self) -> None:
+        """2.37 and later versions are accepted, with any suffix."""
+        for version in ("2.37.0", "2.37.0-rc1", "2.39.5 (Apple Git-154)", "2.100.1", "3.0"):
+            self.install(f"echo 'git version {version}'")
+            self.assertEqual(command.check_git(), f"git version {version}")
+
+    def test_refused(self) -> None:
+        """Older versions, other programs and no program are refused, with the remedy."""
+        for script, words in (
+            *(
+                (f"echo 'git version {version}'", f"git version {version} is too old")
+                for version in ("2.36.9", "2.9.0", "1.99")
+            ),
+            ("echo hello", "'hello'"),
+            ("exit 3", "status 3"),
+            (None, "there is no git"),
+        ):
+            if script is None:
+                self.patch(command, "PATH", "/nonexistent")
+            else:
+                self.install(script)
+            error = self.assertRaises(ConfigurationError, command.check_git)
+            self.assertIn(words, str(error))
+            self.assertIn("install git 2.37", str(error))

@@ -1,32 +1,31 @@
-"""`git.gitwords`: what git's words mean, each said by a real git once."""
+"""`git.stderr`: the class of each message, all of which a real git has printed."""
 
 from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.git.gitwords import (
-    hindrance,
-    is_damage,
-    is_not_offered,
-    is_not_there,
-    is_starved,
-    was_killed,
+from tawebeval.git.stderr import (
+    find_disk_error,
+    is_commit_missing,
+    is_corrupt,
+    is_killed,
+    is_out_of_memory,
+    is_unadvertised,
 )
+from tests.fakes import OID
 
-OID = "c" * 40
-
-OFFERED = (
+UNADVERTISED = (
     f"error: Server does not allow request for unadvertised object {OID}",
     "fatal: couldn't find remote ref refs/heads/x",
     "fatal: dumb http transport does not support shallow capabilities",
     "fatal: Server does not support shallow clients",
 )
-THERE = (
+MISSING = (
     f"fatal: remote error: upload-pack: not our ref {OID}",
     f"fatal: protocol error: want {OID} not valid",
     f"error: missing object referenced by '{OID}'",
 )
-DAMAGE = (
+CORRUPT = (
     f"fatal: packed object {OID} (stored in /c/x.pack) is corrupt",
     f"error: x\nfatal: unable to read tree {OID}",
     f"error: Could not read {OID}",
@@ -41,12 +40,12 @@ DAMAGE = (
     "error: remote did not send all necessary objects",
     "error: inflate: data stream error (incorrect data check)",
 )
-STARVED = (
+OUT_OF_MEMORY = (
     "fatal: Out of memory, malloc failed (tried to allocate 9 bytes)",
     "error: x\nfatal: packfile x cannot be mapped: Cannot allocate memory",
     "fatal: unable to create thread: Resource temporarily unavailable",
 )
-HINDRANCES = {
+DISK_ERRORS = {
     "error: unable to create file x: No space left on device": "No space left on device",
     "x\nfatal: cannot create '/c/x/tmp_pack': Read-only file system": "Read-only file system",
     "error: unable to write file x: Disk quota exceeded": "Disk quota exceeded",
@@ -54,7 +53,6 @@ HINDRANCES = {
     "error: unable to open object pack directory: /c: Input/output error": "Input/output error",
     "error: x\nfatal: read error: Input/output error": "Input/output error",
 }
-HINDERED = tuple(HINDRANCES)
 KILLED = (
     "error: git-remote-https died of signal 9\nfatal: fetch-pack: invalid index-pack output",
     "fatal: fetch-pack: invalid index-pack output",
@@ -74,31 +72,41 @@ OTHERS = (
 )
 
 
-class MeaningTests(SynchronousTestCase):
-    """Each word means one thing."""
+class ClassificationTests(SynchronousTestCase):
+    """Messages, each of one class."""
 
-    def test_meanings(self) -> None:
-        """What says something is understood, and not as anything else."""
-        kinds = (OFFERED, THERE, DAMAGE, STARVED, HINDERED, KILLED, OTHERS)
-        for kind in kinds:
-            for said in kind:
-                self.assertEqual(is_not_offered(said), kind is OFFERED, said)
-                self.assertEqual(is_not_there(said), kind is THERE, said)
-                self.assertEqual(is_damage(said), kind is DAMAGE, said)
-                self.assertEqual(hindrance(said), HINDRANCES.get(said), said)
-                self.assertEqual(was_killed(128, said), kind is KILLED, said)
+    def test_messages(self) -> None:
+        """A message is of its own class, and of no other."""
+        classes = (
+            UNADVERTISED,
+            MISSING,
+            CORRUPT,
+            OUT_OF_MEMORY,
+            tuple(DISK_ERRORS),
+            KILLED,
+            OTHERS,
+        )
+        for own in classes:
+            for printed in own:
+                self.assertEqual(is_unadvertised(printed), own is UNADVERTISED, printed)
+                self.assertEqual(is_commit_missing(printed), own is MISSING, printed)
+                self.assertEqual(is_corrupt(printed), own is CORRUPT, printed)
+                self.assertEqual(find_disk_error(printed), DISK_ERRORS.get(printed), printed)
+                self.assertEqual(is_killed(128, printed), own is KILLED, printed)
                 for serving in (False, True):
-                    self.assertEqual(is_starved(said, serving=serving), kind is STARVED, said)
+                    self.assertEqual(
+                        is_out_of_memory(printed, serving=serving), own is OUT_OF_MEMORY, printed
+                    )
 
     def test_killed(self) -> None:
-        """The exit status tells of git itself, in a sandbox and without one."""
+        """The exit status tells that git itself was killed, in a sandbox and without one."""
         for status in (-9, 137, -7, 135):
-            self.assertTrue(was_killed(status, "fatal: early EOF"))
+            self.assertTrue(is_killed(status, "fatal: early EOF"))
         for status in (0, 1, 9, -11, 139, 153):
-            self.assertFalse(was_killed(status, ""))
+            self.assertFalse(is_killed(status, ""))
 
     def test_remote(self) -> None:
-        """The memory that a server lacks is ours only where we are the server."""
-        said = "remote: fatal: Out of memory, malloc failed"
-        self.assertFalse(is_starved(said, serving=False))
-        self.assertTrue(is_starved(said, serving=True))
+        """The memory that a server lacks is this machine's only if git serves itself."""
+        printed = "remote: fatal: Out of memory, malloc failed"
+        self.assertFalse(is_out_of_memory(printed, serving=False))
+        self.assertTrue(is_out_of_memory(printed, serving=True))

@@ -95,9 +95,9 @@ class ProvideTests(CheckoutsTestCase):
         self.assertIs(again, self.get())
         for checkout in (one, two, again):
             checkout.release()
-        self.assertEqual(list(self.checkouts.take_excess(0)), [])
+        self.assertEqual(list(self.checkouts.detach_excess(0)), [])
         again.release()
-        self.assertEqual(len(list(self.checkouts.take_excess(0))), 1)
+        self.assertEqual(len(list(self.checkouts.detach_excess(0))), 1)
 
     def test_together(self) -> None:
         """Who wants what is just being made waits for that; each uses it."""
@@ -107,9 +107,9 @@ class ProvideTests(CheckoutsTestCase):
         self.gate.open()
         self.assertEqual(len(self.filled), 1)
         for checkout in map(self.successResultOf, asked):
-            self.assertEqual(list(self.checkouts.take_excess(0)), [])
+            self.assertEqual(list(self.checkouts.detach_excess(0)), [])
             checkout.release()
-        self.assertEqual(len(list(self.checkouts.take_excess(0))), 1)
+        self.assertEqual(len(list(self.checkouts.detach_excess(0))), 1)
 
     def test_failure(self) -> None:
         """What cannot be made is everybody's error, and leaves nothing behind."""
@@ -163,7 +163,7 @@ class EvictionTests(CheckoutsTestCase):
 
     def taken(self, capacity: int) -> set[str]:
         """Return the trees that go when there is so much room, by their first digits."""
-        return {path.name[41] for path in self.checkouts.take_excess(capacity)}
+        return {path.name[41] for path in self.checkouts.detach_excess(capacity)}
 
     def test_size(self) -> None:
         """What is on the disk counts, directories as well."""
@@ -197,7 +197,7 @@ class EvictionTests(CheckoutsTestCase):
     def test_renamed(self) -> None:
         """What goes loses its name at once: one that is wanted meanwhile is made anew."""
         self.get().release()
-        (doomed,) = self.checkouts.take_excess(0)
+        (doomed,) = self.checkouts.detach_excess(0)
         self.assertEqual(list(self.root.iterdir()), [doomed])
         self.assertNotEqual(doomed.suffix, ".tree")
         self.assertNotEqual(self.get().path, doomed)
@@ -209,7 +209,7 @@ class EvictionTests(CheckoutsTestCase):
         self.get(OTHER, "a" * 40).release()
         other = self.get(ONE, "b" * 40)
         other.release()
-        (doomed,) = self.checkouts.take_all("a" * 40)
+        (doomed,) = self.checkouts.detach_all("a" * 40)
         self.assertIn(OTHER, doomed.name)
         self.assertTrue(used.path.exists() and other.path.exists())
 
@@ -233,7 +233,7 @@ class RestartTests(CheckoutsTestCase):
         os.utime(self.get(OTHER).path, (1, 1))
         self.restart()
         self.assertEqual(self.checkouts.size, size)
-        (doomed,) = self.checkouts.take_excess(size - 1)
+        (doomed,) = self.checkouts.detach_excess(size - 1)
         self.assertIn(OTHER, doomed.name)
         self.get(ONE)
         self.assertEqual(len(self.filled), 2)
@@ -241,7 +241,7 @@ class RestartTests(CheckoutsTestCase):
     def test_use_is_told(self) -> None:
         """Each use is told, since its age is that of its last use."""
         used: list[Path] = []
-        self.checkouts = Checkouts(self.root, InlineThreads(), used=used.append)
+        self.checkouts = Checkouts(self.root, InlineThreads(), on_use=used.append)
         for tree in (ONE, OTHER, ONE):
             path = self.get(tree).path
             self.assertEqual(used.pop(), path)

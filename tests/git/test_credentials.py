@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import Target, target_of
 from tawebeval.errors import EvaluationError
-from tawebeval.git.credentials import LARGEST_SECRET, Credential, Login, parse_password
+from tawebeval.git.credentials import MAX_PASSWORD_SIZE, Credential, Login, parse_password
 
 PUBLIC, PRIVATE = ip_address("8.8.8.8"), ip_address("10.1.2.3")
 
@@ -41,9 +41,9 @@ class ServesTests(SynchronousTestCase):
     def check(self, credential: Credential, yes: tuple[str, ...], no: tuple[str, ...]) -> None:
         """Check for which URLs it is, whoever calls."""
         for url in yes:
-            self.assertTrue(credential.serves(target(url), "bob"), url)
+            self.assertTrue(credential.is_for(target(url), "bob"), url)
         for url in no:
-            self.assertFalse(credential.serves(target(url), "bob"), url)
+            self.assertFalse(credential.is_for(target(url), "bob"), url)
 
     def test_host(self) -> None:
         """That host only, however it is written, at the protocol's own port."""
@@ -95,7 +95,7 @@ class ServesTests(SynchronousTestCase):
         where = target("https://git.example.org/x")
         for callers, allowed in (((), ["alice", "bob", ""]), (("alice", "carol"), ["alice"])):
             one = password(callers=callers)
-            found = [caller for caller in ("alice", "bob", "") if one.serves(where, caller)]
+            found = [caller for caller in ("alice", "bob", "") if one.is_for(where, caller)]
             self.assertEqual(found, allowed)
 
 
@@ -113,12 +113,16 @@ class IdentityTests(SynchronousTestCase):
             key(),
             key(key="/k/another"),
         ]
-        found = {one.identity(b"key") for one in ones} | {password().identity(b"another")}
+        found = {one.derive_identity(b"key") for one in ones} | {
+            password().derive_identity(b"another")
+        }
         self.assertEqual(len(found), len(ones) + 1)
 
     def test_equal(self) -> None:
         """Who may use it does not matter, nor when it was read."""
-        self.assertEqual(password(callers=("alice",)).identity(b"key"), password().identity(b"key"))
+        self.assertEqual(
+            password(callers=("alice",)).derive_identity(b"key"), password().derive_identity(b"key")
+        )
 
 
 class LoginTests(SynchronousTestCase):
@@ -126,7 +130,7 @@ class LoginTests(SynchronousTestCase):
 
     def login(self, url: str, **changes: Any) -> Login:
         """Return what a server at a private address is told."""
-        found = password(**changes).login(target(url), PRIVATE)
+        found = password(**changes).make_login(target(url), PRIVATE)
         assert found is not None
         return found
 
@@ -148,15 +152,15 @@ class LoginTests(SynchronousTestCase):
     def test_in_the_clear(self) -> None:
         """No password over http to a public address; where the operator has opened it, yes."""
         where = target("http://git.example.org/x")
-        error = self.assertRaises(EvaluationError, password().login, where, PUBLIC)
+        error = self.assertRaises(EvaluationError, password().make_login, where, PUBLIC)
         self.assertEqual(error.reason, "repository")
         self.assertIn("https", error.message)
-        self.assertIsNotNone(password().login(where, PRIVATE))
-        self.assertIsNotNone(password().login(target("https://git.example.org/x"), PUBLIC))
+        self.assertIsNotNone(password().make_login(where, PRIVATE))
+        self.assertIsNotNone(password().make_login(target("https://git.example.org/x"), PUBLIC))
 
     def test_key(self) -> None:
         """A key is no login, but options of ssh: no other key, no other name, no unknown server."""
-        self.assertIsNone(key().login(target("git@git.example.org:x"), PUBLIC))
+        self.assertIsNone(key().make_login(target("git@git.example.org:x"), PUBLIC))
         self.assertEqual(password().ssh_options, ())
         options = key().ssh_options
         for option in (
@@ -174,7 +178,7 @@ class LoginTests(SynchronousTestCase):
         basic = b64encode("judge:pä ss/w?rd".encode()).decode()
         said = f"a pä ss/w?rd b p%C3%A4%20ss%2Fw%3Frd c {basic} d {basic.rstrip('=')} e"
         self.assertEqual(login.scrub(said), "a *** b *** c *** d *** e")
-        self.assertGreaterEqual(login.longest, len(basic))
+        self.assertGreaterEqual(login.max_length, len(basic))
 
     def test_repr(self) -> None:
         """No secret stands in what a traceback or a log might show."""
@@ -200,7 +204,7 @@ class ParseTests(SynchronousTestCase):
             (b"secret\n\n", "more than one line"),
             (b"secret\0", "control"),
             (b"secret\xff", "UTF-8"),
-            (b"s" * (LARGEST_SECRET + 1), "2048"),
+            (b"s" * (MAX_PASSWORD_SIZE + 1), "2048"),
         ):
             error = self.assertRaises(ValueError, parse_password, content)
             self.assertIn(why, str(error))

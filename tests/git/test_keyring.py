@@ -52,7 +52,7 @@ class KeyringTestCase(SynchronousTestCase):
 
     def password(self, keyring: Keyring, caller: str = "", url: str = URL) -> str | None:
         """Return the password that a caller may use."""
-        found = keyring.choose(url, caller)
+        found = keyring.choose_credential(url, caller)
         return found and found.password
 
 
@@ -77,7 +77,7 @@ class ReadTests(KeyringTestCase):
         """A key stays in its file, of which ssh is told the path; both files are looked at."""
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example ssh-ed25519 A")
         entry = self.entry(key_file=key, known_hosts_file=hosts)
-        found = self.keyring(entry).choose("git@git.example.org:x", "")
+        found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
         assert found is not None
         self.assertEqual((found.key, found.known_hosts, found.secret), (key, hosts, b"KEY"))
         Path(hosts).unlink()
@@ -153,15 +153,15 @@ class ChooseTests(KeyringTestCase):
         """It depends on the secret and on the daemon's key."""
         self.write("password", "one")
         keyring = self.keyring()
-        one = keyring.choose(URL, "")
+        one = keyring.choose_credential(URL, "")
         assert one is not None
         self.write("password", "two")
         self.reload(keyring)
-        two = keyring.choose(URL, "")
+        two = keyring.choose_credential(URL, "")
         assert two is not None
-        self.assertNotEqual(keyring.identity(one), keyring.identity(two))
+        self.assertNotEqual(keyring.derive_identity(one), keyring.derive_identity(two))
         other = Keyring((self.entry(),), "", b"another")
-        self.assertNotEqual(keyring.identity(two), other.identity(two))
+        self.assertNotEqual(keyring.derive_identity(two), other.derive_identity(two))
 
 
 class ReloadTests(KeyringTestCase):

@@ -24,7 +24,7 @@ class RemotesTests(SynchronousTestCase):
 
     def ask(self, resolver: FakeResolver, url: str = "https://h/x") -> Deferred[Route]:
         """Ask for the route to a URL."""
-        asked = Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).route(url))
+        asked = Deferred.fromCoroutine(Remotes(HostPolicy(), resolver, self.clock).find_route(url))
         return asked.addCallback(lambda found: found[0])
 
     def test_pinned(self) -> None:
@@ -60,7 +60,7 @@ class RemotesTests(SynchronousTestCase):
         """A key goes along with the route: its options for ssh, and the files to read."""
         key = Credential("h", 0, "git", (), b"KEY", None, "/k/id", "/k/hosts")
         remotes = Remotes(HostPolicy(), FakeResolver(["8.8.8.8"]), self.clock)
-        asked = Deferred.fromCoroutine(remotes.route("u@h:x", key))
+        asked = Deferred.fromCoroutine(remotes.find_route("u@h:x", key))
         found, login = self.successResultOf(asked)
         self.assertIsNone(login)
         self.assertIn("-i/k/id", found.environment["GIT_SSH_COMMAND"])

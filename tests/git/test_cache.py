@@ -1,0 +1,393 @@
+"""`git.cache`: commits that are checked out, shared, and fetched again after damage."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import signal
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import NoReturn
+
+from twisted.internet.defer import CancelledError, Deferred, fail
+
+from tawebeval.core.checkout import Commit
+from tawebeval.core.form import Repository
+from tawebeval.errors import EvaluationError
+from tawebeval.git import repository
+from tawebeval.git.command import GitResult
+from tawebeval.sandbox.commands import Reach
+from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
+from tests.fakes import OID, TREE
+
+CORRUPT = failed("error: inflate: data stream error\nfatal: packed object cc is corrupt")
+NO_ROUTE = failed("fatal: no route to host")
+
+
+class CheckOutTests(CacheTestCase):
+    """Checkouts of commits that are new, or in the cache."""
+
+    def test_check_out(self) -> None:
+        """The commit's tree is checked out in the cache, with an index that lies there too."""
+        self.get()
+        command = self.git.commands[-1]
+        self.assertEqual(command.repository, self.path())
+        (checkout,) = self.checkouts
+        expected = self.path().with_name(f"{self.path().stem}-{TREE}-0-0.tree")
+        self.assertEqual(checkout.path, expected)
+        unfinished = Path(f"{checkout.path}.new1")
+        self.assertEqual(
+            command.arguments,
+            (f"--work-tree={unfinished}/tree", "read-tree", "--reset", "-u", TREE),
+        )
+        self.assertEqual(command.environment, {"GIT_INDEX_FILE": f"{unfinished}/index/index"})
+        self.assertEqual(command.reach, Reach((unfinished / "tree", unfinished / "index")))
+
+    def test_known_commit(self) -> None:
+        """A marked commit is not requested again, neither over the network nor from git."""
+        self.get()
+        self.git.commands.clear()
+        for branch in (None, "main"):
+            self.assertEqual(self.get(branch=branch), Commit(OID, TREE))
+        self.assertEqual(self.names(), [])
+
+    def test_found_commit(self) -> None:
+        """A commit that came with another one is found without the network."""
+        self.get()
+        self.git.commands.clear()
+        for _ in range(2):
+            self.assertEqual(self.get(oid=OTHER), Commit(OTHER, TREE))
+            # It has the same tree, which is checked out.
+            self.assertEqual(self.names(), ["log", "ls-tree"])
+
+    def test_needs_network(self) -> None:
+        """A marked commit needs no network, nor does a repository of this machine."""
+
+        def needs(url: str = URL, oid: str = OID) -> bool:
+            return self.cache.needs_network(Repository(url), oid)
+
+        self.assertTrue(needs())
+        self.assertEqual(self.resolver.asked, [])
+        self.get()
+        self.assertFalse(needs())
+        self.assertTrue(needs(oid=OTHER))
+        self.assertTrue(needs(URL + "x"))
+        self.assertFalse(needs("/srv/x"))
+        self.assertFalse(needs("file:///srv/x"))
+        self.assertRaises(EvaluationError, needs, "https://127.0.0.1/x")
+
+    def test_counts(self) -> None:
+        """Hits, misses and fetches are counted, but not twice for a request made `again`."""
+        self.get()
+        self.get()
+        self.fetches = [NO_ROUTE]
+        self.refuse(URL + "x")
+        again = self.cache.check_out(Repository(URL), OID, again=True)
+        self.successResultOf(Deferred.fromCoroutine(again)).release()
+        tally = self.cache.tally
+        self.assertEqual(tally.hits, {"commits": 1, "checkouts": 1})
+        self.assertEqual(tally.misses, {"commits": 2, "checkouts": 1})
+        self.assertEqual(tally.fetches, {"fetched": 1, "failed": 1})
+
+    def test_other_url(self) -> None:
+        """A commit that was fetched from one URL is fetched again from another."""
+        self.get()
+        self.fetches = [failed("fatal: authentication failed")]
+        self.assertEqual(self.refuse(URL + "x").reason, "repository")
+        self.assertEqual(len(self.fetch_commands()), 2)
+        self.assertEqual(len(list(self.root.glob("*.tree"))), 1)
+
+    def test_broken_marker(self) -> None:
+        """A marker without an OID is ignored, and written again."""
+        self.get()
+        marker = self.path() / "commits" / OID
+        marker.write_text("7777")
+        self.git.commands.clear()
+        self.get()
+        self.assertEqual(self.names(), ["log", "ls-tree"])
+        self.assertEqual(marker.read_text(), f"{TREE} 0 0")
+
+    def test_failure_is_not_remembered(self) -> None:
+        """A request after a failed one fetches again."""
+        self.fetches = [NO_ROUTE]
+        self.refuse()
+        self.get()
+        self.assertEqual(len(self.fetch_commands()), 2)
+
+    def test_failure_leaves_nothing(self) -> None:
+        """Made-up URLs and cancelled requests leave nothing on the disk and in memory."""
+        running = Running()
+        self.fetches = [NO_ROUTE] * 3 + [running]
+        for number in range(3):
+            self.refuse(f"{URL}{number}")
+        cancelled = self.check_out(f"{URL}3")
+        cancelled.cancel()
+        running.end(failed("", -1))
+        self.failureResultOf(cancelled, CancelledError)
+        self.assertEqual(list(self.root.iterdir()), [])
+        gc.collect()
+        bare = (o for o in gc.get_objects() if isinstance(o, repository.BareRepository))
+        self.assertEqual([o for o in bare if o.path.parent == self.root], [])
+        self.cache.note_uses()
+        self.assertEqual(self.cache.tally.evictions, 0)
+
+    def test_failure_leaves_what_was_there(self) -> None:
+        """Objects of earlier fetches stay, also without a whole commit."""
+        self.grow = lambda repository: (repository / "objects" / "pack" / "x").touch()
+        self.gained = 0
+        self.fetches = [DONE, NO_ROUTE]
+        self.broken["log"] = failed("fatal: bad object")
+        self.refuse()
+        self.refuse()
+        self.assertTrue(self.path().exists())
+
+    def test_directories_count(self) -> None:
+        """The size of a repository includes its directories."""
+        self.get()
+        directories = [path for path in self.path().rglob("*") if path.is_dir()]
+        self.assertGreaterEqual(self.cache.sizes["repositories"], 4096 * (len(directories) + 1))
+
+    def test_cannot_be_checked_out(self) -> None:
+        """A tree that git cannot check out is an error of the repository."""
+        self.broken["read-tree"] = failed("fatal: unable to read tree")
+        error = self.refuse()
+        self.assertEqual(error.reason, "repository")
+        self.assertEqual(error.members, {"stderr": "fatal: unable to read tree"})
+
+    def test_cannot_be_created(self) -> None:
+        """On a full disk no half of a repository looks complete."""
+
+        def fill(path: Path) -> None:
+            path.mkdir()
+            raise OSError(errno.ENOSPC, "disk full")
+
+        patched = self.patch(repository, "create_repository", fill)
+        self.failureResultOf(self.check_out(), OSError)
+        patched.restore()
+        self.assertEqual(list(self.root.glob("*.git")), [])
+        self.get()
+
+    def test_entry(self) -> None:
+        """A cached repository has its URL in a file, and a name that depends on the URL alone."""
+        self.get()
+        path = self.path()
+        self.assertEqual((path / "url").read_text(), URL + "\n")
+        self.assertEqual((path / "commits" / OID).read_text(), f"{TREE} 0 0")
+        self.assertRegex(path.name, r"\A[0-9a-f]{40}\.git\Z")
+        self.assertFalse(path.with_suffix(".new").exists())
+
+
+class SharingTests(CacheTestCase):
+    """Concurrent requests, which share a fetch."""
+
+    def setUp(self) -> None:
+        super().setUp()
+
+        # A coroutine that spins cannot be timed out by trial.
+        def hang(number: int, frame: object) -> NoReturn:
+            raise AssertionError("it hangs")
+
+        self.addCleanup(signal.signal, signal.SIGALRM, signal.signal(signal.SIGALRM, hang))
+        self.addCleanup(signal.alarm, 0)
+        signal.alarm(20)
+        self.running = Running()
+        self.fetches = [self.running]
+
+    def test_shared(self) -> None:
+        """Requests for one commit wait for one fetch and one check-out."""
+        requested = [self.check_out() for _ in range(3)]
+        for each in requested:
+            self.assertNoResult(each)
+        self.running.end()
+        for each in requested:
+            self.assertEqual(self.successResultOf(each).oid, OID)
+        self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
+
+    def test_failure(self) -> None:
+        """A failed fetch fails for all, each with an error of its own; the next one is new."""
+        requested = [self.check_out() for _ in range(3)]
+        self.running.end(failed("fatal: no"))
+        errors = [self.error(each) for each in requested]
+        self.assertEqual({error.reason for error in errors}, {"repository"})
+        self.assertEqual(len({id(error) for error in errors}), 3)
+        self.assertEqual(len(self.fetch_commands()), 1)
+        self.get()
+        self.assertEqual(len(self.fetch_commands()), 2)
+
+    def test_one_at_a_time(self) -> None:
+        """Two commits of one repository are fetched one after the other."""
+        first, second = self.check_out(), self.check_out(oid=OTHER)
+        self.assertEqual(len(self.fetch_commands()), 1)
+        self.running.end()
+        self.successResultOf(first)
+        self.assertEqual(self.successResultOf(second).oid, OTHER)
+        # It came with the first one.
+        self.assertEqual(len(self.fetch_commands()), 1)
+
+    def test_repositories_do_not_wait(self) -> None:
+        """Repositories do not wait for each other."""
+        first = self.check_out()
+        self.get(URL + "x")
+        self.assertNoResult(first)
+        self.running.end()
+        self.successResultOf(first)
+
+    def test_one_cancels(self) -> None:
+        """A cancelled request leaves the fetch to the others."""
+        first, second = self.check_out(), self.check_out()
+        first.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertEqual(self.running.killed, 0)
+        self.assertNoResult(second)
+        self.running.end()
+        self.successResultOf(second)
+
+    def test_all_cancel(self) -> None:
+        """The last cancelled request kills the fetch, and ends when git has ended."""
+        first, second = self.check_out(), self.check_out()
+        first.cancel()
+        second.cancel()
+        self.failureResultOf(first, CancelledError)
+        self.assertEqual(self.running.killed, 1)
+        self.assertNoResult(second)
+        self.running.end(failed("", -1))
+        self.failureResultOf(second, CancelledError)
+        self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(self.cache.tally.misses["commits"], 2)
+        self.assertEqual(self.cache.tally.fetches, {"cancelled": 1})
+
+    def test_cancelled_while_waiting(self) -> None:
+        """A request that waits for another fetch is cancelled at once."""
+        first, second = self.check_out(), self.check_out(oid=OTHER)
+        second.cancel()
+        self.failureResultOf(second, CancelledError)
+        self.assertEqual(self.running.killed, 0)
+        self.running.end()
+        self.successResultOf(first)
+
+    def test_request_during_a_kill(self) -> None:
+        """A request while a fetch is being killed gets a fetch of its own, after that."""
+        first = self.check_out()
+        first.cancel()
+        again = Running()
+        self.fetches = [again]
+        second = self.check_out()
+        self.assertEqual(len(self.fetch_commands()), 1)
+        self.running.end(failed("", -1))
+        self.failureResultOf(first, CancelledError)
+        self.assertEqual(len(self.fetch_commands()), 2)
+        again.end()
+        self.successResultOf(second)
+        self.assertEqual(again.killed, 0)
+
+    def test_git_cannot_be_started(self) -> None:
+        """The OSError of a git that cannot be started is passed on."""
+        self.git.script = lambda command: (_ for _ in ()).throw(OSError(2, "no git"))
+        self.failureResultOf(self.check_out(), OSError)
+        gc.collect()
+
+
+class DamageTests(CacheTestCase):
+    """A repository that was whole when it was fetched, and is not now."""
+
+    def setUp(self) -> None:
+        self.broken_once: set[str] = set()  # commands that fail in the damaged repository
+        self.printed = CORRUPT
+        super().setUp()
+        self.get()
+        self.lose_trees()
+        self.git.commands.clear()
+        (self.path() / "damaged").touch()
+
+    def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
+        """Answer as git does, in a repository that is damaged until it is removed."""
+        is_damaged = (command.repository / "damaged").exists()
+        if command.name in self.broken_once and is_damaged:
+            return self.printed
+        if command.name == "fetch" and not is_damaged:
+            self.present.clear()
+        return super().script(command)
+
+    def check_mended(self, oid: str = OID) -> None:
+        """Check that a request gets its commit, from a new repository."""
+        self.assertEqual(self.get(oid=oid).oid, oid)
+        self.assertFalse((self.path() / "damaged").exists())
+        self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
+
+    def test_check_out(self) -> None:
+        """Damage is found when the tree of a marked commit cannot be checked out."""
+        for printed in (
+            CORRUPT.stderr,
+            "fatal: failed to unpack tree object 77",
+            f"fatal: unable to read tree {OID}",
+            "error: file /c/x.pack is far too short to be a packfile",
+            "fatal: not a git repository: '/c/x.git'",
+            "fatal: bad config line 1 in file /c/x.git/config",
+        ):
+            self.setUp()
+            self.printed = failed(printed)
+            self.broken_once = {"read-tree"}
+            self.check_mended()
+
+    def test_fetch(self) -> None:
+        """Damage is found when another commit cannot be fetched, or its tree be listed."""
+        for name in ("fetch", "ls-tree"):
+            self.setUp()
+            self.present.clear()
+            self.broken_once = {name}
+            self.check_mended(OTHER)
+
+    def test_once(self) -> None:
+        """A repository that is fetched anew, and no better, is an error."""
+        self.broken["read-tree"] = CORRUPT
+        error = self.refuse()
+        self.assertEqual((error.reason, error.members["stderr"]), ("repository", CORRUPT.stderr))
+        self.assertEqual(len(self.fetch_commands()), 1)
+
+    def test_other_failures(self) -> None:
+        """A failure for another reason, or in the words of a server, leaves the repository."""
+        for printed in (
+            "error: unable to create file x: No space left on device",
+            "remote: corrupt",
+            "fatal: aborting due to possible repository corruption on the remote side.",
+        ):
+            self.broken["read-tree"] = failed(printed)
+            self.refuse()
+            self.assertEqual(self.names(), ["read-tree"])
+            self.git.commands.clear()
+
+    def test_full_disk(self) -> None:
+        """The damage that a full disk causes is no reason to remove what was whole."""
+        printed = "error: No space left on device\nfatal: packed object cc is corrupt"
+        full = EvaluationError("lost", "the disk is full", {"stderr": printed})
+        self.git.script = lambda command: fail(full)
+        self.assertEqual(self.refuse().reason, "lost")
+        self.assertEqual(self.names(), ["read-tree"])
+
+    def test_never_whole(self) -> None:
+        """A repository that was never fetched is not tried twice: the server's is damaged."""
+        self.fetches = [CORRUPT]
+        self.refuse("https://example.org/another")
+        self.assertEqual(len(self.fetch_commands()), 1)
+
+    def test_together(self) -> None:
+        """Of concurrent requests that find the damage one removes it; all wait for the fetch."""
+        fetching, reading = Running(), Running()
+        self.fetches = [fetching]
+        held = [reading]
+
+        def script(command: Command) -> GitResult | Awaitable[GitResult]:
+            if command.name == "read-tree" and held:
+                return held.pop().result()
+            return self.script(command)
+
+        self.git.script = script
+        requested = [self.check_out() for _ in range(3)]
+        reading.end(CORRUPT)
+        for each in requested:
+            self.assertNoResult(each)
+        fetching.end(DONE)
+        for each in requested:
+            self.assertEqual(self.successResultOf(each).oid, OID)
+        self.assertEqual(len(self.fetch_commands()), 1)
+        self.assertTrue((self.path() / "commits" / OID).exists())

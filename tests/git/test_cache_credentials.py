@@ -1,0 +1,115 @@
+"""`git.cache`: what was fetched with a credential is reached with that credential alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tawebeval.config import CredentialSettings
+from tawebeval.git.credentials import Login
+from tawebeval.git.keyring import Keyring
+from tests.cases.git import URL, CacheTestCase, Running, failed
+from tests.fakes import OID, read_again
+
+PRIVATE = failed("fatal: could not read Username for 'https://example.org'")
+LOGIN = Login("https://example.org", "judge", "s3cret")
+
+
+class CredentialTests(CacheTestCase):
+    """A private repository, with a password that Alice and Carol may use."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir(mode=0o700)
+        self.file = folder / "password"
+        self.file.write_text("s3cret")
+        self.entries: tuple[CredentialSettings, ...] = (
+            CredentialSettings(
+                "example.org", "judge", password_file=str(self.file), callers=("alice", "carol")
+            ),
+        )
+        self.restart()
+
+    def restart(self, threads: Any = None) -> None:
+        """Let another daemon take the cache over, with the credentials of `entries`."""
+        self.keyring = Keyring(self.entries, "", b"key")
+        super().restart(threads)
+
+    def logins(self) -> list[Login | None]:
+        """Return the login of each fetch."""
+        return [command.login for command in self.fetch_commands()]
+
+    def check_private(self, *callers: str) -> None:
+        """Check that callers get nothing from the cache, and a fetch of their own has no login."""
+        for caller in callers:
+            self.git.commands.clear()
+            self.fetches = [PRIVATE]
+            self.assertEqual(self.refuse(caller=caller).reason, "repository")
+            self.assertEqual(self.logins(), [None])
+
+    def test_login(self) -> None:
+        """Callers of the credential share one repository; others get nothing of it."""
+        self.get(caller="alice")
+        self.assertEqual(self.logins(), [LOGIN])
+        self.git.commands.clear()
+        self.get(caller="carol")
+        self.assertEqual(self.names(), [])
+        self.check_private("bob", "")
+
+    def test_secrets(self) -> None:
+        """No file in the cache, and no name of one, has the secret."""
+        self.get(caller="alice")
+        for path in self.root.rglob("*"):
+            self.assertNotIn("s3cret", str(path))
+            if path.is_file():
+                self.assertNotIn("s3cret", path.read_text())
+
+    def test_concurrent_fetch(self) -> None:
+        """A fetch with a credential is not shared with callers who may not use it."""
+        running = Running()
+        self.fetches = [running, PRIVATE]
+        requested = self.check_out(caller="alice")
+        self.assertEqual(self.refuse(caller="bob").reason, "repository")
+        self.assertEqual(self.logins(), [LOGIN, None])
+        running.end()
+        self.assertEqual(self.successResultOf(requested).oid, OID)
+
+    def test_restart(self) -> None:
+        """A new daemon keeps the repository for its callers, and from others."""
+        self.get(caller="alice")
+        self.restart()
+        self.git.commands.clear()
+        self.get(caller="alice")
+        self.assertEqual(self.names(), [])
+        self.check_private("bob", "")
+
+    def test_removed(self) -> None:
+        """Nobody reaches what a credential has fetched that is removed."""
+        self.get(caller="alice")
+        self.entries = ()
+        self.restart()
+        self.check_private("alice", "bob", "")
+
+    def test_changed(self) -> None:
+        """A new secret, which may open less, fetches anew."""
+        self.get(caller="alice")
+        self.file.write_text("another")
+        read_again(self.keyring)
+        self.present.clear()
+        self.fetches = [PRIVATE]
+        self.refuse(caller="alice")
+        self.assertEqual(self.logins()[1], Login("https://example.org", "judge", "another"))
+
+    def test_public_before(self) -> None:
+        """Fetches with and without a credential have a repository each."""
+        self.get(caller="bob")
+        self.get(caller="alice")
+        self.assertEqual(self.logins(), [None, LOGIN])
+        self.assertEqual(len(list(self.root.glob("*.git"))), 2)
+
+    def test_unencrypted(self) -> None:
+        """Over http to a public address no password is sent."""
+        error = self.refuse(URL.replace("https", "http"), caller="alice")
+        self.assertIn("https only", error.message)
+        self.assertEqual(self.logins(), [])

@@ -1,0 +1,190 @@
+"""`git.cache`: the size of the cache, and what a new daemon knows of the last uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tests.cases.git import OTHER, CacheTestCase, Running
+from tests.fakes import SlowThreads
+
+LONG_AGO = 1_000_000
+
+
+def _set_time(path: Path, moment: int) -> None:
+    os.utime(path, (moment, moment))
+
+
+class EvictionTestCase(CacheTestCase):
+    """A cache for three repositories with packs of 100 kB."""
+
+    capacity = 600_000
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 100_000)
+
+    def fetch_all(self, names: str) -> None:
+        """Request a commit of each of these repositories, and release it."""
+        for name in names:
+            self.get(f"/{name}")
+            self.release()
+
+    def find(self, name: str) -> Path:
+        """Return the path of a repository."""
+        found = self.root.glob("*.git")
+        return next(path for path in found if (path / "url").read_text() == f"/{name}\n")
+
+    def check_cached(self, expected: str) -> None:
+        """Check which repositories are in the cache, in alphabetical order, and nothing else."""
+        found = list(self.root.glob("*.git"))
+        checkouts = {path.name[:40] for path in self.root.glob("*.tree")}
+        self.assertLessEqual(checkouts, {path.stem for path in found})
+        self.assertEqual(len(found) + len(checkouts), len(list(self.root.iterdir())))
+        cached = sorted((path / "url").read_text().strip("/\n") for path in found)
+        self.assertEqual("".join(cached), expected)
+
+    def check_trees(self, expected: str) -> None:
+        """Check which repositories have a checkout."""
+        left = {path.name[:40] for path in self.root.glob("*.tree")}
+        self.assertEqual(left, {self.find(name).stem for name in expected})
+
+
+class EvictionTests(EvictionTestCase):
+    """The least recently used is evicted."""
+
+    def test_least_recently_used(self) -> None:
+        """The least recently used goes when there is no room, and no more than that."""
+        for fetched, cached in (("abc", "abc"), ("ad", "acd"), ("e", "ade")):
+            self.fetch_all(fetched)
+            self.check_cached(cached)
+
+    def test_comes_back(self) -> None:
+        """An evicted repository is fetched again when it is requested."""
+        self.fetch_all("abcd")
+        self.present = {(name, oid) for name, oid in self.present if (self.root / name).exists()}
+        before = self.fetched
+        self.fetch_all("a")
+        self.assertEqual(self.fetched, before + 1)
+        self.check_cached("acd")
+
+    def test_in_use(self) -> None:
+        """A repository in use stays, although it is the oldest; the next oldest goes."""
+        self.fetch_all("abc")
+        running = Running()
+        self.fetches = [running]
+        self.present.clear()
+        requested = self.check_out("/a", oid=OTHER)
+        self.fetch_all("bc")
+        self.fetched = 0
+        self.fetch_all("d")
+        self.check_cached("acd")
+        running.end()
+        self.successResultOf(requested)
+
+    def test_checkouts_have_half(self) -> None:
+        """The least recently used checkouts go when they take more than half; repositories stay."""
+        self.grow = lambda repository: None
+        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 76_000)
+        self.fetch_all("abcdae")
+        self.assertEqual(len(list(self.root.glob("*.git"))), 5)
+        self.check_trees("dae")
+        self.git.commands.clear()
+        self.fetch_all("b")
+        self.assertEqual(self.names(), ["read-tree"])
+
+    def test_checkout_in_use(self) -> None:
+        """The checkout of a running evaluation stays."""
+        self.grow = lambda repository: None
+        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 150_000)
+        self.get("/a")
+        used = self.checkouts.pop()
+        self.fetch_all("bc")
+        self.check_trees("ac")
+        used.release()
+        self.fetch_all("d")
+        self.assertFalse(used.path.exists())
+
+    def test_no_room_for_other_checkouts(self) -> None:
+        """A repository in use that fills the cache leaves no room for unused checkouts."""
+        self.trees = {OTHER: "5" * 40}
+        self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 520_000)
+        self.plant = lambda tree: (tree / "file").write_bytes(b"x" * 20_000)
+        self.fetch_all("a")
+        self.get("/a", oid=OTHER)
+        (left,) = self.root.glob("*.tree")
+        self.assertIn("5" * 40, left.name)
+
+    def test_larger_than_the_cache(self) -> None:
+        """A repository that is larger than the cache stays until the next one comes."""
+        self.grow = lambda repository: (repository / "pack").write_bytes(b"x" * 700_000)
+        for name in "ab":
+            self.fetch_all(name)
+            self.check_cached(name)
+
+    def test_vanished(self) -> None:
+        """A repository that somebody has removed from the disk is evicted without an error."""
+        self.fetch_all("abc")
+        self.find("a").rename(self.mktemp())
+        self.fetch_all("d")
+        self.check_cached("bcd")
+
+
+class RestartTests(EvictionTestCase):
+    """The cache of an earlier daemon."""
+
+    def test_restart(self) -> None:
+        """A new daemon knows what is in the cache, its size, and its last uses."""
+        self.fetch_all("abca")
+        for age, name in enumerate("acb"):
+            _set_time(self.find(name), 1_700_000_000 - age)
+        self.restart()
+        self.git.commands.clear()
+        self.fetch_all("c")
+        self.assertEqual(self.names(), [])
+        self.fetch_all("d")
+        self.check_cached("acd")
+
+    def test_less_room(self) -> None:
+        """A new daemon with less room evicts at once; the last used stays."""
+        self.fetch_all("abc")
+        for age, name in enumerate("bca"):
+            _set_time(self.find(name), 1_700_000_000 - age)
+        self.capacity = 200_000
+        self.restart()
+        self.check_cached("b")
+
+    def test_uses_are_noted(self) -> None:
+        """Uses of repositories and checkouts are noted on the disk."""
+        self.fetch_all("abc")
+        self.cache.note_uses()
+        for path in self.root.iterdir():
+            _set_time(path, LONG_AGO)
+        self.fetch_all("b")
+        self.cache.note_uses()
+        used = self.find("b").stem
+        for path in self.root.iterdir():
+            self.assertEqual(path.stat().st_mtime > LONG_AGO, path.name.startswith(used))
+
+    def test_uses_are_noted_by_threads(self) -> None:
+        """Uses are noted by a thread, one call at a time, with all uses of the meantime."""
+        self.fetch_all("abc")
+        paths = [self.find(name) for name in "abc"]
+        threads = SlowThreads()
+        self.restart(threads)
+        self.cache.note_uses()
+        self.assertEqual(threads.waiting, [])
+        for path in paths:
+            _set_time(path, LONG_AGO)
+        for name in "abcb":
+            self.fetch_all(name)
+            self.cache.note_uses()
+        self.assertEqual(len(threads.waiting), 1)
+        threads.step()
+        self.cache.note_uses()
+        self.assertGreater(paths[0].stat().st_mtime, LONG_AGO)
+        self.assertEqual(paths[1].stat().st_mtime, LONG_AGO)
+        paths[2].rename(self.mktemp())  # stays removed
+        threads.step()
+        self.assertGreater(paths[1].stat().st_mtime, LONG_AGO)
+        self.assertFalse(paths[2].exists())

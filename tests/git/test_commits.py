@@ -1,0 +1,106 @@
+"""`git.commits`: git's output about a commit and its tree, in any chunks."""
+
+from __future__ import annotations
+
+import tracemalloc
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.checkout import Commit
+from tawebeval.errors import EvaluationError
+from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, inspection_commands
+from tests.fakes import OID, TREE
+
+LINE = f"{OID} {TREE}\n".encode()
+LIST = (
+    b"040000 tree 0123     -\tbin\0"
+    b"100755 blob 0123    12\tbin/a\tb\nc\0"
+    b"120000 blob 0123     3\tlink\0"
+    b"160000 commit 0123   -\tsub\0"
+)
+
+
+class MeterTests(SynchronousTestCase):
+    """Limits of the list of a tree; `InspectionTests` cuts the list anywhere."""
+
+    def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
+        """Check the limit that the error names."""
+        error = self.assertRaises(EvaluationError, TreeMeter(limits).feed, content)
+        self.assertEqual((error.reason, error.members), ("repository", members))
+
+    def test_limits(self) -> None:
+        """A tree over a limit is refused, with the limit and its value."""
+        self.check(TreeLimits(3, 99), LIST, limit="repositories.tree_files", value=3)
+        self.check(TreeLimits(9, 14), LIST, limit="repositories.tree_bytes", value=14)
+
+    def test_path(self) -> None:
+        """A path that no system call takes is refused, before it is read as a whole."""
+        for end in (b"\0", b""):
+            self.check(TreeLimits(9, 9), b"100644 blob 01 1\t" + b"x" * 4097 + end)
+
+
+class InspectionTests(SynchronousTestCase):
+    """The commit that git has found."""
+
+    def feed(self, *chunks: bytes, before: int = 0) -> CommitInspection:
+        """Return an inspection that has read these chunks."""
+        inspection = CommitInspection(OID, TreeLimits(4, 15), before=before)
+        for chunk in chunks:
+            inspection.feed(chunk)
+        return inspection
+
+    @given(st.lists(st.integers(0, 250)), st.integers(0, 2))
+    def test_any_chunks(self, cuts: list[int], before: int) -> None:
+        """The commit, its tree and the tree's size do not depend on where the output is cut."""
+        printed = b"\0" * before + LINE + b"\0" + LIST
+        edges = [0, *sorted(min(cut, len(printed)) for cut in cuts), len(printed)]
+        chunks = (printed[start:end] for start, end in pairwise(edges))
+        self.assertEqual(self.feed(*chunks, before=before).commit, Commit(OID, TREE, 4, 15))
+
+    def test_has_begun(self) -> None:
+        """The inspection begins when the commands before it have succeeded."""
+        for chunks, before, expected in (
+            ((), 0, True),
+            ((), 1, False),
+            ((b"said",), 1, False),
+            ((b"said\0",), 1, True),
+            ((b"\0",), 2, False),
+        ):
+            self.assertEqual(self.feed(*chunks, before=before).has_begun(), expected)
+
+    def test_no_commit(self) -> None:
+        """Without a list, or with the line of another commit, as for a tag, there is no commit."""
+        for chunks, before in (((), 0), ((LINE,), 0), ((b"\0", LINE), 1), ((b"\0",), 0)):
+            self.assertIsNone(self.feed(*chunks, before=before).commit)
+        for line in (
+            LINE.replace(b"c", b"d"),
+            LINE.strip(),
+            b"x" + LINE,
+            LINE + b"x",
+            f"{OID} ../{TREE}\n".encode(),
+            f"{OID} {TREE[1:]}\xe9\n".encode(),
+        ):
+            self.assertIsNone(self.feed(line + b"\0" + LIST).commit, line)
+
+    def test_too_large(self) -> None:
+        """A tree over the limits is refused while it is listed."""
+        inspection = self.feed(LINE + b"\0", LIST)
+        self.assertRaises(EvaluationError, inspection.feed, b"040000 tree 0123 -\tb\0")
+
+    def test_endless_line(self) -> None:
+        """Of a line that does not end little is kept, and it names no commit."""
+        tracemalloc.start()
+        self.addCleanup(tracemalloc.stop)
+        inspection = self.feed(*[b"x" * 1000] * 1000)
+        self.assertLess(tracemalloc.get_traced_memory()[1], 100_000)
+        inspection.feed(b"\0")
+        self.assertIsNone(inspection.commit)
+
+    def test_commands(self) -> None:
+        """Both commands are about the commit, which git takes for no path and no option."""
+        log, ls_tree = inspection_commands(OID)
+        self.assertEqual(log[-2:], (OID, "--"))
+        self.assertEqual(ls_tree[-1], OID)

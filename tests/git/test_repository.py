@@ -1,0 +1,465 @@
+"""`git.repository`: the arguments, the timeout and the limits of fetches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.checkout import Commit
+from tawebeval.errors import EvaluationError
+from tawebeval.git.command import GitResult
+from tawebeval.git.commits import TreeLimits
+from tawebeval.git.repository import FetchLimits, fetch_within_limits
+from tawebeval.sandbox.commands import JUST_READ, Reach
+from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
+from tests.fakes import OID, TREE, InlineThreads
+
+UNADVERTISED = failed("error: Server does not allow request for unadvertised object cc")
+INFINITE = f"--depth={2**31 - 1}"
+BY_OID = f"{OID}:refs/commits/1"
+BRANCH = "refs/heads/main:refs/origin/heads/main"
+ALL = ["--prune", "refs/*:refs/origin/*"]
+
+
+class ArgumentsTests(CacheTestCase):
+    """The fetches that bring a commit."""
+
+    def check_fetches(self, *expected: list[str]) -> None:
+        """Check the arguments of all fetches, without those that each of them has."""
+        found = []
+        for command in self.fetch_commands():
+            arguments = command.arguments
+            self.assertEqual(arguments[:2], ("fetch", "--quiet"))
+            self.assertIn("--no-write-fetch-head", arguments)
+            self.assertEqual(arguments[arguments.index("--end-of-options") + 1], URL)
+            found.append([a for a in arguments[7:] if a not in ("--end-of-options", URL)])
+        self.assertEqual(found, list(expected))
+
+    def test_cheapest_first(self) -> None:
+        """The commit by its OID comes first, then the branch, then all; not after a success."""
+        for branch, depth, gained, expected in (
+            (None, None, 1, (["--depth=1", BY_OID],)),
+            (None, 5, 1, (["--depth=5", BY_OID],)),
+            (None, None, 2, (["--depth=1", BY_OID], ALL)),
+            ("main", None, 2, (["--depth=1", BY_OID], [BRANCH])),
+            ("main", None, 3, (["--depth=1", BY_OID], [BRANCH], ALL)),
+            ("main", 3, 3, (["--depth=3", BY_OID], ["--depth=3", BRANCH], ALL)),
+        ):
+            self.setUp()
+            self.gained = gained
+            self.fetches = [UNADVERTISED] if gained > 1 else []
+            self.assertEqual(self.get(branch=branch, depth=depth), Commit(OID, TREE))
+            self.check_fetches(*expected)
+        self.setUp()
+        self.get()
+        self.assertEqual(self.names(), ["fetch", "log", "ls-tree", "read-tree"])
+
+    def test_reasons_to_go_on(self) -> None:
+        """A missing ref and a server without shallow clones are no reason to give up."""
+        for printed in (
+            "fatal: couldn't find remote ref cccc",
+            "fatal: dumb http transport does not support shallow capabilities",
+            "fatal: Server does not support shallow clients",
+        ):
+            self.setUp()
+            self.fetches = [failed(printed)]
+            self.get()
+            self.check_fetches(["--depth=1", BY_OID], ALL)
+
+    def test_shallow(self) -> None:
+        """A shallow repository is deepened where a fetch is meant to bring everything."""
+        self.grow = lambda repository: (repository / "shallow").touch()
+        self.get()
+        self.present.clear()
+        self.git.commands.clear()
+        self.fetched = 0
+        self.gained = 3
+        self.fetches = [UNADVERTISED]
+        self.get(oid=OTHER, branch="main")
+        self.check_fetches(
+            ["--depth=1", f"{OTHER}:refs/commits/2"], [INFINITE, BRANCH], [INFINITE, *ALL]
+        )
+
+    def test_no_such_commit(self) -> None:
+        """A server that would hand out any commit, but lacks this one, is asked once."""
+        for printed in (
+            f"fatal: remote error: upload-pack: not our ref {OID}",
+            f"fatal: protocol error: want {OID} not valid",
+            f"error: missing object referenced by '{OID}'",
+        ):
+            self.setUp()
+            self.fetches = [failed(printed)]
+            error = self.refuse(branch="main")
+            self.assertEqual((error.reason, error.members), ("commit", {}), printed)
+            self.assertIn(OID, error.message)
+            self.assertEqual(len(self.fetch_commands()), 1)
+
+    def test_not_in_everything(self) -> None:
+        """A commit that no fetch brings is not one of the repository."""
+        self.gained = 99
+        self.assertEqual(self.refuse(branch="main").reason, "commit")
+        self.assertEqual(len(self.fetch_commands()), 3)
+
+    def test_tag(self) -> None:
+        """The OID of a tag, for which git shows another commit, is not the commit's."""
+        self.broken["log"] = GitResult(0, f"{OTHER} {TREE}\n", "")
+        self.assertEqual(self.refuse().reason, "commit")
+
+    def test_other_failures(self) -> None:
+        """Any other failure ends the fetch, with git's stderr."""
+        self.fetches = [failed("fatal: could not resolve host: example.org")]
+        error = self.refuse(branch="main")
+        self.assertEqual(error.reason, "repository")
+        self.assertEqual(error.members, {"stderr": "fatal: could not resolve host: example.org"})
+        self.assertEqual(len(self.fetch_commands()), 1)
+
+    def test_local(self) -> None:
+        """Only for a repository of this machine does upload-pack take those of other users."""
+        self.get("/srv/x")
+        self.get()
+        local, remote = self.fetch_commands()
+        option = "--upload-pack=git -c safe.directory='*' upload-pack"
+        self.assertLess(local.arguments.index(option), local.arguments.index("--end-of-options"))
+        self.assertNotIn("safe.directory", str(remote))
+        self.assertEqual((local.source, remote.source), ("/srv/x", None))
+
+    def test_reach(self) -> None:
+        """Commands write where they have to, and only fetches from URLs reach the network."""
+        self.get()
+        path = self.path()
+        self.get("/srv/x")
+        self.get(oid=OTHER)
+        reaches = [(c.name, c.reach, c.follows) for c in self.git.commands]
+        fetching = Reach((path,), network=True)
+        unfinished = Path(f"{self.checkouts[0].path}.new1")
+        self.assertEqual(
+            reaches[:4],
+            [
+                ("fetch", fetching, False),
+                ("log", fetching, True),
+                ("ls-tree", fetching, True),
+                ("read-tree", Reach((unfinished / "tree", unfinished / "index")), False),
+            ],
+        )
+        self.assertEqual(reaches[-2:], [("log", JUST_READ, False), ("ls-tree", JUST_READ, True)])
+        local = next(command for command in self.git.commands if command.source)
+        self.assertEqual(local.reach, Reach((local.repository,), ("/srv/x", "/srv/x.git")))
+
+
+class DeadlineTests(CacheTestCase):
+    """The timeout of a fetch, from the request to its end."""
+
+    def test_silent_resolver(self) -> None:
+        """A look-up ends before the fetch as a whole does, and is not the repository's fault."""
+        self.resolver.silent = True
+        requested = self.check_out()
+        self.clock.advance(29)
+        self.assertNoResult(requested)
+        self.clock.advance(1)
+        self.assertEqual(self.error(requested).reason, "lost")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def check_over(self, requested: Deferred[Commit], running: Running) -> None:
+        """Check that git is killed in the next second, and the error when git has ended."""
+        self.assertEqual(running.killed, 0)
+        self.clock.advance(1)
+        self.assertEqual(running.killed, 1)
+        self.assertNoResult(requested)
+        running.end(failed("", -1))
+        error = self.error(requested)
+        self.assertEqual(error.reason, "repository")
+        self.assertIn("60 seconds", error.message)
+        self.assertEqual(error.members, {"limit": "repositories.fetch_timeout", "value": 60})
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_all_attempts(self) -> None:
+        """A second attempt has the time that the first has left."""
+        first, second = Running(), Running()
+        self.fetches = [first, second]
+        requested = self.check_out(branch="main")
+        self.clock.advance(40)
+        first.end(UNADVERTISED)
+        self.clock.advance(19)
+        self.check_over(requested, second)
+
+    def test_waiting(self) -> None:
+        """The wait for another fetch of the repository counts."""
+        first, second = Running(), Running()
+        self.fetches = [first, second]
+        self.gained = 99
+        self.addCleanup(self.check_out().addErrback, lambda failure: None)
+        self.clock.advance(20)
+        requested = self.check_out(oid=OTHER)
+        self.clock.advance(30)
+        first.end(failed("fatal: no"))
+        self.clock.advance(29)
+        self.check_over(requested, second)
+
+    def test_never_begun(self) -> None:
+        """A fetch that never begins fails in time, and leaves the one under way alone."""
+        running = Running()
+        self.fetches = [running]
+        first = self.check_out()
+        self.clock.advance(10)
+        second = self.check_out(oid=OTHER)
+        self.clock.advance(50)
+        self.assertNoResult(second)
+        self.assertEqual(running.killed, 1)
+        self.clock.advance(10)
+        self.assertIn("60 seconds", self.error(second).message)
+        running.end(failed("", -1))
+        self.error(first)
+
+    def test_check_out(self) -> None:
+        """Checking out has a timeout of its own."""
+        self.broken["read-tree"] = failed("", -1, timed_out=True)
+        error = self.refuse()
+        self.assertIn("checked out within 60 seconds", error.message)
+        self.assertEqual(error.members["limit"], "repositories.fetch_timeout")
+
+
+class LimitTests(CacheTestCase):
+    """Limits of trees, hosts and bytes."""
+
+    def test_tree(self) -> None:
+        """A tree over a limit is not checked out; nor a cached one, under a limit set later."""
+        self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1001\tx\0", "")
+        members = self.refuse().members
+        self.assertEqual(members, {"limit": "repositories.tree_bytes", "value": 1000})
+        self.assertNotIn("read-tree", self.names())
+        self.broken["ls-tree"] = GitResult(0, "100644 blob cc 1000\tx\0", "")
+        self.assertEqual(self.get(), Commit(OID, TREE, 1, 1000))
+        (self.path() / "commits" / OID).write_text(f"{TREE} 4 1000")
+        self.assertEqual(self.refuse().members["limit"], "repositories.tree_files")
+
+    def test_unlisted_tree(self) -> None:
+        """A commit whose tree git cannot list is not fetched."""
+        self.broken["ls-tree"] = failed("fatal: not a tree object")
+        self.assertIn("could not be listed", self.refuse().message)
+
+    def test_host(self) -> None:
+        """Git does not connect to a forbidden host; a forbidden address costs no command at all."""
+        self.resolver.answers = [["127.0.0.1"]]
+        self.assertIn("private_networks", self.refuse().message)
+        self.assertNotIn("fetch", self.names())
+        self.git.commands.clear()
+        self.assertIn("private_networks", self.refuse("http://127.0.0.1/").message)
+        self.assertEqual(self.names(), [])
+
+    def test_own(self) -> None:
+        """The cache itself is no repository of this machine that can be fetched."""
+        error = self.refuse(f"file://{self.root}/x.git")
+        self.assertIn("no place from which", error.message)
+        self.assertNotIn("fetch", self.names())
+
+    def test_bytes(self) -> None:
+        """Each fetch gets the limit of bytes, and the pinned address."""
+        self.get()
+        (fetch,) = self.fetch_commands()
+        self.assertEqual(fetch.max_file_size, self.size)
+        self.assertEqual(fetch.environment["GIT_CONFIG_VALUE_0"], "example.org:443:8.8.8.8")
+
+
+class LeftoverTests(CacheTestCase):
+    """Files that killed git commands leave."""
+
+    leftovers = (
+        *("shallow.lock", "packed-refs.lock", "refs/heads/main.lock", "refs/commits/x.lock"),
+        *("objects/pack/tmp_pack_abc", "objects/pack/tmp_idx_abc"),
+        *("objects/pack/.tmp-7-pack-1.pack", "objects/pack/pack-1.keep"),
+        *("objects/pack/pack-2.pack", "objects/pack/pack-2.rev", "objects/pack/pack-3.idx"),
+        "objects/tmp_objdir-incoming-x/pack/y",
+    )
+    kept = (
+        *("shallow", "refs/heads/lock", "commits/" + OTHER, "url"),
+        *("objects/pack/pack-1.pack", "objects/pack/pack-1.idx"),
+    )
+
+    def litter(self, repository: Path) -> None:
+        """Write the files of a killed git, among those that belong there."""
+        for name in (*self.leftovers, *self.kept):
+            path = repository / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("x")
+
+    def check_tidy(self) -> None:
+        """Check that leftovers are removed, and nothing else."""
+        path = self.path()
+        self.assertEqual([n for n in self.leftovers if (path / n).exists()], [])
+        self.assertEqual([n for n in self.kept if not (path / n).exists()], [])
+        self.assertEqual(list(path.glob("objects/tmp_*")), [])
+
+    def test_interrupted(self) -> None:
+        """Leftovers are removed after a fetch that failed, or was cancelled, once git has ended."""
+        for cancels in (False, True):
+            self.setUp()
+            running = Running()
+            self.fetches = [running]
+            requested = self.check_out()
+            self.litter(self.path())
+            if cancels:
+                requested.cancel()
+            self.assertTrue((self.path() / "shallow.lock").exists())
+            running.end(failed("fatal: the remote end hung up"))
+            self.failureResultOf(requested, EvaluationError, CancelledError)
+            self.check_tidy()
+
+    def test_restart(self) -> None:
+        """A daemon that takes over the cache of a killed one removes leftovers there."""
+        self.get()
+        self.litter(self.path())
+        (self.root / "0123.new").mkdir()
+        (self.root / "4567.old3").mkdir()
+        (self.root / "stray").write_text("x")
+        self.restart()
+        self.check_tidy()
+        self.assertEqual(sorted(path.suffix for path in self.root.iterdir()), [".git", ".tree"])
+
+    def test_success(self) -> None:
+        """A fetch that succeeds searches for no leftovers."""
+        self.grow = self.litter
+        self.get()
+        self.assertTrue((self.path() / "shallow.lock").exists())
+
+
+LIMIT = 100_000
+MEMORY = EvaluationError("repository", "too much memory")
+NO = GitResult(128, "", "no")
+
+
+class FetchLimitTests(SynchronousTestCase):
+    """A repository in which the test plays git; `is_complete` as `fetch_within_limits` asks."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.path = Path(self.mktemp())
+        (self.path / "objects").mkdir(parents=True)
+        (self.path / "refs").mkdir()
+        self.write("objects/old", 50_000)
+        self.git: Deferred[GitResult] = Deferred()
+        self.is_complete = False
+
+        async def fetch() -> GitResult:
+            return await self.git
+
+        limits = FetchLimits(self.clock, 60, LIMIT, TreeLimits(1, 1))
+        self.fetched = Deferred.fromCoroutine(
+            fetch_within_limits(limits, InlineThreads(), fetch, self.path, lambda: self.is_complete)
+        )
+
+    def write(self, name: str, size: int) -> None:
+        """Write a file into the repository."""
+        (self.path / name).write_bytes(b"x" * size)
+
+    def write_much(self) -> None:
+        """Write files that are over the limit only together."""
+        for number in range(4):
+            self.write(f"objects/new{number}", LIMIT // 2)
+
+    def check(self, *objects: str) -> None:
+        """Check which objects are left, no name for no repository, and that nothing goes on."""
+        folder = self.path / "objects"
+        left = sorted(path.name for path in folder.iterdir()) if self.path.exists() else []
+        self.assertEqual(left, list(objects))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def check_refused(self, *objects: str) -> None:
+        """Check that the error names the limit, and which objects are left."""
+        error = self.failureResultOf(self.fetched, EvaluationError).value
+        self.assertEqual(error.reason, "repository")
+        self.assertEqual(error.members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
+        self.check(*objects)
+
+    def check_failed(self, message: str, *objects: str) -> None:
+        """Check that the error of git is passed on, and which objects are left."""
+        error = self.failureResultOf(self.fetched, EvaluationError).value
+        self.assertEqual(error.message, message)
+        self.check(*objects)
+
+    def test_within(self) -> None:
+        """Objects within the limit stay, and the result is passed on, also that of a failure."""
+        for result, is_complete in ((DONE, True), (NO, False)):
+            self.setUp()
+            self.write("objects/new", LIMIT // 2)
+            self.clock.advance(1)
+            self.is_complete = is_complete
+            self.git.callback(result)
+            self.assertEqual(self.successResultOf(self.fetched), result)
+            self.check("new", "old")
+
+    def test_other_limit(self) -> None:
+        """A fetch that is refused for another limit leaves nothing, either."""
+        self.write("objects/new", 10)
+        self.git.errback(MEMORY)
+        self.check_failed("too much memory", "old")
+
+    def test_file(self) -> None:
+        """A file at the limit made git fail, though git may not name that, or was killed."""
+        for end in (
+            lambda: self.git.errback(EvaluationError("lost", "git was killed")),
+            lambda: self.git.callback(GitResult(128, "", "died of signal 25")),
+        ):
+            self.setUp()
+            self.write("objects/tmp_pack", LIMIT)
+            end()
+            self.check_refused("old")
+
+    def test_failure_before_the_end(self) -> None:
+        """A fetch that fails by itself keeps its own error, if no single file is too large."""
+        self.write_much()
+        self.git.callback(NO)
+        self.assertEqual(self.successResultOf(self.fetched), NO)
+        self.setUp()
+        self.write_much()
+        self.git.errback(MEMORY)
+        self.check_failed("too much memory", "old")
+
+    def test_failure_after_the_fetch(self) -> None:
+        """A refusal after a complete fetch stays the error, if there is not too much."""
+        self.write("objects/new", 10)
+        self.write("refs/new", 41)
+        self.is_complete = True
+        self.git.errback(EvaluationError("repository", "too many files"))
+        self.check_failed("too many files", "new", "old")
+
+    def test_too_much(self) -> None:
+        """A complete fetch that is too large removes the repository, however it ends."""
+        for end in (
+            lambda: self.git.errback(EvaluationError("repository", "too many files")),
+            lambda: self.git.callback(GitResult(128, "", "no such commit")),
+            lambda: self.git.callback(DONE),
+            lambda: self.clock.advance(0.25),
+        ):
+            self.setUp()
+            self.write_much()
+            self.write("refs/new", 41)
+            self.is_complete = True
+            end()
+            self.check_refused()
+
+    def test_sum(self) -> None:
+        """Git is ended when many files are too large together."""
+        self.write_much()
+        self.clock.advance(0.25)
+        self.check_refused("old")
+
+    def test_changed_refs(self) -> None:
+        """Objects that refs name are not removed alone: if there is too much, all goes."""
+        self.write("objects/new", 10)
+        self.write("refs/new", 41)
+        self.git.errback(MEMORY)
+        self.check_failed("too much memory", "new", "old")
+        self.setUp()
+        self.write("objects/new", 2 * LIMIT)
+        self.write("refs/new", 41)
+        self.clock.advance(0.25)
+        self.check_refused()
+
+    def test_cancelled(self) -> None:
+        """A cancelled fetch ends as cancelled, whatever it has added."""
+        self.fetched.cancel()
+        self.failureResultOf(self.fetched, CancelledError)
+        self.check("old")

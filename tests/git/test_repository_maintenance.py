@@ -1,0 +1,322 @@
+"""`git.repository`: maintenance, so that the thousandth fetch is as quick as the first."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import NoReturn
+
+from twisted.internet.defer import Deferred
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+
+from tawebeval.core.checkout import Commit
+from tawebeval.git.command import GitResult
+from tawebeval.sandbox.commands import Reach
+from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
+from tests.fakes import OID
+
+MAINTENANCE = ["repack", "pack-refs", "prune"]
+BLOCK = 4096
+LOCK_TIMEOUT = 5  # seconds
+
+
+class MaintenanceTestCase(CacheTestCase):
+    """Each fetch adds 34 packs, which makes maintenance due; `repacks` are results of repacks."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.repacks: list[GitResult | Running] = []
+        self.grow = self.add_packs
+
+    def add_packs(self, repository: Path) -> None:
+        """Add as many files as 34 fetches do."""
+        for number in range(34):
+            for suffix in ("idx", "pack", "rev"):
+                name = f"objects/pack/pack-{self.fetched}-{number}.{suffix}"
+                (repository / name).write_bytes(b"x" * BLOCK)
+
+    def script(self, command: Command) -> GitResult | Awaitable[GitResult]:
+        """Answer as git does, which makes one pack of all."""
+        if command.name != "repack":
+            return super().script(command)
+        return self.repack(command.repository, self.repacks.pop(0) if self.repacks else DONE)
+
+    async def repack(self, repository: Path, answer: GitResult | Running) -> GitResult:
+        """Answer a repack."""
+        result = await answer.result() if isinstance(answer, Running) else answer
+        if result.status == 0:
+            for part in sorted(repository.glob("objects/pack/*"))[3:]:
+                part.unlink()
+        return result
+
+    def request(self, url: str = URL) -> Deferred[Commit]:
+        """Request a commit that has to be fetched."""
+        self.present.clear()
+        for marker in self.root.glob("*.git/commits/*"):
+            marker.unlink()
+        return self.check_out(url)
+
+    def fetch_again(self, *urls: str) -> None:
+        """Fetch from each of these URLs."""
+        for url in urls or (URL,):
+            self.successResultOf(self.request(url))
+
+    def maintain(self, times: int = 1) -> None:
+        """Start maintenance as the daemon does once a second."""
+        for _ in range(times):
+            self.cache.maintain()
+
+    def check_maintained(self, *expected: str) -> None:
+        """Check the commands of maintenance so far."""
+        found = [name for name in self.names() if name in MAINTENANCE]
+        self.assertEqual(found, list(expected))
+
+    def repacked_urls(self) -> list[str]:
+        """Return the URLs of the repositories that had maintenance, in order."""
+        repacks = [command for command in self.git.commands if command.name == "repack"]
+        return [(command.repository / "url").read_text().strip() for command in repacks]
+
+    def count_packs(self) -> int:
+        """Return the number of packs."""
+        return len(list(self.path().glob("objects/pack/*.pack")))
+
+
+class DueTests(MaintenanceTestCase):
+    """When maintenance is due, and its commands."""
+
+    def test_due(self) -> None:
+        """Maintenance is due after about thirty fetches, and not before there are as many more."""
+        self.maintain()
+        self.fetch_again()
+        self.check_maintained()
+        self.maintain()
+        self.check_maintained(*MAINTENANCE)
+        self.assertEqual(self.count_packs(), 1)
+        self.grow = lambda repository: None
+        self.fetch_again()
+        self.maintain()
+        self.check_maintained(*MAINTENANCE)
+
+    def test_few_fetches(self) -> None:
+        """A repository with few files has none."""
+        self.grow = lambda repository: None
+        self.fetch_again()
+        self.maintain()
+        self.check_maintained()
+
+    def test_commands(self) -> None:
+        """Maintenance writes to the repository alone, in bounded time, and within its size."""
+        self.fetch_again()
+        before = self.cache.sizes["repositories"]
+        self.maintain()
+        (repack, *rest) = self.git.commands[-3:]
+        self.assertEqual(repack.reach, Reach((self.path(),)))
+        self.assertEqual((repack.timeout, repack.max_file_size), (60, before))
+        self.assertIn("--geometric=2", repack.arguments)
+        self.assertTrue(all(command.follows for command in rest))
+
+    def test_refs(self) -> None:
+        """Only the eight newest commits have a ref of their own."""
+        self.grow = lambda repository: None
+        self.fetch_again(*[URL] * 20)
+        refs = [command.arguments[-1] for command in self.fetch_commands()]
+        self.assertEqual(refs[:2], [f"{OID}:refs/commits/1", f"{OID}:refs/commits/2"])
+        self.assertEqual(len(set(refs)), 8)
+
+    def test_order(self) -> None:
+        """One repository at a time has maintenance, in the order in which it became due."""
+        running = Running()
+        self.repacks = [running]
+        self.fetch_again("/a", "/b")
+        self.maintain(2)
+        self.check_maintained("repack")
+        running.end()
+        self.maintain(2)
+        self.assertEqual(self.repacked_urls(), ["/a", "/b"])
+
+    def test_markers(self) -> None:
+        """Markers are measured as they are written, and again at the start of a daemon."""
+        self.grow = lambda repository: None
+        self.get()
+        before = self.cache.sizes["repositories"]
+        self.present.clear()
+        self.get(oid=OTHER)
+        self.assertEqual(self.cache.sizes["repositories"], before + BLOCK)
+        self.restart()
+        self.assertEqual(self.cache.sizes["repositories"], before + BLOCK)
+
+
+class LockTests(MaintenanceTestCase):
+    """Fetches and maintenance of one repository, which are never at the same time."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.running = Running()
+        self.repacks = [self.running]
+        self.fetch_again()
+        self.maintain()
+        self.check_maintained("repack")
+
+    def test_waits(self) -> None:
+        """A fetch waits for maintenance that ends in time."""
+        requested = self.request()
+        self.clock.advance(LOCK_TIMEOUT - 1)
+        self.assertNoResult(requested)
+        self.running.end()
+        self.successResultOf(requested)
+        self.assertEqual(self.running.killed, 0)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_killed(self) -> None:
+        """Maintenance for which a fetch has waited too long is killed, and leaves nothing."""
+        (self.path() / "objects/pack/.tmp-1-pack-x.pack").touch()
+        requested = self.request()
+        self.clock.advance(LOCK_TIMEOUT)
+        self.assertEqual(self.running.killed, 1)
+        self.assertNoResult(requested)
+        self.running.end(failed("", -1))
+        self.successResultOf(requested)
+        self.assertEqual(list(self.path().glob("objects/pack/.tmp*")), [])
+        self.assertEqual(self.count_packs(), 68)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_retry(self) -> None:
+        """Killed maintenance is tried again after more fetches, not with the next one."""
+        self.request()
+        self.clock.advance(LOCK_TIMEOUT)
+        self.running.end(failed("", -1))
+        self.maintain()
+        self.check_maintained("repack")
+        self.fetch_again()
+        self.maintain()
+        self.check_maintained("repack", *MAINTENANCE)
+
+    def test_fetch_that_waits_already(self) -> None:
+        """A fetch that waits when maintenance begins does not wait longer, either."""
+        self.running.end()
+        fetching, self.running = Running(), Running()
+        self.repacks = [self.running]
+        self.fetch_again()
+        self.fetches = [fetching]
+        first = self.request()
+        self.maintain()
+        second = self.check_out(oid=OTHER)
+        fetching.end()
+        self.successResultOf(first)
+        self.check_maintained(*MAINTENANCE, "repack")
+        self.present.clear()
+        self.clock.advance(LOCK_TIMEOUT)
+        self.assertEqual(self.running.killed, 1)
+        self.running.end(failed("", -1))
+        self.successResultOf(second)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_long_fetch(self) -> None:
+        """Maintenance does not wait for a long fetch, since other repositories are due."""
+        self.running.end()
+        fetching = Running()
+        self.fetch_again(URL, "/b")
+        self.fetches = [fetching]
+        requested = self.request()
+        self.maintain(2)
+        self.check_maintained(*MAINTENANCE)
+        self.clock.advance(LOCK_TIMEOUT)
+        self.maintain()
+        self.check_maintained(*MAINTENANCE * 2)
+        fetching.end()
+        self.successResultOf(requested)
+
+    def test_check_out(self) -> None:
+        """A marked commit is checked out during maintenance."""
+        self.lose_trees()
+        self.get()
+        self.assertEqual(self.names()[-1], "read-tree")
+
+    def test_damage(self) -> None:
+        """A damaged repository is not removed during maintenance."""
+        self.lose_trees()
+        self.broken["read-tree"] = failed("error: inflate: data stream error")
+        requested = self.check_out()
+        self.assertNoResult(requested)
+        del self.broken["read-tree"]
+        self.running.end()
+        self.successResultOf(requested)
+
+    def test_close(self) -> None:
+        """The daemon's end kills maintenance, and waits for its end."""
+        closed = Deferred.fromCoroutine(self.cache.close())
+        self.assertEqual(self.running.killed, 1)
+        self.assertNoResult(closed)
+        self.running.end(failed("", -1))
+        self.successResultOf(closed)
+        self.successResultOf(Deferred.fromCoroutine(self.cache.close()))
+
+
+class FailureTests(MaintenanceTestCase):
+    """Maintenance that fails."""
+
+    def test_logged(self) -> None:
+        """A failure is logged with git's stderr; leftovers of git are removed."""
+        self.repacks = [failed("fatal: no")]
+        self.fetch_again()
+        (self.path() / "shallow.lock").touch()
+        with capturedLogs() as events:
+            self.maintain()
+        (warning,) = [formatEvent(e) for e in events if e["log_level"] == LogLevel.warn]
+        self.assertIn("could not be packed", warning)
+        self.assertIn("fatal: no", warning)
+        self.assertFalse((self.path() / "shallow.lock").exists())
+
+    def test_git_cannot_be_started(self) -> None:
+        """Errors of the machine, and defects, are logged; requests go on."""
+        for error, words in ((OSError(2, "no git"), "no git"), (ZeroDivisionError(), "a defect")):
+            self.setUp()
+            self.fetch_again()
+
+            def fail(command: Command, error: Exception = error) -> NoReturn:
+                raise error
+
+            script, self.git.script = self.git.script, fail
+            with capturedLogs() as events:
+                self.maintain()
+            self.assertIn(words, "".join(map(formatEvent, events)))
+            self.assertEqual(len(self.flushLoggedErrors()), isinstance(error, ZeroDivisionError))
+            self.git.script = script
+            self.fetch_again()
+
+
+class SizeTests(MaintenanceTestCase):
+    """The size of the cache during maintenance."""
+
+    capacity = 34 * 3 * BLOCK * 3
+
+    def test_counts_twice(self) -> None:
+        """A repository counts twice meanwhile, so that others go; then its new size counts."""
+        running = Running()
+        self.repacks = [running]
+        self.fetch_again("/a", "/b")
+        self.release()
+        before = self.cache.sizes["repositories"]
+        self.maintain()
+        self.assertEqual(len(list(self.root.glob("*.git"))), 1)
+        self.assertEqual(self.cache.sizes["repositories"], before)
+        running.end()
+        self.assertLess(self.cache.sizes["repositories"], before / 4)
+
+    def test_too_large(self) -> None:
+        """A repository that takes more than half of the cache is left as it is."""
+        self.capacity = 34 * 3 * BLOCK
+        self.restart()
+        self.fetch_again()
+        self.maintain()
+        self.check_maintained()
+
+    def test_evicted(self) -> None:
+        """A repository that was evicted in the meantime gets none."""
+        for url in ("/a", "/b", "/c"):
+            self.fetch_again(url)
+            self.release()
+        self.maintain()
+        self.check_maintained()
+        self.maintain()
+        self.assertEqual(self.repacked_urls(), ["/b"])
