@@ -810,7 +810,7 @@ class ServiceTests(SynchronousTestCase):
         signal.raise_signal(signal.SIGHUP)
         for call in calls:
             call()
-        found = keyring.choose("https://example.org/x", "")
+        found = keyring.choose_credential("https://example.org/x", "")
         assert found is not None
         self.assertEqual(found.password, "new")
 

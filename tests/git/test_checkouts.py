@@ -1,4 +1,4 @@
-"""`git.checkouts`: trees that are checked out once, their bounds, and a restart."""
+"""`git.checkouts`: trees that are checked out once, their eviction, and a restart."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tawebeval.linux.copying import walk
 from tests.fakes import OID, InlineThreads, SlowThreads
 from tests.gates import Gate
 
-FILES, SIZE = 3, 10_004  # of what `CheckoutsTestCase.fill` makes
+FILES, SIZE = 3, 10_004  # of the tree that `CheckoutsTestCase.write` makes
 ONE, OTHER = "1" * 40, "2" * 40
 
 
 class CheckoutsTestCase(SynchronousTestCase):
-    """A cache in a directory of its own; `gate` holds what fills trees, `filled` has those."""
+    """Checkouts in a directory of their own; `gate` holds the writing of trees, in `written`."""
 
     def setUp(self) -> None:
         self.root = Path(self.mktemp()).resolve()
         self.root.mkdir()
         self.gate = Gate()
-        self.filled: list[Path] = []
+        self.written: list[Path] = []
         self.checkouts = Checkouts(self.root, InlineThreads())
 
-    async def fill(self, tree: Path, index: Path) -> None:
-        """Make a tree: a directory, a file in it, and a link."""
-        self.filled.append(tree)
+    async def write(self, tree: Path, index: Path) -> None:
+        """Write a tree: a directory, a file in it, and a link."""
+        self.written.append(tree)
         self.assertEqual((list(tree.iterdir()), list(index.iterdir())), ([], []))
         (tree / "directory").mkdir()
         (index / "index").touch()
@@ -39,35 +39,41 @@ class CheckoutsTestCase(SynchronousTestCase):
         (tree / "directory" / "file").write_bytes(b"x" * 10_000)
         (tree / "link").symlink_to("gone")
 
-    def ask(self, tree: str = ONE, repository: str = "a" * 40) -> Deferred[Checkout]:
-        """Ask for a tree."""
-        commit = Commit(OID, tree, FILES, SIZE)
-        return Deferred.fromCoroutine(self.checkouts.provide(repository, commit, self.fill))
+    def check_out(
+        self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID
+    ) -> Deferred[Checkout]:
+        """Request a tree."""
+        commit = Commit(oid, tree, FILES, SIZE)
+        return Deferred.fromCoroutine(self.checkouts.provide(repository, commit, self.write))
 
-    def get(self, tree: str = ONE, repository: str = "a" * 40) -> Checkout:
-        """Return a checkout."""
-        return self.successResultOf(self.ask(tree, repository))
+    def get(self, tree: str = ONE, repository: str = "a" * 40, oid: str = OID) -> Checkout:
+        """Return a checkout that is there at once."""
+        return self.successResultOf(self.check_out(tree, repository, oid))
+
+    def detach(self, capacity: int = 0) -> str:
+        """Return the trees that are evicted for so many bytes, by their first digits."""
+        return "".join(path.name[41] for path in self.checkouts.detach_excess(capacity))
 
     def restart(self) -> None:
-        """Let another daemon take over what there is, the oldest first."""
+        """Let another daemon take over the checkouts, the oldest first."""
         self.checkouts = Checkouts(self.root, InlineThreads())
         for path in sorted(self.root.iterdir(), key=os.path.getmtime):
             self.checkouts.load(path)
 
 
 class ProvideTests(CheckoutsTestCase):
-    """Trees for those who want them."""
+    """Checkouts that are made or shared."""
 
     def test_made_once(self) -> None:
-        """A tree is made when it is first wanted, whole before it has its name, and then stays."""
+        """A tree is written at the first request, is complete before it has its name, and stays."""
         checkout = self.get()
         self.assertEqual(checkout.commit, Commit(OID, ONE, FILES, SIZE))
         self.assertEqual(os.readlink(checkout.path / "link"), "gone")
         self.assertEqual((checkout.path / "directory/file").stat().st_size, 10_000)
         self.assertEqual(list(self.root.iterdir()), [checkout.path])
         self.assertEqual(self.get().path, checkout.path)
-        self.assertNotEqual(self.filled, [checkout.path])
-        self.assertEqual(len(self.filled), 1)
+        self.assertNotEqual(self.written, [checkout.path])
+        self.assertEqual(len(self.written), 1)
 
     def test_each_its_own(self) -> None:
         """The same tree of another repository is another one, as is another tree."""
@@ -79,42 +85,34 @@ class ProvideTests(CheckoutsTestCase):
         self.assertEqual(len(paths), 4)
 
     def test_commits_of_one_tree(self) -> None:
-        """Each has its own commit; those of one commit are the same, and released one by one."""
-        one, two = (
-            self.successResultOf(
-                Deferred.fromCoroutine(
-                    self.checkouts.provide("a" * 40, Commit(oid, ONE, FILES, SIZE), self.fill)
-                )
-            )
-            for oid in (OID, "d" * 40)
-        )
+        """Commits of one tree share it; each use of a checkout is released by itself."""
+        one, two = self.get(), self.get(oid="d" * 40)
         self.assertEqual((one.commit.oid, two.commit.oid), (OID, "d" * 40))
-        self.assertEqual((one.path, len(self.filled)), (two.path, 1))
+        self.assertEqual((one.path, len(self.written)), (two.path, 1))
         again = self.get()
         self.assertEqual(again, one)
         self.assertIs(again, self.get())
         for checkout in (one, two, again):
             checkout.release()
-        self.assertEqual(list(self.checkouts.detach_excess(0)), [])
+        self.assertEqual(self.detach(), "")
         again.release()
-        self.assertEqual(len(list(self.checkouts.detach_excess(0))), 1)
+        self.assertEqual(self.detach(), "1")
 
     def test_together(self) -> None:
-        """Who wants what is just being made waits for that; each uses it."""
+        """Concurrent requests share one writing, and each of them uses the checkout."""
         self.gate.shut = True
-        asked = [self.ask() for _ in range(3)]
-        self.assertEqual(len(self.filled), 1)
+        requested = [self.check_out() for _ in range(3)]
         self.gate.open()
-        self.assertEqual(len(self.filled), 1)
-        for checkout in map(self.successResultOf, asked):
-            self.assertEqual(list(self.checkouts.detach_excess(0)), [])
+        self.assertEqual(len(self.written), 1)
+        for checkout in map(self.successResultOf, requested):
+            self.assertEqual(self.detach(), "")
             checkout.release()
-        self.assertEqual(len(list(self.checkouts.detach_excess(0))), 1)
+        self.assertEqual(self.detach(), "1")
 
     def test_failure(self) -> None:
-        """What cannot be made is everybody's error, and leaves nothing behind."""
+        """A failed writing fails for all requests, and leaves nothing."""
         self.gate.shut = True
-        asked = [self.ask() for _ in range(2)]
+        asked = [self.check_out() for _ in range(2)]
         self.gate.error = EvaluationError("repository", "damaged")
         self.gate.open()
         errors = [self.failureResultOf(one, EvaluationError).value for one in asked]
@@ -124,10 +122,10 @@ class ProvideTests(CheckoutsTestCase):
         self.gate.error = None
         self.get()
 
-    def test_given_up(self) -> None:
-        """It is given up when nobody waits for it any more, and leaves nothing behind."""
+    def test_cancelled(self) -> None:
+        """A writing is cancelled with the last request for it, and leaves nothing."""
         self.gate.shut = True
-        first, second = self.ask(), self.ask()
+        first, second = self.check_out(), self.check_out()
         first.cancel()
         self.failureResultOf(first, CancelledError)
         self.assertNoResult(second)
@@ -135,38 +133,34 @@ class ProvideTests(CheckoutsTestCase):
         self.failureResultOf(second, CancelledError)
         self.assertEqual(list(self.root.iterdir()), [])
 
-    def test_given_up_when_it_was_finished(self) -> None:
-        """One that is given up while it gets its name is whole, and serves who comes next."""
+    def test_cancelled_at_the_end(self) -> None:
+        """A checkout that is cancelled while it gets its name is complete, and used later."""
         threads = SlowThreads()
         self.checkouts = Checkouts(self.root, threads)
-        given_up = self.ask()
+        cancelled = self.check_out()
         threads.step()
-        given_up.cancel()
+        cancelled.cancel()
         threads.finish()
-        self.failureResultOf(given_up, CancelledError)
+        self.failureResultOf(cancelled, CancelledError)
         self.assertEqual([path.suffix for path in self.root.iterdir()], [".tree"])
-        again = self.ask()
+        again = self.check_out()
         threads.finish()
         self.assertEqual([self.successResultOf(again).path], list(self.root.iterdir()))
 
     def test_gone(self) -> None:
-        """One that somebody has removed is made anew, and its size is counted once."""
+        """A checkout that somebody has removed is made again, and its size is counted once."""
         checkout = self.get()
         size = self.checkouts.size
         checkout.path.rename(self.mktemp())
         self.assertTrue((self.get().path / "directory/file").exists())
-        self.assertEqual((len(self.filled), self.checkouts.size), (2, size))
+        self.assertEqual((len(self.written), self.checkouts.size), (2, size))
 
 
 class EvictionTests(CheckoutsTestCase):
-    """The bounds."""
-
-    def taken(self, capacity: int) -> set[str]:
-        """Return the trees that go when there is so much room, by their first digits."""
-        return {path.name[41] for path in self.checkouts.detach_excess(capacity)}
+    """The eviction of checkouts, and their size."""
 
     def test_size(self) -> None:
-        """What is on the disk counts, directories as well."""
+        """The size is that on the disk, with directories."""
         checkout = self.get()
         top = os.open(checkout.path, os.O_RDONLY)
         self.addCleanup(os.close, top)
@@ -175,71 +169,71 @@ class EvictionTests(CheckoutsTestCase):
         self.assertGreaterEqual(self.checkouts.size, 10_000)
 
     def test_least_recently_used(self) -> None:
-        """What was used longest ago goes, and no more than there is no room for."""
+        """The least recently used goes, and no more than there is no room for."""
         for tree in "123":
             self.get(tree * 40).release()
         self.get("1" * 40).release()
         each = self.checkouts.size // 3
-        self.assertEqual(self.taken(3 * each), set())
-        self.assertEqual(self.taken(3 * each - 1), {"2"})
+        self.assertEqual(self.detach(3 * each), "")
+        self.assertEqual(self.detach(3 * each - 1), "2")
         self.assertEqual(self.checkouts.size, 2 * each)
-        self.assertEqual(self.taken(0), {"1", "3"})
+        self.assertEqual(self.detach(0), "31")
         self.assertEqual(self.checkouts.size, 0)
 
     def test_in_use(self) -> None:
-        """What is in use stays until the last one who uses it releases it."""
+        """A checkout in use stays until its last user releases it."""
         first, second = self.get(), self.get()
         first.release()
-        self.assertEqual(self.taken(0), set())
+        self.assertEqual(self.detach(0), "")
         second.release()
-        self.assertEqual(self.taken(0), {"1"})
+        self.assertEqual(self.detach(0), "1")
 
     def test_renamed(self) -> None:
-        """What goes loses its name at once: one that is wanted meanwhile is made anew."""
+        """An evicted checkout loses its name at once: a request in the meantime makes a new one."""
         self.get().release()
-        (doomed,) = self.checkouts.detach_excess(0)
-        self.assertEqual(list(self.root.iterdir()), [doomed])
-        self.assertNotEqual(doomed.suffix, ".tree")
-        self.assertNotEqual(self.get().path, doomed)
-        self.assertEqual(len(self.filled), 2)
+        (detached,) = self.checkouts.detach_excess(0)
+        self.assertEqual(list(self.root.iterdir()), [detached])
+        self.assertNotEqual(detached.suffix, ".tree")
+        self.assertNotEqual(self.get().path, detached)
+        self.assertEqual(len(self.written), 2)
 
     def test_of_a_repository(self) -> None:
-        """All of a repository go with it, but for those in use."""
+        """The checkouts of a repository are evicted together, but for those in use."""
         used = self.get(ONE, "a" * 40)
         self.get(OTHER, "a" * 40).release()
         other = self.get(ONE, "b" * 40)
         other.release()
-        (doomed,) = self.checkouts.detach_all("a" * 40)
-        self.assertIn(OTHER, doomed.name)
+        (detached,) = self.checkouts.detach_all("a" * 40)
+        self.assertIn(OTHER, detached.name)
         self.assertTrue(used.path.exists() and other.path.exists())
 
     def test_gone(self) -> None:
-        """One that is not there any more does no harm when its turn comes."""
+        """A checkout that somebody has removed is evicted without an error."""
         checkout = self.get()
         checkout.release()
         checkout.path.rename(self.mktemp())
-        self.assertEqual(self.taken(0), {"1"})
+        self.assertEqual(self.detach(0), "1")
         self.assertEqual(self.checkouts.size, 0)
 
 
 class RestartTests(CheckoutsTestCase):
-    """What an earlier daemon has left."""
+    """Checkouts of an earlier daemon."""
 
     def test_whole(self) -> None:
-        """What is whole is taken over, with its size and its age."""
+        """Complete checkouts are taken over, with their sizes and last uses."""
         for tree in (ONE, OTHER):
             self.get(tree)
         size = self.checkouts.size
         os.utime(self.get(OTHER).path, (1, 1))
         self.restart()
         self.assertEqual(self.checkouts.size, size)
-        (doomed,) = self.checkouts.detach_excess(size - 1)
-        self.assertIn(OTHER, doomed.name)
+        (detached,) = self.checkouts.detach_excess(size - 1)
+        self.assertIn(OTHER, detached.name)
         self.get(ONE)
-        self.assertEqual(len(self.filled), 2)
+        self.assertEqual(len(self.written), 2)
 
-    def test_use_is_told(self) -> None:
-        """Each use is told, since its age is that of its last use."""
+    def test_on_use(self) -> None:
+        """Each use is reported, for the time of the last use."""
         used: list[Path] = []
         self.checkouts = Checkouts(self.root, InlineThreads(), on_use=used.append)
         for tree in (ONE, OTHER, ONE):
@@ -248,29 +242,18 @@ class RestartTests(CheckoutsTestCase):
         self.assertEqual(used, [])
 
     def test_damaged(self) -> None:
-        """What has lost a file, or bytes, or has too much, is removed, and made anew."""
-
-        def lose(tree: Path) -> None:
-            (tree / "link").unlink()
-
-        def cut(tree: Path) -> None:
-            (tree / "directory" / "file").write_bytes(b"")
-
-        def add(tree: Path) -> None:
-            (tree / "more").mkdir()
-
-        def rename(tree: Path) -> None:
-            tree.rename(tree.with_name("tree.tree"))
-
-        def replace(tree: Path) -> None:
-            tree.rename(self.mktemp())
-            tree.touch()
-
-        for damage in (lose, cut, add, rename, replace):
+        """A checkout with missing or additional files or bytes is removed, and made again."""
+        for damage in (
+            lambda tree: (tree / "link").unlink(),
+            lambda tree: (tree / "directory" / "file").write_bytes(b""),
+            lambda tree: (tree / "more").mkdir(),
+            lambda tree: tree.rename(tree.with_name("tree.tree")),
+            lambda tree: (tree.rename(self.mktemp()), tree.touch()),
+        ):
             damage(self.get().path)
-            made = len(self.filled)
+            made = len(self.written)
             self.restart()
-            self.assertEqual(list(self.root.iterdir()), [], damage.__name__)
+            self.assertEqual(list(self.root.iterdir()), [])
             self.assertEqual(self.checkouts.size, 0)
             self.get().release()
-            self.assertEqual(len(self.filled), made + 1)
+            self.assertEqual(len(self.written), made + 1)

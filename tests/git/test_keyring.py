@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twisted.logger import globalLogPublisher
+from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CredentialSettings
@@ -16,16 +16,12 @@ from tests.fakes import read_again
 URL = "https://git.example.org/x"
 
 
-class KeyringTestCase(SynchronousTestCase):
-    """Files in a directory."""
+class KeyringTests(SynchronousTestCase):
+    """Credentials whose files are in a directory."""
 
     def setUp(self) -> None:
         self.folder = Path(self.mktemp()).absolute()
         self.folder.mkdir()
-        self.logged: list[str] = []
-        observer = lambda event: self.logged.append(repr(event))  # noqa: E731
-        globalLogPublisher.addObserver(observer)
-        self.addCleanup(globalLogPublisher.removeObserver, observer)
 
     def write(self, name: str, content: str) -> str:
         """Write a file; return its path."""
@@ -35,7 +31,7 @@ class KeyringTestCase(SynchronousTestCase):
         return str(path)
 
     def entry(self, **changes: Any) -> CredentialSettings:
-        """Return an entry of the configuration."""
+        """Return an entry of the configuration, with the file `password` unless it has a key."""
         given = {"host": "git.example.org", "username": "judge", **changes}
         if "key_file" not in given:
             given.setdefault("password_file", str(self.folder / "password"))
@@ -45,149 +41,122 @@ class KeyringTestCase(SynchronousTestCase):
         """Return a keyring of these entries."""
         return Keyring(entries or (self.entry(),), directory, b"key")
 
-    def reload(self, keyring: Keyring) -> None:
-        """Read all files again. Raises ConfigurationError."""
-        self.assertEqual([one.paths for one in keyring.rereadings()], [keyring.files])
-        read_again(keyring)
+    def check_refused(self, *entries: CredentialSettings, words: str, setting: str) -> None:
+        """Check that the error begins with the setting and a path, and has no secret."""
+        error = str(self.assertRaises(ConfigurationError, self.keyring, *entries))
+        self.assertTrue(error.startswith(f"repositories.credentials{setting}: "), error)
+        self.assertIn(words, error)
+        self.assertNotIn("s3cret", error)
 
-    def password(self, keyring: Keyring, caller: str = "", url: str = URL) -> str | None:
+    def find_password(self, keyring: Keyring, caller: str = "", url: str = URL) -> str | None:
         """Return the password that a caller may use."""
         found = keyring.choose_credential(url, caller)
         return found and found.password
 
-
-class ReadTests(KeyringTestCase):
-    """What is read, and what stops the start."""
-
     def test_password(self) -> None:
-        """A password from a file, without the end of its line."""
+        """A password is read without its line end, for a host in any case."""
         self.write("password", "s3cret\n")
-        self.assertEqual(self.password(self.keyring()), "s3cret")
+        for host in ("git.example.org", "GIT.example.ORG"):
+            self.assertEqual(self.find_password(self.keyring(self.entry(host=host))), "s3cret")
 
     def test_systemd(self) -> None:
-        """A name without a directory is that of what systemd hands over."""
+        """A file name without a directory is one of systemd's credentials."""
         self.write("judge", "s3cret\n")
         entry = self.entry(password_file="judge")
-        self.assertEqual(self.password(self.keyring(entry, directory=str(self.folder))), "s3cret")
-        error = self.assertRaises(ConfigurationError, self.keyring, entry)
-        self.assertIn("repositories.credentials[0].password_file: judge", str(error))
-        self.assertIn("LoadCredential", str(error))
+        keyring = self.keyring(entry, directory=str(self.folder))
+        self.assertEqual(self.find_password(keyring), "s3cret")
+        self.check_refused(entry, words="LoadCredential", setting="[0].password_file")
 
     def test_key(self) -> None:
-        """A key stays in its file, of which ssh is told the path; both files are looked at."""
+        """A key stays in its file, whose path ssh gets; both files of ssh are read."""
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example ssh-ed25519 A")
         entry = self.entry(key_file=key, known_hosts_file=hosts)
         found = self.keyring(entry).choose_credential("git@git.example.org:x", "")
         assert found is not None
         self.assertEqual((found.key, found.known_hosts, found.secret), (key, hosts, b"KEY"))
         Path(hosts).unlink()
-        error = self.assertRaises(ConfigurationError, self.keyring, entry)
-        self.assertIn("credentials[0].known_hosts_file", str(error))
+        self.check_refused(entry, words="No such file", setting="[0].known_hosts_file")
 
     def test_unusable(self) -> None:
-        """Missing, unreadable, empty, two lines: with the key's path, and nothing of the file."""
+        """A missing, unreadable, empty or malformed file is refused, with the setting."""
         other = self.entry(password_file=self.write("other", "x"))
         for content, words in ((None, "No such file"), ("", "empty"), ("s3cret\nx", "one line")):
             if content is not None:
                 self.write("password", content)
-            error = self.assertRaises(ConfigurationError, self.keyring, other, self.entry())
-            self.assertTrue(
-                str(error).startswith("repositories.credentials[1].password_file: /"), str(error)
-            )
-            self.assertIn(words, str(error))
-            self.assertNotIn("s3cret", str(error))
-        self.write("password", "KEY")
+            self.check_refused(other, self.entry(), words=words, setting="[1].password_file")
         key = self.entry(
             key_file=self.write("id", "\n"), known_hosts_file=self.write("hosts", "example A")
         )
-        error = self.assertRaises(ConfigurationError, self.keyring, key)
-        self.assertIn("credentials[0].key_file: ", str(error))
-        self.assertIn("empty", str(error))
+        self.check_refused(key, words="empty", setting="[0].key_file")
         entry = self.entry(password_file=str(self.folder))
-        self.assertIn("directory", str(self.assertRaises(ConfigurationError, self.keyring, entry)))
+        self.check_refused(entry, words="directory", setting="[0].password_file")
 
     def test_files(self) -> None:
-        """It tells which files it reads, so that others can look at their rights."""
+        """The keyring names its files, so that others can check their modes."""
         self.write("password", "s3cret")
         key, hosts = self.write("id", "KEY"), self.write("hosts", "example A")
-        entries = (
+        keyring = self.keyring(
             self.entry(password_file="password"),
             self.entry(key_file=key, known_hosts_file=hosts),
+            directory=str(self.folder),
         )
-        keyring = self.keyring(*entries, directory=str(self.folder))
         expected = [self.folder / name for name in ("password", "id", "hosts")]
         self.assertEqual(list(keyring.files), expected)
 
     def test_readable_by_others(self) -> None:
-        """A file that every user can read is warned of; nothing of it is logged."""
+        """A file that every user can read is warned of, without its content."""
         path = Path(self.write("password", "s3cret"))
-        self.keyring()
-        self.assertEqual(self.logged, [])
-        path.chmod(0o644)
-        self.keyring()
-        self.assertEqual(len(self.logged), 1)
-        self.assertIn(str(path), self.logged[0])
-        self.assertNotIn("s3cret", self.logged[0])
+        for mode, expected in ((0o600, 0), (0o644, 1)):
+            path.chmod(mode)
+            with capturedLogs() as events:
+                self.keyring()
+            self.assertEqual(len(events), expected)
+        self.assertIn(str(path), repr(events))
+        self.assertNotIn("s3cret", repr(events))
 
-
-class ChooseTests(KeyringTestCase):
-    """Which one is whose."""
-
-    def test_first(self) -> None:
-        """The first that is for the URL and the caller; none for others."""
+    def test_choice(self) -> None:
+        """The first credential for the URL and the caller is chosen."""
         mine = self.entry(password_file=self.write("a", "alice's"), callers=("alice",))
-        all_of = self.entry(password_file=self.write("b", "everybody's"), host="*.example.org")
-        keyring = self.keyring(mine, all_of)
-        self.assertEqual(self.password(keyring, "alice"), "alice's")
-        self.assertEqual(self.password(keyring, "bob"), "everybody's")
-        self.assertIsNone(self.password(keyring, "alice", "https://example.net/x"))
-        self.assertIsNone(self.password(keyring, "alice", "file:///srv/x"))
-        self.assertEqual(self.password(self.keyring(all_of, mine), "alice"), "everybody's")
+        shared = self.entry(password_file=self.write("b", "everybody's"), host="*.example.org")
+        for entries, caller, url, expected in (
+            ((mine, shared), "alice", URL, "alice's"),
+            ((mine, shared), "bob", URL, "everybody's"),
+            ((mine, shared), "alice", "https://example.net/x", None),
+            ((mine, shared), "alice", "file:///srv/x", None),
+            ((shared, mine), "alice", URL, "everybody's"),
+        ):
+            found = self.find_password(self.keyring(*entries), caller, url)
+            self.assertEqual(found, expected)
 
-    def test_capitals(self) -> None:
-        """A host in capitals is the same one."""
-        self.write("password", "s3cret")
-        self.assertEqual(self.password(self.keyring(self.entry(host="GIT.example.ORG"))), "s3cret")
-
-    def test_identity(self) -> None:
-        """It depends on the secret and on the daemon's key."""
-        self.write("password", "one")
-        keyring = self.keyring()
-        one = keyring.choose_credential(URL, "")
-        assert one is not None
-        self.write("password", "two")
-        self.reload(keyring)
-        two = keyring.choose_credential(URL, "")
-        assert two is not None
-        self.assertNotEqual(keyring.derive_identity(one), keyring.derive_identity(two))
-        other = Keyring((self.entry(),), "", b"another")
-        self.assertNotEqual(keyring.derive_identity(two), other.derive_identity(two))
-
-
-class ReloadTests(KeyringTestCase):
-    """What SIGHUP changes."""
-
-    def test_changed(self) -> None:
-        """A new secret counts from now on."""
+    def test_reload(self) -> None:
+        """A reload reads a new secret, which changes the identity; so does another key."""
         self.write("password", "old")
         keyring = self.keyring()
+        old = keyring.choose_credential(URL, "")
         self.write("password", "new")
-        self.assertEqual(self.password(keyring), "old")
-        self.reload(keyring)
-        self.assertEqual(self.password(keyring), "new")
+        self.assertEqual(self.find_password(keyring), "old")
+        self.assertEqual([each.paths for each in keyring.rereadings()], [keyring.files])
+        read_again(keyring)
+        new = keyring.choose_credential(URL, "")
+        assert old is not None
+        assert new is not None
+        self.assertEqual(new.password, "new")
+        other = Keyring((self.entry(),), "", b"another")
+        identities = {keyring.derive_identity(old), keyring.derive_identity(new)}
+        self.assertEqual(len(identities | {other.derive_identity(new)}), 3)
 
-    def test_broken(self) -> None:
-        """With any mistake all stay as they were."""
+    def test_broken_reload(self) -> None:
+        """A reload with any mistake changes no credential."""
         first, second = self.write("first", "old"), self.write("second", "old")
         keyring = self.keyring(
             self.entry(password_file=first), self.entry(password_file=second, host="b")
         )
         self.write("first", "new")
         Path(second).unlink()
-        error = self.assertRaises(ConfigurationError, self.reload, keyring)
+        error = self.assertRaises(ConfigurationError, read_again, keyring)
         self.assertIn("credentials[1].password_file", str(error))
-        self.assertEqual(self.password(keyring), "old")
+        self.assertEqual(self.find_password(keyring), "old")
 
     def test_none(self) -> None:
-        """Without credentials there is nothing to read."""
+        """Without credentials there is nothing to reload."""
         self.assertEqual(list(Keyring((), "", b"key").rereadings()), [])

@@ -108,10 +108,10 @@ class MaintenanceTests(TestCase):
     async def test_fetch_afterwards(self) -> None:
         """What is fetched later builds on what is there: more commits, history, everything."""
         await self.bare.maintain(MOST)
-        before = self.bare.size()
+        before = self.bare.measure()
         self.commits += self.source.history("step", 2)
         await self.fetch(self.commits[-1])
-        self.assertLess(self.bare.size() - before, 2**16)
+        self.assertLess(self.bare.measure() - before, 2**16)
         await self.fetch(self.commits[-2], depth=10)
         await self.check_whole()
         server = HttpServer(self.folder, v2=False)
