@@ -112,10 +112,10 @@ class ProvideTests(CheckoutsTestCase):
     def test_failure(self) -> None:
         """A failed writing fails for all requests, and leaves nothing."""
         self.gate.shut = True
-        asked = [self.check_out() for _ in range(2)]
+        requested = [self.check_out() for _ in range(2)]
         self.gate.error = EvaluationError("repository", "damaged")
         self.gate.open()
-        errors = [self.failureResultOf(one, EvaluationError).value for one in asked]
+        errors = [self.failureResultOf(one, EvaluationError).value for one in requested]
         self.assertIsNot(errors[0], errors[1])
         self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(self.checkouts.size, 0)

@@ -46,7 +46,7 @@ class GitTestCase(SynchronousTestCase):
 
 
 class CommandTests(GitTestCase):
-    """What is executed."""
+    """Arguments, environment and limits of a command."""
 
     def start(self, *arguments: str, **settings: Any) -> Any:
         """Start a command and return its process."""
@@ -56,9 +56,9 @@ class CommandTests(GitTestCase):
         return self.spawn.child
 
     def test_environment(self) -> None:
-        """The environment has what hardens git, and nothing of the daemon's own."""
+        """The environment hardens git, has what the command needs, and nothing of the daemon's."""
         self.assertEqual(
-            self.start("status").environment,
+            self.start("status", environment={"GIT_INDEX_FILE": "/x"}).environment,
             {
                 "PATH": "/usr/local/bin:/usr/bin:/bin",
                 "LC_ALL": "C",
@@ -74,28 +74,22 @@ class CommandTests(GitTestCase):
                 "GIT_NO_REPLACE_OBJECTS": "1",
                 "GIT_NO_LAZY_FETCH": "1",
                 "GIT_DIR": "/cache/x.git",
+                "GIT_INDEX_FILE": "/x",
             },
         )
 
-    def test_more_environment(self) -> None:
-        """What a command needs is added."""
-        child = self.start("status", environment={"GIT_INDEX_FILE": "/x"})
-        self.assertEqual(child.environment["GIT_INDEX_FILE"], "/x")
-        self.assertEqual(child.environment["GIT_TERMINAL_PROMPT"], "0")
-
     def test_arguments(self) -> None:
-        """Repository and settings come first, then the command, word for word and last."""
+        """The repository and settings come first, then the command, word for word."""
         arguments = ("fetch", "--quiet", "--end-of-options", "https://example.org/a b", "$(x)")
         argv = list(self.start(*arguments).argv)
         self.assertEqual(argv[BEFORE : BEFORE + 2], ["git", f"--git-dir={REPOSITORY}"])
         self.assertEqual(tuple(argv[-len(arguments) :]), arguments)
         self.assertEqual(self.spawn.child.directory, "/")
 
-    def test_followed(self) -> None:
-        """What follows is in a shell's script, the command before it, a client's, is not."""
-        argv = list(self.start("fetch", "$(x)", next_commands=(("log", "a'b"), ("ls-tree",))).argv)[
-            BEFORE:
-        ]
+    def test_next_commands(self) -> None:
+        """The next commands are in a shell's script; the first, with a client's words, is not."""
+        child = self.start("fetch", "$(x)", next_commands=(("log", "a'b"), ("ls-tree",)))
+        argv = list(child.argv)[BEFORE:]
         script = argv[argv.index("-c") + 1]
         self.assertEqual(argv[:2], ["sh", "-c"])
         self.assertNotIn("$(x)", script)
@@ -108,15 +102,15 @@ class CommandTests(GitTestCase):
             ['"$@"', r"printf '\0'", f"""{git} log 'a'"'"'b'""", r"printf '\0'", f"{git} ls-tree"],
         )
 
-    def test_login_is_not_for_what_follows(self) -> None:
-        """A password is asked for by the first command alone."""
+    def test_login_of_next_commands(self) -> None:
+        """Only the first command asks for a password."""
         login = Login("https://git.example.org", "judge", "s3cr:t@")
         argv = list(self.start("fetch", next_commands=(("log",),), login=login).argv)[BEFORE:]
         self.assertNotIn("git.example.org", argv[2])
         self.assertIn("git.example.org", " ".join(argv[3:]))
 
-    def begun(self, command: str, **settings: Any) -> list[str]:
-        """Return the lines that a shell command prints where git would run."""
+    def run_shell(self, command: str, **settings: Any) -> list[str]:
+        """Return the lines that a shell command prints in the place of git."""
         before = self.start("fetch", **settings).argv[:BEFORE]
         path = {"PATH": "/usr/bin:/bin"}
         done = subprocess.run(
@@ -126,40 +120,40 @@ class CommandTests(GitTestCase):
         return done.stdout.splitlines()
 
     def test_limits(self) -> None:
-        """Memory, core dumps and, where that is asked for, the length of files are bounded."""
+        """Memory, core dumps and, on request, the size of files are limited."""
         command = "ulimit -d; ulimit -H -d; ulimit -H -c; ulimit -H -f"
         kib = str(77777777 // 1024)
-        self.assertEqual(self.begun(command, max_file_size=5000), [kib, kib, "0", "10"])
-        self.assertEqual(self.begun(command)[:3], [kib, kib, "0"])
+        self.assertEqual(self.run_shell(command, max_file_size=5000), [kib, kib, "0", "10"])
+        self.assertEqual(self.run_shell(command)[:3], [kib, kib, "0"])
 
     def test_killed_before_the_daemon(self) -> None:
-        """The kernel, where it has no memory left, takes git first."""
+        """Without memory the kernel kills git before the daemon."""
         own = int(Path("/proc/self/oom_score_adj").read_text())
-        self.assertEqual(self.begun("cat /proc/self/oom_score_adj"), [str(max(own, 500))])
+        self.assertEqual(self.run_shell("cat /proc/self/oom_score_adj"), [str(max(own, 500))])
 
-    def test_place(self) -> None:
-        """It enters its group, or is nicer than the daemon; a group that is gone is no error."""
+    def test_cgroup(self) -> None:
+        """A command enters its cgroup, and gets its nice value; a missing cgroup is no error."""
         group = Path(self.mktemp()).absolute() / "a b"
         group.parent.mkdir()
         self.git = Git(self.clock, self.spawn, (), entry=[str(group)], niceness=10)
         nice = min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)
-        self.assertEqual(self.begun("nice"), [str(nice)])
+        self.assertEqual(self.run_shell("nice"), [str(nice)])
         self.assertEqual(group.read_text(), "0\n")
         group.unlink()
         group.mkdir()
-        self.assertEqual(self.begun("echo began"), ["began"])
+        self.assertEqual(self.run_shell("echo began"), ["began"])
 
-    def test_cannot_begin(self) -> None:
-        """What the shell says where git cannot be executed is no fault of the repository."""
-        asked = self.run_git("fetch")
+    def test_cannot_be_executed(self) -> None:
+        """An error of the first shell is no fault of the repository."""
+        requested = self.run_git("fetch")
         before = [*self.spawn.child.argv[:BEFORE], "/nonexistent/git"]
         done = subprocess.run(before, capture_output=True, env={"PATH": "/usr/bin:/bin"})
         self.spawn.child.complain(done.stderr)
         self.end(done.returncode)
-        self.assertEqual(self.failureResultOf(asked, EvaluationError).value.reason, "lost")
+        self.assertEqual(self.failureResultOf(requested, EvaluationError).value.reason, "lost")
 
     def test_settings(self) -> None:
-        """Neither hooks nor helpers, redirects nor background work; what comes is checked."""
+        """Settings exclude hooks, helpers, redirects and background work, and check objects."""
         argv = list(self.start("status").argv)
         between = argv[BEFORE + 2 : -1]
         self.assertEqual(set(between[::2]), {"-c"})
@@ -181,30 +175,30 @@ class CommandTests(GitTestCase):
 
 
 class LoginTests(GitTestCase):
-    """What git is told of a name and a password, and where that shows."""
+    """User name and password: how git gets them, and where they show."""
 
     login = Login("https://git.example.org", "judge", "s3cr:t@")
 
     def setUp(self) -> None:
         super().setUp()
-        self.handed: list[bytes] = []
-        self.asked = self.fetch()
+        self.answers: list[bytes] = []
+        self.requested = self.fetch()
 
     def fetch(self) -> Deferred[GitResult]:
-        """Start a fetch that has a login, and take what it is handed as its child would."""
+        """Start a fetch with a login, and read the login as its child would."""
 
         def spawn(*arguments: Any, descriptors: Sequence[int] = ()) -> Any:
             self.descriptors = descriptors
             for descriptor in descriptors:
-                self.handed.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+                self.answers.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
             return self.spawn(*arguments)
 
         git = Git(self.clock, spawn, ("https",))
         return Deferred.fromCoroutine(git.run(REPOSITORY, "fetch", "url", login=self.login))
 
-    def test_handed(self) -> None:
-        """It is told by a pipe, which is not kept; argv and environment do not have it."""
-        self.assertEqual(self.handed, [b"username=judge\npassword=s3cr:t@\n"])
+    def test_pipe(self) -> None:
+        """Git reads the login from a pipe, which is closed; argv and environment do not have it."""
+        self.assertEqual(self.answers, [b"username=judge\npassword=s3cr:t@\n"])
         child = self.spawn.child
         self.assertNotIn("s3cr", str((child.argv, child.environment)))
         (descriptor,) = self.descriptors
@@ -212,8 +206,8 @@ class LoginTests(GitTestCase):
             os.fstat(descriptor)
         self.end()
 
-    def test_bound(self) -> None:
-        """The helper that reads it is for the one server, and comes after those were cleared."""
+    def test_origin(self) -> None:
+        """The helper is for the one server, and comes after others were cleared."""
         argv = list(self.spawn.child.argv)
         (helper,) = (one for one in argv if "/proc/self/fd/" in one)
         self.assertTrue(helper.startswith("credential.https://git.example.org.helper=!"))
@@ -222,7 +216,7 @@ class LoginTests(GitTestCase):
         self.end()
 
     def test_cannot_be_started(self) -> None:
-        """Where git cannot be started the pipe is not left open."""
+        """The pipe is closed if git cannot be started."""
         self.end()
         self.spawn.error = FileNotFoundError(2, "no git")
         before = len(os.listdir("/proc/self/fd"))
@@ -230,26 +224,26 @@ class LoginTests(GitTestCase):
         self.assertEqual(len(os.listdir("/proc/self/fd")), before)
 
     def test_echoed(self) -> None:
-        """A server that repeats the password does not get it through to a client."""
+        """A password that the server repeats is removed from stderr."""
         self.spawn.child.complain(b"remote: you said s3cr:t@ and anVkZ2U6czNjcjp0QA==\n")
         self.end(128)
-        stderr = self.successResultOf(self.asked).stderr
+        stderr = self.successResultOf(self.requested).stderr
         self.assertEqual(stderr, "remote: you said *** and ***")
 
     def test_echoed_at_the_cut(self) -> None:
-        """Nor a part of it, where the beginning of much is cut off."""
+        """No part of a password is left where the beginning of much is cut off."""
         for before in range(8150, 8250):
-            asked = self.fetch()
+            requested = self.fetch()
             self.spawn.child.complain(b"s3cr:t@" * 20 + b"." * before)
             self.end(128)
-            stderr = self.successResultOf(asked).stderr
+            stderr = self.successResultOf(requested).stderr
             self.assertEqual(stderr.strip(".*"), "", before)
             self.assertLessEqual(len(stderr), 8192)
         self.end()
 
 
 class BoxTests(GitTestCase):
-    """How a command is put into a sandbox."""
+    """Commands in a sandbox, which the test plays."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -259,16 +253,16 @@ class BoxTests(GitTestCase):
 
     @contextmanager
     def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int]]:
-        """Give what stands in front of a command, and a descriptor."""
+        """Return a prefix for the command, and a descriptor."""
         self.entered.append((repository, reach))
         yield ("box", "--"), 9
 
     def kill(self, child: Any) -> None:
-        """Take note."""
+        """Note the kill."""
         self.killed.append(child)
 
     def test_command(self) -> None:
-        """The whole command, with the limits of its processes, is within; it gets a descriptor."""
+        """The sandbox is inside the limits, around git, and gets its descriptor."""
         reach = Reach(network=True)
         self.run_git("fetch", reach=reach)
         self.run_git("log")
@@ -280,7 +274,7 @@ class BoxTests(GitTestCase):
         self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, JUST_READ)])
 
     def test_killed(self) -> None:
-        """What runs out of time, is refused or cancelled is killed as the sandbox does it."""
+        """Commands are killed by the sandbox: after a timeout, a refusal or a cancellation."""
         self.run_git("fetch", timeout=60)
         self.clock.advance(60)
         self.end(137)
@@ -290,18 +284,18 @@ class BoxTests(GitTestCase):
         def refuse(chunk: bytes) -> None:
             raise EvaluationError("repository", "too much")
 
-        asked = self.run_git("ls-tree", on_stdout=refuse)
+        requested = self.run_git("ls-tree", on_stdout=refuse)
         self.spawn.child.print(b"x")
         self.end(137)
-        self.failureResultOf(asked, EvaluationError)
+        self.failureResultOf(requested, EvaluationError)
         self.assertEqual(self.killed, self.spawn.children)
 
     def test_not_started(self) -> None:
-        """Where the sandbox cannot be made it is not the repository that is wrong."""
-        asked = self.run_git("fetch")
+        """A sandbox that cannot be made is no fault of the repository."""
+        requested = self.run_git("fetch")
         self.spawn.child.complain(b"bwrap: No permissions to create new namespace\n")
         self.end(1)
-        error = self.failureResultOf(asked, EvaluationError).value
+        error = self.failureResultOf(requested, EvaluationError).value
         self.assertEqual(error.reason, "lost")
         self.assertIn("namespace", error.members["stderr"])
 
