@@ -125,7 +125,7 @@ class RepositoryCache:
         return entry
 
     def needs_network(self, repository: Repository, oid: str, caller: str = ANYBODY) -> bool:
-        """Tell whether `check_out` would fetch over a network. Blocks, hardly.
+        """Tell whether `check_out` would fetch over a network. Blocks briefly.
 
         Raises: EvaluationError.
         """

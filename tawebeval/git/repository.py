@@ -124,7 +124,7 @@ class BareRepository:
     _maintenance_due: int = _MAINTENANCE_FILES  # files
 
     def find_marked(self, oid: str) -> Commit | None:
-        """Return the commit if it has a marker. Blocks, hardly."""
+        """Return the commit if it has a marker. Blocks briefly."""
         try:
             marker = _MARKER.fullmatch(self._marker(oid).read_text())
         except OSError:
@@ -142,7 +142,7 @@ class BareRepository:
 
     @property
     def has_commits(self) -> bool:
-        """Whether a commit was ever fetched. Blocks, hardly."""
+        """Whether a commit was ever fetched. Blocks briefly."""
         try:
             with os.scandir(self.path / _MARKERS) as markers:
                 return any(markers)
