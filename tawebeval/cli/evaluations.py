@@ -9,19 +9,17 @@ import click
 from twisted.internet.defer import CancelledError
 
 from tawebeval.cli.evaluate import FILES, LINES
-from tawebeval.cli.follow import Reading
+from tawebeval.cli.follow import EvaluationReader, Folder
 from tawebeval.cli.output import escaped
-from tawebeval.cli.runtime import GOOD, Server, asks_server, make_screen, run
-from tawebeval.cli.saving import Folder
-from tawebeval.cli.words import TEXT
+from tawebeval.cli.runtime import GOOD, UTF8, Server, make_screen, run, server_options
 from tawebeval.client import Client
 from tawebeval.client.events import split_cursor
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-IDENTIFIER = click.argument("identifier", metavar="ID", type=TEXT)
+IDENTIFIER = click.argument("identifier", metavar="ID", type=UTF8)
 
 
-def _cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
+def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> str | None:
     try:
         split_cursor(cursor)
     except ValueError as error:
@@ -35,13 +33,13 @@ def _cursor(context: click.Context, _: click.Parameter, cursor: str | None) -> s
     "--after",
     "cursor",
     metavar="CURSOR",
-    type=TEXT,
-    callback=_cursor,
-    help="Where to go on, instead of at the beginning.",
+    type=UTF8,
+    callback=_check_cursor,
+    help="Cursor to continue after, instead of reading from the beginning.",
 )
 @FILES
 @LINES
-@asks_server
+@server_options
 def follow(
     identifier: str,
     cursor: str | None,
@@ -50,15 +48,14 @@ def follow(
     server: str,
     token: str | None,
 ) -> None:
-    """Show the events of the evaluation ID, as they come.
+    """Show the events of the evaluation ID as they come.
 
-    What was read once, and acknowledged by reading on, is not there any more: that is said, and
-    what is there is shown; `tawebeval status` tells how much is discarded. Ctrl-C stops following,
-    says where it was, and the evaluation goes on.
+    The server discards events that a client has read and acknowledged. The command then says so
+    and shows the rest; `tawebeval status` tells how many are discarded. Ctrl-C stops following,
+    prints the command that continues there, and leaves the evaluation running.
 
-    The exit status is that of `tawebeval evaluate`. So it is 1 where nothing is kept of the
-    evaluation, because the server has lost it or it was read to its end before, and 2 where the
-    server has never had such a one.
+    The exit status is that of `tawebeval evaluate`. It is 1 if the server has lost the evaluation
+    or it was read to its end before, and 2 if the server has never had it.
 
     \b
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
@@ -67,11 +64,11 @@ def follow(
     screen = make_screen(lines=lines)
 
     async def work(client: Client, reactor: Any) -> int:
-        reading = Reading(client, identifier, screen, cursor)
+        reader = EvaluationReader(client, identifier, screen, cursor)
         try:
-            return await reading.follow(reactor, folder)
+            return await reader.follow(reactor, folder)
         except CancelledError:
-            screen.note(f"`{reading.resumption}` goes on here")
+            screen.note(f"`{reader.resumption}` goes on here")
             raise
 
     run(Server(server, token), screen, work)
@@ -80,9 +77,9 @@ def follow(
 @click.command()
 @IDENTIFIER
 @JSON
-@asks_server
+@server_options
 def status(identifier: str, as_json: bool, server: str, token: str | None) -> None:
-    """Show how the evaluation ID is doing.
+    """Show the status of the evaluation ID.
 
     \b
       tawebeval status $ID
@@ -91,7 +88,7 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
 
     async def work(client: Client, reactor: Any) -> int:
         document = await client.status(identifier)
-        screen.print(_dump(document) if as_json else table(document))
+        screen.print(dump_json(document) if as_json else format_status(document))
         return GOOD
 
     screen = make_screen()
@@ -100,11 +97,11 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
 
 @click.command()
 @IDENTIFIER
-@asks_server
+@server_options
 def cancel(identifier: str, server: str, token: str | None) -> None:
-    """End the evaluation ID; return when nothing of it runs.
+    """Cancel the evaluation ID; return when none of its processes runs.
 
-    One that has ended stays as it is. What was printed can still be read.
+    An evaluation that has ended stays as it is. Its output can still be read.
     """
 
     async def work(client: Client, reactor: Any) -> int:
@@ -116,9 +113,9 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
 
 @click.command("list")
 @JSON
-@asks_server
+@server_options
 def list_(as_json: bool, server: str, token: str | None) -> None:
-    """List your own evaluations that the server has not forgotten.
+    """List your evaluations that the server still has.
 
     \b
       tawebeval list
@@ -128,7 +125,7 @@ def list_(as_json: bool, server: str, token: str | None) -> None:
     async def work(client: Client, reactor: Any) -> int:
         found = [evaluation async for evaluation in client.evaluations()]
         if as_json:
-            screen.print(_dump(found))
+            screen.print(dump_json(found))
         for one in () if as_json else found:
             screen.print(escaped("{evaluation_id}  {state:<9}  {created}".format(**one)))
         return GOOD
@@ -137,12 +134,13 @@ def list_(as_json: bool, server: str, token: str | None) -> None:
     run(Server(server, token), screen, work)
 
 
-def _dump(value: Any) -> str:
+def dump_json(value: Any) -> str:
+    """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def table(document: dict[str, Any]) -> str:
-    """Return a status as lines; what is null, and so not known yet, is left out."""
+def format_status(document: dict[str, Any]) -> str:
+    """Return the lines of a status document, without empty members."""
     lines = []
     for name, value in document.items():
         if value is None or value == "":

@@ -1,9 +1,13 @@
-"""Following an evaluation on the screen, to its end."""
+"""One evaluation shown to its end, and the files that it sends saved in a directory."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -12,7 +16,6 @@ from twisted.internet.task import LoopingCall
 
 from tawebeval.cli.output import Screen
 from tawebeval.cli.runtime import FAILED, GOOD, WRONG
-from tawebeval.cli.saving import Folder
 from tawebeval.client import (
     Client,
     ClientError,
@@ -23,16 +26,54 @@ from tawebeval.client import (
     Page,
     UnknownEvaluation,
 )
+from tawebeval.core.filenames import base_name
 
-_LOOK = 1.0  # seconds between two looks at what an evaluation is waiting for
+_INTERVAL = 1.0  # seconds between two requests for the status
+
+
+@attrs.frozen
+class Folder:
+    """A directory for the files of one evaluation, whose names are untrusted."""
+
+    path: Path
+    _taken: set[str] = attrs.field(factory=set, init=False, repr=False, eq=False)
+
+    def save(self, file: File) -> Path:
+        """Save a file under its base name and return its path. Blocks.
+
+        A further file of the same name gets a number: `a-2.txt`. A file or a symbolic link that
+        was there before is replaced. Raises ValueError for an invalid name, OSError.
+        """
+        name = self._free_name(base_name(file.filename))
+        target = self.path / name
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor, unfinished = tempfile.mkstemp(dir=self.path, prefix=".tawebeval-")
+        try:
+            with open(descriptor, "wb") as stream:
+                stream.write(file.content)
+                umask = os.umask(0)
+                os.umask(umask)
+                os.fchmod(stream.fileno(), 0o666 & ~umask)
+            os.replace(unfinished, target)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
+        self._taken.add(name)
+        return target
+
+    def _free_name(self, name: str) -> str:
+        stem, suffix = os.path.splitext(name)
+        numbered = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
+        return next(each for each in itertools.chain([name], numbered) if each not in self._taken)
 
 
 @attrs.define
-class Reading:
-    """The events of an evaluation, from a cursor on.
+class EvaluationReader:
+    """Reads the events of an evaluation and shows them.
 
-    `cursor` is where those end that were shown. `exists` is whether there has been such an
-    evaluation, whatever the server may know of it.
+    `cursor` is where reading begins, and then the end of the last page shown. `exists` tells
+    whether the server is known to have had the evaluation. `on_cancel` is called for each
+    cancellation, and reading goes on; None lets a cancellation end it.
     """
 
     _client: Client
@@ -40,37 +81,44 @@ class Reading:
     _screen: Screen
     cursor: str | None = None
     exists: bool = False
+    _on_cancel: Callable[[], object] | None = None
 
     @property
     def resumption(self) -> str:
-        """The command that goes on here."""
+        """The command that continues here."""
         after = f" --after {self.cursor}" if self.cursor is not None else ""
         return f"tawebeval follow{after} {self.identifier}"
 
     async def follow(self, reactor: Any, folder: Folder | None = None) -> int:
-        """Show all events as they come, and save files in `folder`; return the exit status.
+        """Show all events as they come, save files in `folder`, and return the exit status.
 
-        One of which nothing is kept has come to no good end, whether anything of it was seen or
-        not. Raises UnknownEvaluation for what has never been.
+        A discarded evaluation is a failed one. Raises UnknownEvaluation for an evaluation that the
+        server has never had.
         """
-        waiting = _Waiting(self._client, self.identifier, self._screen, reactor)
+        progress = _Progress(self._client, self.identifier, self._screen, reactor)
         try:
-            return await show(self._pages(), self._screen, self._screen.show, folder, waiting.stop)
+            return await show_events(
+                self._pages(), self._screen, self._screen.show, folder, progress.stop
+            )
         except (EvaluationGone, UnknownEvaluation) as error:
             if isinstance(error, UnknownEvaluation) and not self.exists:
                 raise
             self._screen.note(f"failed: {error}", "red")
             return FAILED
         finally:
-            waiting.stop()
+            progress.stop()
 
     async def _pages(self) -> AsyncIterator[Page]:
-        """Yield the pages; what was discarded is told of, and left out."""
+        """Yield the pages; continue after a cancellation, and behind discarded events."""
         while True:
             try:
                 async for page in self._client.pages(self.identifier, self.cursor):
                     yield page
                     self.cursor = page.end
+            except CancelledError:
+                if self._on_cancel is None:
+                    raise
+                self._on_cancel()
             except EvaluationGone as error:
                 if error.oldest in (None, self.cursor):
                     raise
@@ -82,22 +130,22 @@ class Reading:
                 return
 
 
-async def show(
+async def show_events(
     pages: AsyncIterator[Page],
     screen: Screen,
     show_event: Callable[[Event], object],
     folder: Folder | None = None,
-    begun: Callable[[], object] = lambda: None,
+    on_page: Callable[[], object] = lambda: None,
 ) -> int:
-    """Show all events by `show_event`, and save files in `folder`; return the exit status.
+    """Show all events by `show_event`, save files in `folder`, and return the exit status.
 
-    `begun()` is called when there is something to show.
+    `folder` None saves none. `on_page()` is called before the events of each page are shown.
     """
     last: Event | None = None
     unsaved = False
     try:
         async for page in pages:
-            begun()
+            on_page()
             for event in page.events:
                 show_event(event)
                 if folder is not None and isinstance(event, File):
@@ -120,30 +168,30 @@ def _save(file: File, folder: Folder, screen: Screen) -> bool:
     return True
 
 
-class _Waiting:
-    """Shows what an evaluation is waiting for, until it is stopped."""
+class _Progress:
+    """Shows the state of an evaluation on a terminal every second, until it is stopped."""
 
     def __init__(self, client: Client, identifier: str, screen: Screen, reactor: Any) -> None:
         self._client, self._identifier, self._screen = client, identifier, screen
-        self._looking: Deferred[None] | None = None
-        self._loop = LoopingCall(self._look)
+        self._request: Deferred[None] | None = None
+        self._loop = LoopingCall(self._update)
         self._loop.clock = reactor
         if screen.shows_progress:
-            self._loop.start(_LOOK)
+            self._loop.start(_INTERVAL)
 
     def stop(self) -> None:
-        """Show it no more."""
+        """Stop, and cancel the request that is under way."""
         if self._loop.running:
             self._loop.stop()
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._request is not None:
+            self._request.cancel()
 
-    def _look(self) -> Deferred[None]:
-        self._looking = Deferred.fromCoroutine(self._tell())
-        return self._looking
+    def _update(self) -> Deferred[None]:
+        self._request = Deferred.fromCoroutine(self._show_status())
+        return self._request
 
-    async def _tell(self) -> None:
-        # It is the reader of events who says what is wrong.
+    async def _show_status(self) -> None:
+        # Errors are reported by the requests for events.
         with suppress(ClientError, CancelledError):
             status = await self._client.status(self._identifier)
             text = str(status["state"])

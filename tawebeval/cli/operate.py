@@ -1,4 +1,4 @@
-"""What an operator does: run the daemon, look whether it can run, reload it, make tokens."""
+"""The commands of an operator: `serve`, `doctor`, `reload`, `token` and `quota`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tawebeval.core.tokens import new_token
 from tawebeval.errors import ConfigurationError
 
 _COLOURS = ("green", "yellow", "red")
-_ORDERS = Path("/run/tawebeval/control")  # where the unit has it
-_PATIENCE = 60.0  # seconds for files that come from far away
+_CONTROL_SOCKET = Path("/run/tawebeval/control")  # that of the systemd unit
+_TIMEOUT = 60.0  # seconds for a reload; files may lie on a slow network
 
 CONFIG = click.option(
     "--config",
     "-c",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Configuration file (TOML); without one, defaults hold.",
+    help="Configuration file (TOML); without one, the defaults apply.",
 )
 
 
@@ -33,14 +33,14 @@ CONFIG = click.option(
     "-l",
     multiple=True,
     metavar="ENDPOINT",
-    help="Where to listen, such as tcp:8080:interface=127.0.0.1; may be repeated.",
+    help="Endpoint to listen on, such as tcp:8080:interface=127.0.0.1; may be repeated.",
 )
 def serve(config: Path | None, listen: tuple[str, ...]) -> None:
     """Run the daemon in the foreground, until Ctrl-C or SIGTERM.
 
-    It is the same as `twistd --nodaemon tawebeval`, and logs to stdout. Without a configuration it
-    listens on http://127.0.0.1:8080, and fetches evaluators over https only. Root has to say by
-    service.user, in a configuration, whom the daemon shall become.
+    The command is the same as `twistd --nodaemon tawebeval`, and logs to stdout. Without a
+    configuration it listens on http://127.0.0.1:8080 and fetches evaluators over https only. As
+    root, set service.user in the configuration first.
 
     \b
       tawebeval serve
@@ -62,20 +62,20 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
 @CONFIG
 @click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
 def doctor(config: Path | None, as_json: bool) -> None:
-    """Look whether the daemon can run here, and how well it is protected.
+    """Check whether the daemon can run here, and how well it is protected.
 
-    Run it as the daemon is started: by the same user (root, if it is root that starts it),
-    with the same configuration, STATE_DIRECTORY and CACHE_DIRECTORY. It changes nothing. What
-    it says of limits and descriptors holds for where it is run itself; of a service of systemd
-    the log tells at the start what holds there. To look as its user does, who is there only while
-    it runs, use the command that docs/operations.md has under "Is it well?".
+    Run doctor as the daemon is started: as the same user (root if root starts the daemon), with
+    the same configuration, STATE_DIRECTORY and CACHE_DIRECTORY. It changes nothing. Its findings
+    about limits and descriptors are those of this shell; a systemd service logs its own when it
+    starts. To check as the service's dynamic user, use the command that docs/operations.md has
+    under "Is it well?".
 
     \b
     Each part is
       ok       as it should be
-      weaker   the daemon runs, and protects less than it could
-      broken   the daemon does not start, or secrets lie open
-    The exit status is 0 if all is ok, 1 if something is weaker, 2 if something is broken.
+      weaker   the daemon runs, but protects less than it could
+      broken   the daemon does not start, or secrets are readable by others
+    The exit status is 0 if all parts are ok, 1 if a part is weaker, 2 if a part is broken.
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
     from tawebeval.daemon.doctor import examine
@@ -102,34 +102,34 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
-    help="Where the daemon takes orders; $RUNTIME_DIRECTORY/control, or that of the unit.",
+    help="Control socket of the daemon; $RUNTIME_DIRECTORY/control, or that of the unit.",
 )
 @click.option(
     "--copied",
     multiple=True,
     metavar="NAME:FILE",
-    help="A file that systemd hands over (LoadCredential=NAME:FILE): where it has changed, and the "
-    "daemon has its copy, the reload is refused. May be repeated; root alone can look.",
+    help="A credential of the unit (LoadCredential=NAME:FILE): if FILE has changed since systemd "
+    "copied it, the reload is refused. May be repeated; only root can compare.",
 )
 def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
-    """Have a daemon under systemd read its files again, and wait until it has.
+    """Reload the files of a daemon under systemd, and wait for the result.
 
-    These are the configuration, and the files of tokens and secrets. With a mistake in any of them
-    nothing is changed. It is what `systemctl reload tawebeval` runs, as root or as the daemon's own
-    user. A daemon without systemd takes no orders: send it SIGHUP, and see its log.
+    The files are the configuration, tokens and secrets. An error in any of them leaves all
+    settings unchanged. `systemctl reload tawebeval` runs this command, as root or as the daemon's
+    user. A daemon without systemd has no control socket: send SIGHUP, and read its log.
 
     \b
     The exit status is
-      0    all was read; what counts only after a restart is named
-      1    something is wrong with a file, or it needs a restart: all is as it was before
-      3    there is no daemon, or it does not answer
+      0    all files are reloaded; settings that need a restart are listed
+      1    a file is invalid or needs a restart; nothing has changed
+      3    no daemon runs, or it does not answer
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
     from tawebeval.daemon.control import find_socket, order_reload
 
     try:
-        place = socket or find_socket(os.environ) or _ORDERS
-        outcome = order_reload(place, _PATIENCE, dict(_originals(copied)))
+        place = socket or find_socket(os.environ) or _CONTROL_SOCKET
+        outcome = order_reload(place, _TIMEOUT, dict(_digests(copied)))
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(3) from None
@@ -138,35 +138,35 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
     raise SystemExit(1 if outcome.problems else 0)
 
 
-def _originals(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of what systemd hands over, and digests of the files as they are now."""
+def _digests(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield names of credentials with the digests of their files, `copied` being NAME:FILE."""
     from tawebeval.linux.secretfiles import digest
 
     for one in copied:
         name, _, path = one.partition(":")
         file = Path(path)
-        with suppress(OSError):  # who may not look tells nothing of it
-            if file.is_file() or not file.exists():  # what a pipe has can be read only once
+        with suppress(OSError):  # only root may read them
+            if file.is_file() or not file.exists():  # a pipe can be read only once
                 yield name, digest(file)
 
 
 @click.group()
 def token() -> None:
-    """Tokens, by which callers show who they are.
+    """Manage the tokens that authenticate callers.
 
     \b
     1. tawebeval token new alice
-    2. put the line that it prints into /etc/tawebeval/tokens, which the systemd unit hands over;
-       without the unit into the file which the configuration names:
+    2. add the line that it prints to /etc/tawebeval/tokens, which the systemd unit loads;
+       without the unit, to the file that the configuration names:
          [callers]
          tokens = "/etc/tawebeval/tokens"
-    3. have the daemon read it again: systemctl restart tawebeval where the unit hands it over,
-       systemctl reload tawebeval or SIGHUP where the configuration names it
+    3. systemctl restart tawebeval if the unit loads the file; systemctl reload tawebeval or
+       SIGHUP if the configuration names it
     4. give the token to alice, who sends it with each request:
          curl -H "Authorization: Bearer TOKEN" ...
 
-    To take a token away, remove its line, and the same again. A caller may have several
-    lines: add the new one first, remove the old one later.
+    To take a token away, remove its line and repeat step 3. A caller may have several lines: add
+    the new one first, remove the old one later.
     """  # noqa: D301  (\b keeps click from filling the lines)
 
 
@@ -175,9 +175,9 @@ def token() -> None:
 def new(name: str) -> None:
     """Make a token for the caller NAME.
 
-    It is printed once and kept nowhere: only its hash goes into the daemon's file, and
-    nobody can get back from that to the token. NAME has up to 64 of the characters
-    A-Z a-z 0-9 . _ @ - and is how the callers are told apart: what one begins, others cannot see.
+    The token is printed once and stored nowhere: the daemon's file has only its hash. NAME has up
+    to 64 of the characters A-Z a-z 0-9 . _ @ - and identifies the caller, whose evaluations no
+    other caller can see.
     """
     try:
         made, line = new_token(name, os.urandom)
@@ -194,16 +194,16 @@ def new(name: str) -> None:
     type=click.IntRange(1, 2**31),
     default=1_000_000,
     show_default=True,
-    help="The project of the first evaluation; each other has the next number.",
+    help="Project number of the first evaluation; the others get the next numbers.",
 )
 def quota(config: Path | None, first_project: int) -> None:
-    """Have the file system bound what each evaluation writes, as root.
+    """Limit the disk usage of each evaluation by project quotas, as root.
 
-    It makes a directory for each evaluation that may run at once, in $STATE_DIRECTORY/quotas, and
-    gives each a project quota. The file system has to be ext4 or xfs, mounted with prjquota, from
-    Linux 5.14 on. Run it before the daemon starts, and again after a change of evaluations.running,
-    limits.disk, limits.disk_files, repositories.tree_bytes or repositories.tree_files. Two daemons
-    with one file system need different projects.
+    The command makes a directory for each of evaluations.running in $STATE_DIRECTORY/quotas, and
+    gives it a project quota. It needs Linux 5.14+, and ext4 or xfs mounted with prjquota. Run it
+    before the daemon starts, and again after a change of evaluations.running, limits.disk,
+    limits.disk_files, repositories.tree_bytes or repositories.tree_files. Two daemons on one file
+    system need different projects.
 
     \b
       STATE_DIRECTORY=/var/lib/tawebeval tawebeval quota --config /etc/tawebeval/tawebeval.toml

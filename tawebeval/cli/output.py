@@ -1,66 +1,88 @@
-"""What people and programs see of an evaluation, on stdout and stderr.
+"""Events and messages on stdout and stderr.
 
-What was printed goes to stdout, just as it was; everything else goes to stderr. A terminal gets no
-control characters of strangers: they could recolour or overwrite what stands there, or type.
+What the evaluator printed goes to stdout unchanged, everything else to stderr. A terminal gets no
+control characters of strangers: they could recolour or overwrite lines, or type commands.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TextIO
 
 import attrs
 import click
 
-from tawebeval.cli.streams import Notes, Output
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
 
-# C0 but for tabulators and line terminators, DEL, C1, and what changes the direction of writing.
+# C0 except tab and line feed, DEL, C1, and characters that change the direction of writing.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_MOST = 2000  # characters of one value that are shown to people
+_MOST = 2000  # characters of a value that people see
 _CLEAR = "\r\x1b[K"
 
 
+class OutputLost(Exception):
+    """Stdout cannot be written to; `str()` says why."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"stdout: {error.strerror or error}")
+        self.unread = isinstance(error, BrokenPipeError)
+        """Whether stdout is a pipe without a reader, as after `head`."""
+
+
 def escaped(text: str) -> str:
-    r"""Return text in which control characters are written out, as JSON would (`\u001b`)."""
+    r"""Return text with control characters written as in JSON (`\u001b`)."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def wants_colour(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Tell whether to write in colours there (see no-color.org)."""
+    """Tell whether to write colours to a stream (see no-color.org)."""
     return stream.isatty() and not environment.get("NO_COLOR")
+
+
+def discard(stream: TextIO) -> None:
+    """Redirect a broken stream to /dev/null, where Python flushes its buffer at exit."""
+    with suppress(OSError):  # a stream without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
 
 
 @attrs.define
 class Screen:
-    """Shows events on `out`, and what is to be said about them on `notes`.
+    """Events on `out`, messages about them on `notes`.
 
-    With `lines` each event becomes a line of JSON on `out`, and nothing else does. Whatever writes
-    there raises OutputLost where that is not possible.
+    With `lines` each event is a line of JSON on `out` and nothing else is shown of it. Methods
+    raise OutputLost when `out` becomes unwritable, once; later output is discarded. A broken
+    `notes` is discarded without an error, which nobody could see.
     """
 
-    _out: Output = attrs.field(converter=Output)
-    _notes: Notes = attrs.field(converter=Notes)
+    _out: TextIO
+    _notes: TextIO
     _colour: bool
     _lines: bool = False
-    _begun: bool = False  # a line on `out`, which has not ended
-    _returned: bool = False  # a carriage return that may be the first half of a line's end
-    _progress: bool = False
-    _error: EvaluationError | None = None  # the newest event, if it may be how all ends
+    _begun: bool = False  # the last line on `out` has no terminator yet
+    _returned: bool = False  # a carriage return is held back, as a line feed may follow
+    _progress: bool = False  # the last line on `notes` is one of `progress`
+    _lost: bool = False  # `out` cannot be written to any more
+    _error: EvaluationError | None = None  # the last event, while it may be the final one
 
     @property
     def shows_progress(self) -> bool:
-        """Whether there is somebody to see what `progress` says."""
+        """Whether `progress` shows anything."""
         return self._notes.isatty()
 
     def show(self, event: Event) -> None:
-        """Show an event; a file is only told of, and how it ended when nothing follows."""
+        """Show an event: of a file only name and size, and a final error when nothing follows."""
         if self._lines:
             self._print(_line(event) + "\n")
             return
-        if self._error is not None:  # evaluators may send the like; then it is data
+        if self._error is not None:  # an error that others follow is data that resembles one
             self.note(readable(Data(self._error.written)), "cyan")
             self._error = None
         match event:
@@ -78,63 +100,82 @@ class Screen:
                 self.note(f"{type_}: {_cut(written)}", "cyan")
 
     def note(self, text: str, colour: str | None = None) -> None:
-        """Say something beside what was printed."""
+        """Print a message on `notes`; `colour` is a name of click's."""
         self._make_room()
         if self._notes.isatty():
             self._end_line()
         text = escaped(text) if self._notes.isatty() else text
-        self._notes.write((click.style(text, fg=colour) if self._colour else text) + "\n")
+        self._write_note((click.style(text, fg=colour) if self._colour else text) + "\n")
 
     def progress(self, text: str) -> None:
-        """Say on a terminal what is going on; it stands there until something else does."""
+        """Show a message on a terminal until the next output replaces it."""
         if self.shows_progress:
-            self._out.flush()
+            self.flush()
             self._end_line()
-            self._notes.write(_CLEAR + escaped(text))
+            self._write_note(_CLEAR + escaped(text))
             self._progress = True
 
     def print(self, text: str) -> None:
-        """Print lines that are no event."""
+        """Print lines that are not an event on `out`."""
         self._print(text + "\n")
         self.flush()
 
     def flush(self) -> None:
-        """Let everything be seen."""
-        self._out.flush()
+        """Write what is buffered."""
+        self._write("", flush=True)
 
     def close(self) -> None:
-        """Tell how it ended, if badly, and end the line that has begun on a terminal."""
+        """Show the final error, if there is one, and end a partial line on a terminal."""
         if self._error is not None:
             self._complain("failed", self._error)
             self._error = None
         self._make_room()
         if self._begun and self._out.isatty():
-            self._out.write("\n")
-            self._out.flush()
+            self._write("\n", flush=True)
+
+    def _write(self, text: str, *, flush: bool = False) -> None:
+        if self._lost:
+            return
+        try:
+            self._out.write(text)
+            if flush:
+                self._out.flush()
+        except OSError as error:
+            self._lost = True
+            discard(self._out)
+            raise OutputLost(error) from None
+
+    def _write_note(self, text: str) -> None:
+        try:
+            self._notes.write(text)
+            self._notes.flush()
+        except OSError:
+            discard(self._notes)
 
     def _print(self, text: str) -> None:
         if self._progress:
             self._make_room()
-        self._out.write(self._for_terminal(text) if self._out.isatty() else text)
+        self._write(self._for_terminal(text) if self._out.isatty() else text)
         self._begun = not text.endswith("\n")
 
     def _for_terminal(self, text: str) -> str:
-        r"""Return text for a terminal, where `\r\n` is a line's end and `\r` is nothing but odd."""
+        r"""Return text for a terminal: `\r\n` ends a line, any other `\r` is written out."""
         if self._returned:
             text = "\r" + text
         self._returned = text.endswith("\r")
         return escaped(text.removesuffix("\r").replace("\r\n", "\n"))
 
     def _make_room(self) -> None:
-        self._out.flush()
+        """Flush `out` and clear the line of `progress`."""
+        self.flush()
         if self._progress:
             self._progress = False
-            self._notes.write(_CLEAR)
+            self._write_note(_CLEAR)
 
     def _end_line(self) -> None:
-        """End the line that has begun on the same terminal."""
+        """End a partial line of `out` on the same terminal."""
         if self._begun and self._out.isatty():
-            self._notes.write("\n")
+            self._write_note("\n")
             self._begun = False
 
     def _complain(self, what: str, error: EvaluationError) -> None:
@@ -146,7 +187,7 @@ class Screen:
 
 
 def readable(data: Data) -> str:
-    """Return a value as people like it: members of objects by name, and not endless."""
+    """Return a value for people: members of an object by name, at most 2000 characters."""
     try:
         payload = data.payload
     except ValueError:
@@ -167,7 +208,7 @@ def _cut(text: str) -> str:
 
 
 def _line(event: Event) -> str:
-    """Return an event as the daemon has it."""
+    """Return an event as the JSON that the daemon sends."""
     if isinstance(event, Text):
         return json.dumps({"type": "text", "payload": event.text}, ensure_ascii=False)
     kind = event.type if isinstance(event, Unknown) else "data"

@@ -1,21 +1,22 @@
-"""What all commands that ask a server have in common: where it is, the token, the end."""
+"""What the commands share: options, the reactor, signals and exit statuses."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 import attrs
 import click
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.task import react
+from twisted.python.failure import Failure
 
-from tawebeval.cli.interrupting import interrupted
-from tawebeval.cli.output import Screen, wants_colour
-from tawebeval.cli.streams import OutputLost
+from tawebeval.cli.output import OutputLost, Screen, wants_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import base_url
 from tawebeval.daemon.monotonic import count_monotonically
@@ -23,44 +24,72 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux.secretfiles import read_secrets
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
-INTERRUPTED, UNREAD, TERMINATED = 130, 141, 143
-"""The exit statuses; these as shells have them for SIGINT, SIGPIPE and SIGTERM."""
+INTERRUPTED, UNREAD = 130, 141
+"""The exit statuses; these two are those of a shell for SIGINT and SIGPIPE."""
 
 TOKEN = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class Utf8(click.ParamType[str]):
+    """Text that can be encoded as UTF-8; arguments of a process may be any bytes."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text. Raises BadParameter."""
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            self.fail("must be UTF-8", param, ctx)
+        return str(value)
+
+
+UTF8 = Utf8()
+
+
 @attrs.frozen
 class Server:
-    """A server, and the token for it, if there is one."""
+    """The URL of a server, and the token for it, None without one."""
 
     url: str
     token: str | None = attrs.field(repr=False, default=None)
 
     def client(self, reactor: Any, screen: Screen) -> Client:
-        """Return a client of it, which tells on a terminal when it has to wait."""
-        waiting = False
-
-        def told(why: str, seconds: float) -> None:
-            nonlocal waiting
-            waiting = True
-            screen.progress(f"{why}; trying again in {seconds:.0f} s")
-
-        def answered() -> None:
-            nonlocal waiting
-            if waiting and screen.shows_progress:
-                screen.note("connected again")
-            waiting = False
-
-        return Client(self.url, self.token, reactor=reactor, told=told, answered=answered)
+        """Return a client that shows its retries on `screen`."""
+        notes = RetryNotes(screen)
+        return Client(
+            self.url, self.token, reactor=reactor, told=notes.on_retry, answered=notes.on_recovery
+        )
 
 
-def asks_server(command: Command) -> Command:
-    """Give a command the options `--server` and `--token-file`, as the argument `server`."""
+@attrs.define
+class RetryNotes:
+    """Messages about the retries of a client; only a terminal shows them."""
+
+    _screen: Screen
+    _waiting: bool = False
+
+    def on_retry(self, why: str, seconds: float) -> None:
+        """Show why a request has failed, and the seconds until the next attempt."""
+        self._waiting = True
+        self._screen.progress(f"{why}; trying again in {seconds:.0f} s")
+
+    def on_recovery(self) -> None:
+        """Show that the server has answered again."""
+        if self._waiting and self._screen.shows_progress:
+            self._screen.note("connected again")
+        self._waiting = False
+
+
+def server_options(command: Command) -> Command:
+    """Give a command the options `--server` and `--token-file`, as `server` and `token`."""
 
     def find(context: click.Context, _: click.Parameter, path: Path | None) -> str | None:
-        return _token(path)
+        return _find_token(path)
 
     def check(context: click.Context, _: click.Parameter, url: str) -> str:
         try:
@@ -77,7 +106,7 @@ def asks_server(command: Command) -> Command:
             show_envvar=True,
             metavar="URL",
             callback=check,
-            help="Where the server is.",
+            help="URL of the server.",
         ),
         click.option(
             "--token-file",
@@ -86,16 +115,16 @@ def asks_server(command: Command) -> Command:
             show_envvar=True,
             type=click.Path(path_type=Path, dir_okay=False),
             callback=find,
-            help=f"A file with the token for it, if it wants one. The variable {TOKEN} may have"
-            " the token itself.",
+            help=f"File with the token, if the server needs one. The variable {TOKEN} may hold the"
+            " token itself.",
         ),
     ):
         command = option(command)
     return command
 
 
-def _token(path: Path | None) -> str | None:
-    """Return the token: from a file that is named, or else from the environment."""
+def _find_token(path: Path | None) -> str | None:
+    """Return the token in a file, or without a path that in the environment."""
     if path is None:
         token, where = os.environ.get(TOKEN, "").strip(), TOKEN
     else:
@@ -111,101 +140,116 @@ def _token(path: Path | None) -> str | None:
 
 
 def make_screen(*, lines: bool = False) -> Screen:
-    """Return what shows events on stdout and stderr. Raises UsageError."""
+    """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError."""
     if sys.stdout is None:
         raise click.UsageError("stdout is closed; to see nothing of it: >/dev/null")
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # for all that follows
+        sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
-        # What was printed is UTF-8, and for programs it stays so.
+        # Programs get UTF-8 whatever the locale is.
         encoding = stream.encoding if stream.isatty() else "utf-8"
         stream.reconfigure(encoding=encoding, errors="replace")  # type: ignore[union-attr]
     return Screen(sys.stdout, sys.stderr, wants_colour(sys.stderr, os.environ), lines)
 
 
 def run(server: Server, screen: Screen, work: Callable[[Client, Any], Awaitable[int]]) -> NoReturn:
-    """Run the reactor until `work(client, reactor)` has its exit status, and exit with it."""
+    """Run the reactor for `work(client, reactor)`, and exit with the status that it returns."""
 
-    async def working(reactor: Any) -> int:
+    async def with_client(reactor: Any) -> int:
         async with server.client(reactor, screen) as client:
             return await work(client, reactor)
 
-    run_reactor(screen, working)
+    run_reactor(screen, with_client)
 
 
 def run_reactor(
-    screen: Screen,
-    work: Callable[[Any], Awaitable[int]],
-    again: Callable[[], object] | None = None,
+    screen: Screen, work: Callable[[Any], Awaitable[int]], *, cleans_up: bool = False
 ) -> NoReturn:
-    """Run the reactor until `work(reactor)` has its exit status, and exit with it.
+    """Run the reactor for `work(reactor)`, and exit with the status that it returns.
 
-    However that comes about, `work` has ended then. A second Ctrl-C calls `again`, or without that
-    ends the program.
+    For `cleans_up` see `handle_signals`. Exceptions other than those of `exit_status` are raised.
     """
-    status = TERMINATED
+    # Imported late: it installs the reactor.
+    from twisted.internet import reactor as installed
 
-    async def main(reactor: Any) -> None:
-        nonlocal status
-        count_monotonically(reactor)
-        # Not before: the reactor has a way of its own with signals, and a start ends with that.
-        await begun(reactor)
-        status = await judged(screen, work(reactor), reactor, again)
+    reactor: Any = installed
+    results: list[int | Failure] = []
 
-    def begin(reactor: Any) -> Deferred[None]:
-        working = Deferred.fromCoroutine(main(reactor))
+    def begin() -> None:
+        done = Deferred.fromCoroutine(exit_status(screen, work(reactor), reactor, cleans_up))
+        done.addBoth(results.append).addBoth(lambda _: reactor.stop())
 
-        def end() -> Deferred[None]:
-            working.cancel()
-            return working
-
-        reactor.addSystemEventTrigger("before", "shutdown", end)
-        return working
-
-    try:
-        react(begin)
-    except SystemExit as end:  # which knows only of what went wrong in there
-        raise SystemExit(end.code or status) from None
-    raise AssertionError("react does not return")
+    count_monotonically(reactor)
+    reactor.callWhenRunning(begin)
+    reactor.run(installSignalHandlers=False)
+    (result,) = results
+    if isinstance(result, Failure):
+        result.raiseException()
+    raise SystemExit(result)
 
 
-def begun(reactor: Any) -> Deferred[None]:
-    """Return when the reactor runs."""
-    running: Deferred[None] = Deferred()
-    reactor.callWhenRunning(running.callback, None)
-    return running
-
-
-async def judged(
-    screen: Screen,
-    work: Awaitable[int],
-    reactor: Any,
-    again: Callable[[], object] | None = None,
+async def exit_status(
+    screen: Screen, work: Awaitable[int], reactor: Any, cleans_up: bool = False
 ) -> int:
-    """Return the exit status of `work`, and say why where it could not be done."""
+    """Return the exit status of `work`, which signals cancel; print why it failed."""
 
     async def whole() -> int:
         return await work
 
-    # It is begun within, for it may say itself what Ctrl-C is to do.
-    with interrupted(lambda: deferred.cancel(), reactor, again) as interruption:
+    with handle_signals(lambda: deferred.cancel(), reactor, cleans_up) as received:
         deferred = Deferred.fromCoroutine(whole())
         try:
             status = await deferred
         except (ClientError, CancelledError, OutputLost, OSError) as error:
-            status = _status_of(error, screen)
-    return interruption.status(status)
+            status = _report(error, screen)
+    if received and received[0] != signal.SIGINT:
+        return 128 + received[0]
+    return status
 
 
-def _status_of(error: Exception, screen: Screen) -> int:
-    """Return the exit status of what ended a piece of work, and say what it was."""
+@contextmanager
+def handle_signals(
+    cancel: Callable[[], object], reactor: Any, cleans_up: bool = False
+) -> Iterator[list[int]]:
+    """Have SIGINT, SIGTERM and SIGHUP call `cancel` in the reactor; yield those received.
+
+    The next SIGINT or SIGTERM ends the process, or calls `cancel` again if the command `cleans_up`.
+    A further SIGHUP has no effect, as the shell and the kernel may both send one. A signal that
+    was ignored before, as by nohup(1), stays ignored.
+    """
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if number == signal.SIGHUP and len(received) > 1:
+            return
+        if not cleans_up:  # set here: the reactor may be blocked
+            for fatal in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(fatal, signal.SIG_DFL)
+        reactor.callFromThread(cancel)
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    handled = [number for number in _SIGNALS if before[number] is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+def _report(error: Exception, screen: Screen) -> int:
+    """Print why work has ended, and return the exit status for it."""
     match error:
         case CancelledError():
             words, status = "interrupted", INTERRUPTED
         case Unavailable():
             words, status = str(error), UNREACHABLE
+        case Refused(status=401):
+            words, status = f"{error} (set {TOKEN}, or use --token-file)", WRONG
         case Refused():
-            words, status = _advice(error), WRONG
+            words, status = str(error), WRONG
         case OutputLost():
             words, status = str(error), UNREAD if error.unread else WRONG
         case OSError():  # of a file of the submission
@@ -215,9 +259,3 @@ def _status_of(error: Exception, screen: Screen) -> int:
     if status != UNREAD:
         screen.note(words, "red")
     return status
-
-
-def _advice(error: Refused) -> str:
-    if error.status == 401:
-        return f"{error} (set {TOKEN}, or use --token-file)"
-    return str(error)

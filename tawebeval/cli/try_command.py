@@ -1,43 +1,57 @@
-"""`tawebeval try`."""
+"""`tawebeval try`: its options, its temporary directory, and the raw view of stdout."""
 
 from __future__ import annotations
 
+import codecs
+import fcntl
 import os
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
+from twisted.internet.defer import CancelledError
+from twisted.internet.interfaces import IProcessTransport
+from twisted.internet.protocol import ProcessProtocol
+from twisted.python.failure import Failure
 
 from tawebeval.admission import Queue
-from tawebeval.cli.evaluate import DIRECTORY, EVALUATOR, FIELDS, FILES, LINES, SEED
-from tawebeval.cli.fields import Submission
-from tawebeval.cli.follow import show
-from tawebeval.cli.interrupting import hold_out, interrupted, unwinding
+from tawebeval.cli.evaluate import DIRECTORY, EVALUATOR, FIELDS, FILES, LINES, SEED, Submission
+from tawebeval.cli.follow import Folder, show_events
 from tawebeval.cli.operate import CONFIG
-from tawebeval.cli.output import Screen
-from tawebeval.cli.raw import OverhearingSpawner
+from tawebeval.cli.output import OutputLost, Screen
 from tawebeval.cli.runtime import WRONG, make_screen, run_reactor
-from tawebeval.cli.saving import Folder
-from tawebeval.cli.scratch import scratch
-from tawebeval.cli.streams import OutputLost
-from tawebeval.cli.try_evaluation import Attempt, Bench, pages
+from tawebeval.cli.try_evaluation import LocalEnvironment, LocalRequest, read_pages
+from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed
+from tawebeval.core.markers import Markers
 from tawebeval.daemon.preload import preload
 from tawebeval.daemon.reconfiguring import read_configuration
 from tawebeval.daemon.startup import check_readable
-from tawebeval.deferreds import completed
 from tawebeval.errors import ConfigurationError, EvaluationError
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.group import open_cgroups
-from tawebeval.linux.child import Spawner
+from tawebeval.linux.child import ChildProcess, Spawner
+from tawebeval.linux.filetree import remove
 from tawebeval.linux.kernel import Process
+from tawebeval.linux.leftovers import end_leftovers
+from tawebeval.linux.opening import LISTED, open_directory
 from tawebeval.linux.privileges import Privileges, find_privileges
+from tawebeval.linux.starting import Started
+
+_PREFIX = "tawebeval-try-"
+_WORDS = {
+    "data_begin": "<<< data begins >>>",
+    "data_end": "<<< data ends >>>",
+    "file_begin": "<<< file begins >>>",
+    "file_end": "<<< file ends >>>",
+}
 
 
 @click.command("try")
@@ -51,8 +65,8 @@ from tawebeval.linux.privileges import Privileges, find_privileges
 @DIRECTORY
 @SEED
 @CONFIG
-@click.option("--user", help="For root: whom to become, instead of service.user.")
-@click.option("--raw", is_flag=True, help="Show what is printed, with the blocks marked.")
+@click.option("--user", help="For root: the user to become, instead of service.user.")
+@click.option("--raw", is_flag=True, help="Show stdout as it is printed, with marked blocks.")
 @FILES
 @LINES
 def try_(
@@ -67,108 +81,116 @@ def try_(
     folder: Folder | None,
     lines: bool,
 ) -> None:
-    """Evaluate by a working directory on this machine, with no server and no commit.
+    """Run the evaluator of a working directory on this machine, without a server or a commit.
 
-    DIRECTORY stands for the repository: a copy of it is what the evaluator sees, so that it never
-    changes. The sandbox, the limits and the reading of what is printed are those of the daemon,
-    with the settings of --config. FIELDs, --files, --events and the exit status are those of
-    `tawebeval evaluate`. Neither git nor a commit is needed.
+    DIRECTORY takes the place of the repository: the evaluator sees a copy, so DIRECTORY never
+    changes. Sandbox, limits and the parser of the output are those of the daemon, with the
+    settings of --config. FIELDs, --files, --events and the exit status are those of
+    `tawebeval evaluate`. The command does not need git.
 
     \b
       tawebeval try . --evaluator 'python3 evaluator.py' solutions/right.py
       tawebeval try problems -d word_count --evaluator 'bash evaluator.sh' solution.awk
-    What does the evaluator really print?
+    The output as the evaluator prints it, with markers:
       tawebeval try . --raw --evaluator ./evaluate solution.py
 
-    Root has to become somebody else, whom --user or the configuration names, and who can read
-    DIRECTORY and the files.
+    Run as root, it becomes the user that --user or service.user names. This user needs permission
+    to read DIRECTORY and the files.
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events are two ways to show the same: choose one")
     screen = make_screen(lines=lines)
     seed = draw_seed(os.urandom) if seed is None else seed
-    attempt = Attempt(root, directory or "", evaluator, seed, fields)
-    # Imported late: it installs the reactor.
-    from twisted.internet import reactor
-
-    with _refusals():
+    request = LocalRequest(root, directory or "", evaluator, seed, fields)
+    with _usage_errors():
         configuration = read_configuration(config)
-        privileges = _privileges(user or configuration.service.user)
+        privileges = _find_privileges(user or configuration.service.user)
         check_readable(configuration, config, privileges.environment(os.environ))
         if privileges.user is not None:
             preload()
-    with unwinding(), ExitStack() as made:
-        cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
-        made.callback(cgroups.close)
-        cgroups.remove_left(_is_left)
-        with privileges.acting():
-            place = made.enter_context(scratch())
-        made.callback(hold_out)  # until all of it is removed
-        with _refusals():
-            spawn = OverhearingSpawner(reactor, screen) if raw else Spawner(reactor)
-            bench = Bench.open(configuration, root, place, cgroups, spawn, reactor)
-            privileges.step_down()
-            privileges.renounce()
-        if configuration.sandbox.kind == "none":
-            screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
-        trial = Trial(attempt, bench, screen, folder, raw)
-        # Somebody in a hurry has to wait until everything is removed, which is not long.
-        run_reactor(screen, trial.run, again=lambda: None)
+
+    async def work(reactor: Any) -> int:
+        with ExitStack() as made:
+            cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
+            made.callback(cgroups.close)
+            cgroups.remove_left(_is_stale)
+            with privileges.acting():
+                place = made.enter_context(scratch_directory())
+            with _usage_errors():
+                spawn = RawSpawner(reactor, screen) if raw else Spawner(reactor)
+                environment = LocalEnvironment.open(
+                    configuration, root, place, cgroups, spawn, reactor
+                )
+                privileges.step_down()
+                privileges.renounce()
+            if configuration.sandbox.kind == "none":
+                screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
+            return await Trial(request, environment, screen, folder, raw).run()
+
+    run_reactor(screen, work, cleans_up=True)
 
 
 @attrs.frozen
 class Trial:
-    """An attempt that is made and shown; `raw` as it was printed."""
+    """One evaluation without a daemon, and its output. `raw` shows stdout as it was printed."""
 
-    _attempt: Attempt
-    _bench: Bench
+    _request: LocalRequest
+    _environment: LocalEnvironment
     _screen: Screen
     _folder: Folder | None
     _raw: bool
 
-    async def run(self, reactor: Any) -> int:
-        """Make it; return the exit status."""
+    async def run(self) -> int:
+        """Run the evaluation and return the exit status."""
         try:
-            with self._bench.running():
-                return await self._attend(self._bench.prepare(self._attempt), reactor)
+            with self._environment.running():
+                return await self._attend(self._environment.prepare(self._request))
         except SystemExit as error:  # the sandbox does not work
             self._screen.note(str(error).removeprefix("tawebeval: "), "red")
             return WRONG
 
-    async def _attend(self, evaluation: Evaluation, reactor: Any) -> int:
-        """Let it happen, and show it."""
+    async def _attend(self, evaluation: Evaluation) -> int:
+        """Run an evaluation and show it. A cancellation stops it, and a second one kills it."""
+        cancelled = False
 
         def stop() -> None:
             evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
 
-        def kill() -> None:
+        def on_cancel() -> None:
+            nonlocal cancelled
             stop()
-            if evaluation.run is not None:
+            if cancelled and evaluation.run is not None:
                 evaluation.run.kill()
+            cancelled = True
 
         unread: OutputLost | None = None
-        told = False  # by the last event, what was on stderr
+        told = False  # stderr is a member of the last event
 
-        def see(event: Event) -> None:
+        def show(event: Event) -> None:
             nonlocal told
             told = isinstance(event, ErrorEvent) and "stderr" in event.members
-            self._show(event)
+            if not self._raw or isinstance(event, ErrorEvent):
+                self._screen.show(event)
 
-        def nobody_reads(why: OutputLost) -> None:
+        def on_unread(error: OutputLost) -> None:
             nonlocal unread
-            unread = why
+            unread = error
             stop()
 
-        spawn = self._bench.surroundings.spawn
-        if isinstance(spawn, OverhearingSpawner):
-            spawn.markers, spawn.unread = lambda: evaluation.markers, nobody_reads
-        with interrupted(stop, reactor, again=kill):
-            evaluation.begin(Queue(running=1, queued=0))
-            try:
-                status = await show(pages(evaluation), self._screen, see, self._folder)
-            finally:
-                stop()  # if it goes on although nobody reads what is shown
-                await completed(evaluation.over)
+        spawn = self._environment.surroundings.spawn
+        if isinstance(spawn, RawSpawner):
+            spawn.markers, spawn.on_unread = lambda: evaluation.markers, on_unread
+        evaluation.begin(Queue(running=1, queued=0))
+        try:
+            pages = read_pages(evaluation, on_cancel)
+            status = await show_events(pages, self._screen, show, self._folder)
+        finally:
+            stop()  # stdout may have been lost
+            while not evaluation.over.is_set:
+                try:
+                    await evaluation.over.wait()
+                except CancelledError:
+                    on_cancel()
         if unread is not None:
             raise unread
         result = evaluation.result
@@ -177,20 +199,16 @@ class Trial:
             self._screen.note("\n".join(("stderr:", *(f"  {line}" for line in lines))))
         return status
 
-    def _show(self, event: Event) -> None:
-        if not self._raw or isinstance(event, ErrorEvent):
-            self._screen.show(event)
 
-
-def _privileges(user: str) -> Privileges:
+def _find_privileges(user: str) -> Privileges:
     try:
         return find_privileges(user, Process())
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} (here also --user)") from None
 
 
-def _is_left(name: str) -> bool:
-    """Tell whether a place for groups is that of a trial that has been killed."""
+def _is_stale(name: str) -> bool:
+    """Tell whether a cgroup is that of a `try` whose process has ended."""
     found = re.fullmatch(r"tawebeval-try-(\d+)", name)
     return found is not None and not Path("/proc", found[1]).exists()
 
@@ -201,11 +219,159 @@ def _owner(privileges: Privileges) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
-    """Let what the daemon would not start with be a wrong command."""
+def _usage_errors() -> Iterator[None]:
+    """Turn what would keep the daemon from starting into UsageError."""
     try:
         yield
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from None
     except SystemExit as error:
         raise click.UsageError(str(error).removeprefix("tawebeval: ")) from None
+
+
+@contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Make a directory below TMPDIR for one `try`, and remove it at the end. Blocks.
+
+    The directory is locked while it is used: one without a lock is left of a killed `try` and is
+    removed by the next one. (A process number would mean nothing in another container.)
+    Raises OSError.
+    """
+    around = Path(tempfile.gettempdir()).resolve()
+    _remove_stale(around)
+    place, lock = _make_locked(around)
+    try:
+        yield place
+    finally:
+        try:
+            remove(place)
+        finally:
+            os.close(lock)
+
+
+def _remove_stale(around: Path) -> None:
+    """Remove the directories that killed processes of this user have left in `around`."""
+    for place in around.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's, locked, or just removed
+            descriptor = open_directory(str(place), None, LISTED)
+            try:
+                if os.fstat(descriptor).st_uid == os.geteuid():
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    end_leftovers(place)
+                    remove(place)
+            finally:
+                os.close(descriptor)
+
+
+def _make_locked(around: Path) -> tuple[Path, int]:
+    """Return a new directory and the descriptor that holds its lock."""
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=around))
+        lock = open_directory(str(place), None, LISTED)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if place.exists():
+            return place, lock
+        os.close(lock)  # another process removed it before it was locked
+
+
+class MarkerReplacer:
+    """Replaces lines that are markers by words for people."""
+
+    def __init__(self, markers: Markers) -> None:
+        self._words: Mapping[bytes, bytes] = {
+            getattr(markers, name): words.encode() for name, words in _WORDS.items()
+        }
+        self._held = b""  # a partial line that may become a marker
+        self._fresh = True  # nothing of the current line was returned
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> str:
+        """Take bytes of stdout; return the text to show."""
+        shown = []
+        *lines, last = (self._held + data).split(b"\n")
+        for line in lines:
+            shown.append((self._words.get(line, line) if self._fresh else line) + b"\n")
+            self._fresh = True
+        self._held = b""
+        if self._fresh and any(marker.startswith(last) for marker in self._words):
+            self._held = last
+        elif last:
+            shown.append(last)
+            self._fresh = False
+        return self._decoder.decode(b"".join(shown))
+
+    def finish(self) -> str:
+        """Return the rest of the text after the end of stdout."""
+        held, self._held = self._held, b""
+        return self._decoder.decode(held, final=True)
+
+
+class RawSpawner(Spawner):
+    """Starts children whose stdout is shown on a screen.
+
+    `markers()` returns those of the evaluation, which are drawn before a child starts.
+    `on_unread(error)` is called when the screen cannot be written to.
+    """
+
+    def __init__(self, reactor: Any, screen: Screen) -> None:
+        super().__init__(reactor)
+        self.markers: Callable[[], Markers | None] = lambda: None
+        self.on_unread: Callable[[OutputLost], object] = lambda error: None
+        self._screen = screen
+
+    def adopt(self, protocol: ProcessProtocol, started: Started) -> ChildProcess:
+        """Connect a child to `protocol` through a `RawProtocol`."""
+        markers = self.markers()
+        assert markers is not None, "nothing starts before they are drawn"
+        shown = RawProtocol(
+            protocol, MarkerReplacer(markers), self._screen, lambda error: self.on_unread(error)
+        )
+        return super().adopt(shown, started)
+
+
+class RawProtocol(ProcessProtocol):
+    """Shows the stdout of a process on a screen and passes all calls to `protocol`."""
+
+    def __init__(
+        self,
+        protocol: ProcessProtocol,
+        replacer: MarkerReplacer,
+        screen: Screen,
+        on_unread: Callable[[OutputLost], object],
+    ) -> None:
+        self._protocol = protocol
+        self._replacer = replacer
+        self._screen = screen
+        self._on_unread = on_unread
+
+    def makeConnection(self, process: IProcessTransport) -> None:
+        """Pass the process on."""
+        self._protocol.makeConnection(process)
+
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        """Show data of stdout and pass all data on."""
+        if childFD == 1:
+            self._show(self._replacer.feed(data))
+        self._protocol.childDataReceived(childFD, data)
+
+    def childConnectionLost(self, childFD: int) -> None:
+        """Show the rest of stdout and pass the end of a pipe on."""
+        if childFD == 1:
+            self._show(self._replacer.finish())
+        self._protocol.childConnectionLost(childFD)
+
+    def processExited(self, reason: Failure) -> None:
+        """Pass the exit of the process on."""
+        self._protocol.processExited(reason)
+
+    def processEnded(self, reason: Failure) -> None:
+        """Pass the end of the process and its pipes on."""
+        self._protocol.processEnded(reason)
+
+    def _show(self, text: str) -> None:
+        if text:
+            try:
+                self._screen.show(Text(text))
+                self._screen.flush()
+            except OutputLost as error:
+                self._on_unread(error)

@@ -1,24 +1,28 @@
-"""One evaluation on this machine, without a daemon: its surroundings, and its events."""
+"""One evaluation without a daemon: its environment, its files and its events."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator
+import shutil
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
+from twisted.internet.defer import CancelledError
 from twisted.internet.task import LoopingCall
 
-from tawebeval.cli.fields import Submission
-from tawebeval.cli.workingtree import NO_COMMIT, WorkingTree
+from tawebeval.cli.evaluate import Submission
 from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
 from tawebeval.core.budget import Budget
+from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, submission_file
 from tawebeval.core.pages import read_page
 from tawebeval.deferreds import Threads
+from tawebeval.errors import EvaluationError
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
@@ -30,14 +34,20 @@ from tawebeval.sandbox.monitor import Watch
 from tawebeval.sandbox.probe import close_sandbox, open_sandbox, rely_on
 from tawebeval.sandbox.workspace import Workspace
 
-_THREADS = 3  # two of them look at the limits
-_ACCOUNTS = "accounts"  # of the users and groups in the sandbox
-_REAP = 1.0  # seconds between two looks for processes that have lost their parent
+NO_COMMIT = "0" * 40
+"""The commit identifier of a working directory."""
+
+_THREADS = 3  # two of them poll limits
+_ACCOUNTS = "accounts"  # the directory with passwd and group of the sandbox
+_REAP = 1.0  # seconds between two searches for orphaned processes
 
 
 @attrs.frozen
-class Attempt:
-    """What is to be evaluated, by the working directory `root`."""
+class LocalRequest:
+    """A submission to be judged by the evaluator in the working directory `root`.
+
+    `directory` is relative to `root`; the evaluator runs there.
+    """
 
     root: Path
     directory: str
@@ -47,8 +57,73 @@ class Attempt:
 
 
 @attrs.frozen
-class Bench:
-    """Where one evaluation is made: in the directory `place`, by the directory `root`."""
+class WorkingTree:
+    """A working directory in place of a repository: `root` is copied, and never changed.
+
+    The copy lies in `without`, which is left out if it is below `root`.
+    """
+
+    root: Path
+    without: Path
+    _limits: TreeLimits
+    _threads: Threads
+
+    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Return False: a copy needs no network."""
+        return False
+
+    async def check_out(
+        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+    ) -> Checkout:
+        """Return a copy of the directory without `.git`. Raises EvaluationError."""
+        tree = self.without / "checkout"
+        files, size = await self._threads.run(self._copy, tree)
+        return Checkout(Commit(oid, NO_COMMIT, files, size), tree, lambda: None)
+
+    def _copy(self, target: Path) -> tuple[int, int]:
+        files = size = 0
+        try:
+            target.mkdir(parents=True)
+            for folder, directories, names in os.walk(self.root, onerror=_raise):
+                place = Path(folder)
+                directories[:] = [
+                    name for name in directories if not self._is_excluded(place / name)
+                ]
+                for name in (*directories, *names):
+                    source = place / name
+                    files += 1
+                    size += self._copy_entry(source, target / source.relative_to(self.root))
+                    self._limits.check(files, size)
+        except OSError as error:
+            raise EvaluationError(
+                "repository", f"{error.filename} cannot be copied: {error.strerror}"
+            ) from None
+        return files, size
+
+    def _is_excluded(self, path: Path) -> bool:
+        return path in (self.root / ".git", self.without)
+
+    def _copy_entry(self, source: Path, target: Path) -> int:
+        """Copy a file, a symbolic link or an empty directory; return its size in bytes."""
+        status = source.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            target.symlink_to(os.readlink(source))
+        elif stat.S_ISDIR(status.st_mode):
+            target.mkdir()
+        elif stat.S_ISREG(status.st_mode):
+            shutil.copy2(source, target)
+            return status.st_size
+        # A commit contains no sockets, pipes or devices.
+        return 0
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+@attrs.frozen
+class LocalEnvironment:
+    """The sandbox, threads and limits of one evaluation; its files lie in `place`."""
 
     surroundings: Surroundings
     _place: Path
@@ -64,10 +139,10 @@ class Bench:
         cgroups: Cgroups,
         spawn: Spawner,
         reactor: Any,
-    ) -> Bench:
-        """Return one; it is done before rights are given up. Blocks.
+    ) -> LocalEnvironment:
+        """Return the environment, before privileges are dropped. Blocks.
 
-        Raises ConfigurationError where the sandbox is not installed.
+        Raises ConfigurationError if the sandbox is not installed.
         """
         orphans = Orphans(reactor, spawn)
         threads = Threads.own(reactor, _THREADS, "work")
@@ -91,9 +166,9 @@ class Bench:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Within it an evaluation can be made. Blocks. Raises SystemExit for a sandbox that fails.
+        """Start threads and sandbox, after privileges are dropped; stop them at the end. Blocks.
 
-        What it needs is made as the user who runs it.
+        Raises SystemExit if the sandbox does not work.
         """
         become_subreaper()
         accounts = self._place / _ACCOUNTS
@@ -111,31 +186,31 @@ class Bench:
             reaping.stop()
             close_sandbox(self.surroundings.sandbox)
 
-    def prepare(self, attempt: Attempt) -> Evaluation:
-        """Return an evaluation that has not begun yet. Blocks.
+    def prepare(self, request: LocalRequest) -> Evaluation:
+        """Return an evaluation that has not begun. Blocks.
 
         Raises OSError for a file of the submission that cannot be read.
         """
         sent = self._place / "upload"
-        request = EvaluationRequest(
-            Repository(attempt.root.as_uri()),
+        form = EvaluationRequest(
+            Repository(request.root.as_uri()),
             NO_COMMIT,
-            attempt.directory,
-            attempt.evaluator_cmd,
-            attempt.seed,
-            upload(attempt.submission, sent),
+            request.directory,
+            request.evaluator_cmd,
+            request.seed,
+            write_upload(request.submission, sent),
         )
         workspace = Workspace(self._place / "evaluation")
-        return Evaluation("try", request, attempt.seed, sent, workspace, self.surroundings)
+        return Evaluation("try", form, request.seed, sent, workspace, self.surroundings)
 
 
-def upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
-    """Put the files of a submission where an upload would be; return them. Raises OSError."""
+def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
+    """Write the files of a submission as an upload would lie in `folder`. Raises OSError."""
     files = []
     for field, content in submission.items():
         name = content.name if isinstance(content, Path) else None
         file = submission_file(f"submission[{field}]", name)
-        assert file is not None, "it is a field of the submission"
+        assert file is not None, "a field of the submission"
         path = folder / "submission" / file.field / file.filename
         path.parent.mkdir(parents=True)
         path.write_bytes(content.read_bytes() if isinstance(content, Path) else content.encode())
@@ -143,8 +218,13 @@ def upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, ...]:
     return tuple(files)
 
 
-async def pages(evaluation: Evaluation) -> AsyncIterator[Page]:
-    """Yield the pages of an evaluation, as a client would get them; the next one acknowledges."""
+async def read_pages(
+    evaluation: Evaluation, on_cancel: Callable[[], object]
+) -> AsyncIterator[Page]:
+    """Yield the pages of an evaluation as a client would get them; the next one acknowledges.
+
+    A cancellation calls `on_cancel`, and reading goes on.
+    """
     after: str | None = None
     ring, limit = evaluation.ring, 2**16
     while True:
@@ -157,4 +237,7 @@ async def pages(evaluation: Evaluation) -> AsyncIterator[Page]:
             return
         after = page.end
         if not page.events.count:
-            await evaluation.changed.wait()
+            try:
+                await evaluation.changed.wait()
+            except CancelledError:
+                on_cancel()

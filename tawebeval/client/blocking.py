@@ -1,7 +1,7 @@
-"""The client for scripts that have no reactor: the same one, with its reactor in a thread.
+"""The client for programs without a reactor: `Client`, with the reactor in a thread.
 
-The reactor is started with the first client and runs to the end of the program. Where it runs
-already, as in a thread of a larger program, that one serves.
+The first client starts the reactor, which runs until the program ends. A reactor that already
+runs in another thread is used as it is.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _starting = Lock()
 
 
 class BlockingClient:
-    """`Client`, of which each method returns when it has the result.
+    """`Client` with methods that block until the result is there.
 
-    It takes the same arguments, raises the same exceptions, and may be used by several threads.
-    Ctrl-C ends what it waits for.
+    Arguments and exceptions are those of `Client`. Several threads may share one. Ctrl-C cancels
+    the request. Raises RuntimeError in the reactor's own thread.
     """
 
     def __init__(self, server: str, token: str | None = None, **settings: Any) -> None:
@@ -45,23 +45,23 @@ class BlockingClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close all idle connections."""
         self._wait(self._client.close)
 
     @functools.wraps(Client.evaluate)
     def evaluate(self, *arguments: Any, **fields: Any) -> str:
-        """Begin an evaluation; return its identifier."""
+        """Begin an evaluation and return its identifier."""
         return self._wait(self._client.evaluate, *arguments, **fields)
 
     def events(self, identifier: str, after: str | None = None) -> Iterator[Event]:
-        """Yield the events of an evaluation, each once and in order, as they come."""
+        """Yield the events of an evaluation as they come, each once and in order."""
         for page in self.pages(identifier, after):
             yield from page.events
 
     def pages(
         self, identifier: str, after: str | None = None, *, limit: int | None = None
     ) -> Iterator[Page]:
-        """Yield the pages of an evaluation; asking for the next one acknowledges."""
+        """Yield the pages of an evaluation; requesting the next one acknowledges the last."""
         return self._each(self._client.pages(identifier, after, limit=limit))
 
     def status(self, identifier: str) -> Document:
@@ -69,11 +69,11 @@ class BlockingClient:
         return self._wait(self._client.status, identifier)
 
     def cancel(self, identifier: str) -> None:
-        """End an evaluation; return when nothing of it runs."""
+        """Cancel an evaluation; return when none of its processes runs."""
         self._wait(self._client.cancel, identifier)
 
     def evaluations(self) -> Iterator[Document]:
-        """Yield the caller's own evaluations that are not forgotten."""
+        """Yield the caller's evaluations that the server still has, oldest first."""
         return self._each(self._client.evaluations())
 
     def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
@@ -85,7 +85,7 @@ class BlockingClient:
             yield item
 
     def _wait(self, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what a call in the reactor comes to; whoever gives up waiting ends it."""
+        """Return the result of a call in the reactor; an exception here cancels the call."""
 
         async def whole() -> T:
             return await call(*args, **kwargs)
@@ -98,11 +98,11 @@ class BlockingClient:
 
         def cancel() -> None:
             for deferred in started:
-                deferred.addErrback(lambda _: None)  # nobody waits for it any more
+                deferred.addErrback(lambda _: None)
                 deferred.cancel()
 
         try:
-            # It is annotated for what returns a value, and for what returns a Deferred of it.
+            # Annotated for functions that return a value, but not for those that return a Deferred.
             return blockingCallFromThread(self._reactor, start)  # type: ignore[arg-type]
         except BaseException:
             self._reactor.callFromThread(cancel)

@@ -1,4 +1,4 @@
-"""The asynchronous client."""
+"""The asynchronous client, one method for each operation of the API."""
 
 from __future__ import annotations
 
@@ -21,34 +21,38 @@ from twisted.web.iweb import IAgent
 from tawebeval import __version__
 from tawebeval.client.errors import EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
-from tawebeval.client.http import Answer, Exchange, Question, is_unknown
-from tawebeval.client.submission import Content, Form
+from tawebeval.client.http import Content, Form, Request, Response, Session, is_unknown
 from tawebeval.core.backoff import Backoff
 
 ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10, longest_asked=120)
-"""How often to ask before giving up: for about 10 seconds, unless the server asks for more."""
+"""Attempts of a request: about 10 seconds in all, unless the server asks for more."""
 FOLLOWING = Backoff(attempts=40, first_delay=0.5, longest_delay=30, longest_asked=600)
-"""The same for events: for about 10 minutes, for an evaluation waits longer for its reader."""
+"""Attempts of a request for events: about 10 minutes in all, as an evaluation waits as long."""
 
-_WAIT = 25  # seconds for which the server may hold a question for events
-_PATIENCE = 30.0  # seconds that it may take to answer beyond that
-_POLL = 0.5  # seconds between two questions where the server says nothing of it
+_WAIT = 25  # seconds for which the server may hold a request for events
+_TIMEOUT = 30.0  # seconds for a connection, and for an answer beyond `_WAIT`
+_POLL = 0.5  # seconds between two requests to a server that neither waits nor says Retry-After
 
 Document = dict[str, Any]
 Kind = TypeVar("Kind")
 
 
 class Client:
-    """Asks the server at the URL `server`, with a token where it wants one.
+    """The client of one server. Needs a running reactor; connections are kept until `close`.
 
-    `asking` and `following` say how often a question is repeated that got no answer, none that is
-    whole, or one that says "later" (429, 5xx); `told(why, seconds)` is called before each pause,
-    `answered()` when a question is answered after one. A server that says how much later is never
-    asked sooner. What is refused raises `Refused` at once; what has failed too often, may not be
-    repeated before `longest_asked`, or shows that no tawebeval answers there, `Unavailable`.
+    - `server`: its URL, http or https. Raises ValueError for any other.
+    - `token`: the bearer token; None or empty sends none.
+    - `asking`, `following`: the back-off of requests, and of those for events. A request is
+      repeated when no response comes, a broken one, or one that says "later" (429, 5xx), never
+      before its `Retry-After`.
+    - `told(why, seconds)`: called before each pause.
+    - `answered()`: called when a response comes after a pause.
+    - `reactor`, `agent`: used instead of Twisted's reactor, and of connections of the client's own.
+    - `chance`: draws from 0 to 1, for the jitter of pauses.
+    - `time`: returns seconds since the epoch.
 
-    Connections are kept until `close`, which `async with` calls. `agent` is what to ask by
-    instead of connections of its own. Raises ValueError for what is no URL.
+    A refused request raises `Refused` at once. `Unavailable` says that the attempts are used up,
+    that the server asks for a longer pause than `longest_asked`, or that no tawebeval answers.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class Client:
         reactor: Any = None,
         agent: IAgent | None = None,
         chance: Callable[[], float] = random.random,
+        time: Callable[[], float] = time.time,
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor
@@ -70,24 +75,24 @@ class Client:
         self._pool: HTTPConnectionPool | None = None
         if agent is None:
             self._pool = HTTPConnectionPool(reactor)
-            agent = Agent(reactor, connectTimeout=_PATIENCE, pool=self._pool)
+            agent = Agent(reactor, connectTimeout=_TIMEOUT, pool=self._pool)
         headers = {"User-Agent": f"tawebeval/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        self._exchange = Exchange(
+        self._session = Session(
             HTTPClient(agent),
             base_url(server),
             headers,
             reactor,
             Cooperator(scheduler=lambda call: reactor.callLater(0, call)),
             chance,
-            time.time,
+            time,
             told,
             answered,
             functools.partial(is_unknown, reactor),
         )
-        self._asking = asking
-        self._following = following
+        self.asking = asking
+        self.following = following
 
     async def __aenter__(self) -> Client:
         return self
@@ -96,7 +101,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections that are kept."""
+        """Close all idle connections."""
         if self._pool is not None:
             await self._pool.closeCachedConnections()
 
@@ -114,16 +119,16 @@ class Client:
         callback_url: str | None = None,
         key: str | None = None,
     ) -> str:
-        """Begin an evaluation; return its identifier.
+        """Begin an evaluation and return its identifier.
 
-        `submission` has by the name of each field a text or bytes, which become the file
-        `<field>.txt`, a `Path`, which is sent under its own name, or a `Named`. Everything else
-        is as the API has it. However often the form has to be sent, one evaluation begins: it has
-        an `Idempotency-Key`. A program that may be restarted in the middle gives its own `key`,
-        so that the next attempt finds the evaluation of the last.
+        `submission` maps each field to its content: text or bytes, which become the file
+        `<field>.txt`, a `Path`, sent under its own name, or a `Named`. All other fields are those
+        of `POST /evaluate` (docs/api.md). `key` is the `Idempotency-Key`: repeated attempts begin
+        one evaluation. A program that may be restarted stores a `key` of its own, and finds the
+        evaluation of its last attempt by it.
 
-        Raises InvalidRequest, Forbidden, Unavailable; ValueError for an impossible name of a file
-        and for text that cannot be UTF-8, OSError for a file that cannot be read.
+        Raises InvalidRequest, Forbidden, Unavailable; ValueError for an invalid file name and for
+        text that is not UTF-8; OSError for a file that cannot be read.
         """
         given = {
             "repository[url]": repository,
@@ -136,18 +141,18 @@ class Client:
             "callback_url": callback_url,
         }
         fields = {name: str(value) for name, value in given.items() if value is not None}
-        question = Question(
+        request = Request(
             "POST",
             "/evaluate",
             {"Idempotency-Key": key or uuid4().hex},
             Form(fields, submission),
         )
-        return await self._exchange.ask(question, self._asking, _identifier)
+        return await self._session.send(request, self.asking, _identifier)
 
     async def events(self, identifier: str, after: str | None = None) -> AsyncIterator[Event]:
-        """Yield the events of an evaluation, each once and in order, as they come.
+        """Yield the events of an evaluation as they come, each once and in order.
 
-        They are those of `pages`, which says what `after` is and what is raised.
+        For `after` and the exceptions see `pages`.
         """
         async for page in self.pages(identifier, after):
             for event in page.events:
@@ -156,29 +161,30 @@ class Client:
     async def pages(
         self, identifier: str, after: str | None = None, *, limit: int | None = None
     ) -> AsyncIterator[Page]:
-        """Yield the pages of an evaluation up to its end, as they come; none is empty.
+        """Yield the pages of an evaluation as they come, up to its end; none is empty.
 
-        `after` is the `cursor` of an event, or the `end` of a page: it goes on from there. A page
-        has up to `limit` bytes of events as JSON, or one event; None leaves that to the server.
-        Asking for the next page acknowledges this one: then the server has it no more. So who may
-        not lose an event stores its cursor, or that of the page, together with what came of it.
+        `after` is the `cursor` of an event or the `end` of a page; reading continues there. None
+        reads from the beginning. `limit` is the size of a page in bytes of JSON, which at least
+        one event may exceed; None leaves the size to the server. Requesting the next page
+        acknowledges the last one, and the server discards it. A program that must not lose an
+        event stores the cursor together with its own result.
 
-        Raises UnknownEvaluation, EvaluationGone, Forbidden, Unavailable; ValueError for what is no
-        cursor. One that the server has known before, and knows no more, is gone.
+        Raises UnknownEvaluation, Forbidden, Unavailable; EvaluationGone also for an evaluation
+        that the server knew before; ValueError for an invalid cursor.
         """
         path = _path_of(identifier) + "/events"
         after, skip = split_cursor(after)
         known = False
         while True:
-            question = Question(
+            request = Request(
                 "GET",
                 path + _query(after=after, limit=limit),
                 {"Accept": "application/json", "Prefer": f"wait={_WAIT}"},
-                timeout=_WAIT + _PATIENCE,
+                timeout=_WAIT + _TIMEOUT,
             )
             try:
-                page, pause = await self._exchange.ask(
-                    question, self._following, functools.partial(self._page, after)
+                page, pause = await self._session.send(
+                    request, self.following, functools.partial(self._page, after)
                 )
             except UnknownEvaluation as error:
                 if not known:
@@ -195,30 +201,30 @@ class Client:
                 await deferLater(self._clock, pause)
             after = page.end
 
-    def _page(self, after: str | None, answer: Answer) -> tuple[Page, float]:
-        """Return a page, and for how long to leave a server in peace that does not wait."""
-        page = parse_page(answer.body, after)
-        if page.events or b"wait=" in answer.header(b"Preference-Applied"):
+    def _page(self, after: str | None, response: Response) -> tuple[Page, float]:
+        """Return a page, and the seconds to pause if the server does not hold requests."""
+        page = parse_page(response.body, after)
+        if page.events or b"wait=" in response.header(b"Preference-Applied"):
             return page, 0
-        return page, self._exchange.retry_after(answer) or _POLL
+        return page, self._session.retry_after(response) or _POLL
 
     async def status(self, identifier: str) -> Document:
         """Return the status document. Raises UnknownEvaluation, EvaluationGone, Unavailable."""
-        question = Question("GET", _path_of(identifier))
-        return await self._exchange.ask(question, self._asking, _document)
+        request = Request("GET", _path_of(identifier))
+        return await self._session.send(request, self.asking, _document)
 
     async def cancel(self, identifier: str) -> None:
-        """End an evaluation; return when nothing of it runs. One that has ended stays as it is."""
-        await self._exchange.ask(
-            Question("DELETE", _path_of(identifier)), self._asking, _check_cancelled
+        """Cancel an evaluation; return when none of its processes runs. May be repeated."""
+        await self._session.send(
+            Request("DELETE", _path_of(identifier)), self.asking, _check_cancelled
         )
 
     async def evaluations(self) -> AsyncIterator[Document]:
-        """Yield the caller's own evaluations that are not forgotten, those accepted first first."""
+        """Yield the caller's evaluations that the server still has, oldest first."""
         after: str | None = None
         while True:
-            question = Question("GET", f"/evaluations{_query(after=after)}")
-            evaluations, after = await self._exchange.ask(question, self._asking, _listing)
+            request = Request("GET", f"/evaluations{_query(after=after)}")
+            evaluations, after = await self._session.send(request, self.asking, _listing)
             for evaluation in evaluations:
                 yield evaluation
             if after is None:
@@ -226,7 +232,7 @@ class Client:
 
 
 def base_url(server: str) -> str:
-    """Return the URL of a server without a slash at its end. Raises ValueError."""
+    """Return the URL of a server without trailing slashes. Raises ValueError."""
     try:
         parts = urlsplit(server)
         sound = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -242,17 +248,17 @@ def _path_of(identifier: str) -> str:
 
 
 def _query(**parameters: str | int | None) -> str:
-    """Return the query of a URL, with the parameters that are given."""
+    """Return the query of a URL, without parameters that are None or empty."""
     given = {name: value for name, value in parameters.items() if value not in (None, "")}
     return f"?{urlencode(given)}" if given else ""
 
 
-def _document(answer: Answer) -> Document:
-    return _sound(_decode(answer, Document), "state")
+def _document(response: Response) -> Document:
+    return _check_members(_decode(response, Document), "state")
 
 
-def _sound(document: Document, *names: str) -> Document:
-    """Return a document that has these members. Raises ValueError."""
+def _check_members(document: Document, *names: str) -> Document:
+    """Return a document that has these members, all strings. Raises ValueError."""
     for name in names:
         if not isinstance(document.get(name), str):
             raise ValueError(f"what came is no answer of this API: it has no {name}")  # noqa: TRY004
@@ -268,23 +274,23 @@ class _Listing(msgspec.Struct):
     data: list[Document]
 
 
-def _identifier(answer: Answer) -> str:
-    return _decode(answer, _Accepted).evaluation_id
+def _identifier(response: Response) -> str:
+    return _decode(response, _Accepted).evaluation_id
 
 
-def _check_cancelled(answer: Answer) -> None:
-    if answer.status != NO_CONTENT:
-        raise ValueError(f"what came is no answer of this API: {answer.status}")
+def _check_cancelled(response: Response) -> None:
+    if response.status != NO_CONTENT:
+        raise ValueError(f"what came is no answer of this API: {response.status}")
 
 
-def _listing(answer: Answer) -> tuple[list[Document], str | None]:
-    listing = _decode(answer, _Listing)
-    named = [_sound(one, "evaluation_id", "state", "created") for one in listing.data]
+def _listing(response: Response) -> tuple[list[Document], str | None]:
+    listing = _decode(response, _Listing)
+    named = [_check_members(one, "evaluation_id", "state", "created") for one in listing.data]
     return named, listing.end
 
 
-def _decode(answer: Answer, kind: type[Kind]) -> Kind:
+def _decode(response: Response, kind: type[Kind]) -> Kind:
     try:
-        return msgspec.json.decode(answer.body, type=kind)
+        return msgspec.json.decode(response.body, type=kind)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"what came is no answer of this API: {error}") from None

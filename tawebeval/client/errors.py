@@ -1,7 +1,7 @@
-"""What a server may say instead of what it was asked for, as exceptions.
+"""The exceptions of the client.
 
-`str()` of each is a sentence for people. It may have a server's words in it, and is to be escaped
-before a terminal gets it.
+`str()` of each is a sentence for people. It may quote the server: escape it before a terminal
+shows it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ from tawebeval.errors import TawebevalError
 
 
 class ClientError(TawebevalError):
-    """Anything because of which a question to a server has come to nothing."""
+    """The base of all errors of a request."""
 
 
 class Unavailable(ClientError):
-    """There was no answer, or none but "later", however often the server was asked.
-
-    Or it was asked once, and what came shows that there is no tawebeval.
-    """
+    """No usable response, after all attempts or because a repetition would be of no use."""
 
 
 class Refused(ClientError):
-    """The server will not do it, and would not the next time either.
+    """The server refuses the request, and would refuse it again.
 
-    `status` is that of HTTP, `members` are those of the problem document (RFC 9457), none where
-    the answer was of somebody else.
+    `status` is the HTTP status, `members` those of the problem document (RFC 9457), empty if the
+    body is not one.
     """
 
     def __init__(self, status: int, message: str, members: Mapping[str, Any]) -> None:
@@ -39,31 +36,31 @@ class Refused(ClientError):
 
 
 class InvalidRequest(Refused):
-    """The request is wrong: a field is missing or broken, or something in it is too large."""
+    """A field of the request is missing, invalid or too large."""
 
     @property
     def field(self) -> str | None:
-        """The field of the form that is at fault, if it is one."""
+        """The invalid field of the form, None if the error is about none."""
         return self.members.get("field")
 
 
 class Forbidden(Refused):
-    """There is no token, or not one that counts here."""
+    """The token is missing, or the server does not accept it."""
 
 
 class UnknownEvaluation(Refused):
-    """No such evaluation was ever begun there by this caller."""
+    """The caller has never had an evaluation of this identifier on this server."""
 
 
 class EvaluationGone(Refused):
-    """Nothing is kept of the evaluation any more, or nothing from that cursor on.
+    """The server has discarded the evaluation, or its events after the requested cursor.
 
-    `status` is 404 where the server has known it before, and knows none of that name any more.
+    `status` is 404 if the server knew the evaluation before and does not any more.
     """
 
     @property
     def oldest(self) -> str | None:
-        """The oldest cursor that can be used; None where nothing at all is kept."""
+        """The oldest usable cursor, None if the whole evaluation is discarded."""
         return self.members.get("oldest")
 
 
@@ -71,7 +68,7 @@ _KINDS = {401: Forbidden, 403: Forbidden, 404: UnknownEvaluation, 410: Evaluatio
 
 
 def refusal(status: int, body: bytes) -> Refused:
-    """Return what the answer of a status that is neither success nor "later" means."""
+    """Return the exception for a response whose status is no success; `body` may be anything."""
     members = _members(body)
     message = members.get("message") or members.get("detail")
     if not isinstance(message, str):

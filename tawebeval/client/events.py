@@ -1,9 +1,8 @@
-"""Pages and events as values: bytes of a page in, typed events out.
+"""Events as values: parses the bytes of a page, and places a cursor after each event.
 
-Each event has a `cursor`, a place right after it from which events can be read on. It is one of
-the server's where a page ends, and elsewhere the page's beginning, `+`, and how many events
-to leave out from there: `""`, `"17"`, `"17+3"`, `"+3"`. Both are strings to be stored and given
-back, and nothing else.
+The cursor of the last event is the server's, the `end` of the page. Any other one is the `begin`
+of its page, `+`, and the number of events to skip from there: `"17+3"`, or `"+3"` on the first
+page. Programs store cursors and send them back, and read nothing in them.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ _CURSOR = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def _cursor() -> Any:
-    """Return the field for an event's place, which is no part of what the event says."""
+    """Return the field for an event's cursor, which does not count when events are compared."""
     return attrs.field(default="", kw_only=True, eq=False)
 
 
 @attrs.frozen
 class Text:
-    r"""What was printed: one `\n`, or something without any."""
+    r"""Printed text: a single `\n`, or text without line terminators."""
 
     text: str
     cursor: str = _cursor()
@@ -36,20 +35,20 @@ class Text:
 
 @attrs.frozen
 class Data:
-    """Data for programs. `written` is its JSON, letter by letter as the evaluator wrote it."""
+    """Data for programs. `written` is its JSON exactly as the evaluator wrote it."""
 
     written: str
     cursor: str = _cursor()
 
     @property
     def payload(self) -> Any:
-        """The value. Raises ValueError for one that Python does not take."""
+        """The decoded value. Raises ValueError if Python cannot decode it."""
         return _value(self.written)
 
 
 @attrs.frozen
 class File:
-    """A file that the evaluator sends; `filename` has no directory, or should have none."""
+    """A file that the evaluator sends. `filename` is untrusted: use its last component only."""
 
     filename: str
     content_type: str
@@ -60,9 +59,9 @@ class File:
 
 @attrs.frozen
 class EvaluationError:
-    """Something went wrong: for good, if this is the last event, and not a broken block.
+    """A failed evaluation, or a broken block (`final` is False) after which it goes on.
 
-    `reason` is a word of the API, `members` are the further members of the event.
+    `reason` is one of docs/api.md, `members` are the other members of the event.
     """
 
     reason: str
@@ -73,13 +72,13 @@ class EvaluationError:
 
     @property
     def final(self) -> bool:
-        """Whether the evaluation has come to a bad end by it."""
+        """Whether this event, if it is the last one, makes the evaluation a failure."""
         return self.reason != "protocol"
 
 
 @attrs.frozen
 class Unknown:
-    """An event of a type that this version does not know; `written` is its payload's JSON."""
+    """An event of a type that this version does not know; `written` is the JSON of its payload."""
 
     type: str
     written: str
@@ -91,7 +90,7 @@ Event: TypeAlias = Text | Data | File | EvaluationError | Unknown
 
 @attrs.frozen
 class Page:
-    """Consecutive events between two cursors; `end` is None after the last event of all."""
+    """Consecutive events. `begin` is None on the first page, `end` None after the last event."""
 
     begin: str | None
     end: str | None
@@ -114,7 +113,7 @@ class _WirePage(msgspec.Struct):
 
 
 def parse_page(body: bytes, after: str | None) -> Page:
-    """Return the page that was asked for `after` a cursor. Raises ValueError if it is none."""
+    """Return the page in a response to a request with `after`. Raises ValueError."""
     try:
         page = _decode(body)
         if page.begin != after:
@@ -127,10 +126,10 @@ def parse_page(body: bytes, after: str | None) -> Page:
 
 
 def _decode(body: bytes) -> _WirePage:
-    """Return a page as it came. Raises ValueError, RecursionError.
+    """Return a page with undecoded payloads. Raises ValueError, RecursionError.
 
-    How deeply values may be nested depends for the parser on what is on the stack. So the daemon
-    may have taken one that is too deep here: then payloads are cut out, and nobody looks into them.
+    The parser's limit of nesting depends on the depth of the stack, so the daemon may have accepted
+    a value that is too deep here. Its payloads are then cut out before the page is parsed.
     """
     try:
         return msgspec.json.decode(body, type=_WirePage)
@@ -145,7 +144,7 @@ def _decode(body: bytes) -> _WirePage:
 
 
 def _cut_payloads(body: bytes) -> tuple[bytes, list[bytes]]:
-    """Return a page with `[number]` for each payload that is no scalar, and these by number."""
+    """Return a page with `[index]` for each payload that is no scalar, and these payloads."""
     rest: list[bytes] = []
     payloads: list[bytes] = []
     depth = begin = end = 0
@@ -175,12 +174,12 @@ def _event(event: _WireEvent, cursor: str) -> Event:
     if event.type == "text":
         return Text(msgspec.json.decode(event.payload, type=str), cursor=cursor)
     if event.type == "data":
-        return _of_the_daemon(written, cursor) or Data(written, cursor=cursor)
+        return _parse_special(written, cursor) or Data(written, cursor=cursor)
     return Unknown(event.type, written, cursor=cursor)
 
 
-def _of_the_daemon(written: str, cursor: str) -> File | EvaluationError | None:
-    """Return data of the two shapes that have a meaning of their own; None for any other."""
+def _parse_special(written: str, cursor: str) -> File | EvaluationError | None:
+    """Return the file or the error that data describes; None for other data."""
     try:
         match _value(written):
             case {
@@ -212,9 +211,9 @@ def _value(written: str) -> Any:
 
 
 def split_cursor(cursor: str | None) -> tuple[str | None, int]:
-    """Return the server's part of a cursor, and how many events to leave out after it.
+    """Return the server's part of a cursor, and the number of events to skip from there.
 
-    Raises ValueError for what was never a cursor.
+    Raises ValueError for an invalid cursor.
     """
     after, plus, skip = (cursor or "").partition("+")
     if plus and not (skip.isascii() and skip.isdigit()):

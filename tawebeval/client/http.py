@@ -1,63 +1,177 @@
-"""One question to the server, asked as often as it takes to get an answer."""
+"""HTTP requests to one server, repeated until a usable response comes, and the form they send.
+
+`Session.send` is the only place that repeats a request. Every request of the API can be repeated:
+the form by its `Idempotency-Key`, all others by themselves.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import attrs
 import msgspec
 from treq.client import HTTPClient
+from treq.multipart import MultiPartProducer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.internet.error import ConnectError, ConnectionClosed, DNSLookupError
+from twisted.internet.interfaces import IConsumer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Cooperator, deferLater
 from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
-from twisted.web.client import RequestTransmissionFailed, ResponseDone, ResponseFailed
+from twisted.web.client import (
+    FileBodyProducer,
+    RequestTransmissionFailed,
+    ResponseDone,
+    ResponseFailed,
+)
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
 from tawebeval.client.errors import Unavailable, refusal
-from tawebeval.client.submission import Form
 from tawebeval.core.backoff import Backoff, Verdict, retry_after, verdict
+from tawebeval.core.filenames import base_name
 
-_SLOWEST = 4096  # bytes per second of a form that is on its way: servers cut off what is slower
-_NEVER = (501, 505)  # 5xx that say what the server is, not how it is
+_SLOWEST = 4096  # bytes per second of an upload; the daemon cuts off slower ones
+_PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _JSON = b"application/json"
 
-# What ends connections to servers that will do so the next time, too: classes by their names, for
-# they are in packages that need not be there, or in Twisted's own modules.
+# Errors that the next connection would end with as well. Named, not imported: their packages are
+# optional, or the modules are private to Twisted.
 _NO_TLS = ("OpenSSL.SSL.Error", "service_identity.exceptions.VerificationError")
 _BROKEN_TLS = ("OpenSSL.SSL.SysCallError", "OpenSSL.SSL.ZeroReturnError")
 _NO_HTTP = ("twisted.web._newclient.ParseError",)
 
-Meaning = TypeVar("Meaning")
+Parsed = TypeVar("Parsed")
+T = TypeVar("T")
 
 
 @attrs.frozen
-class Answer:
-    """An answer, read to its end."""
+class Named:
+    """A file of a submission: its content or path, sent under `filename`."""
+
+    filename: str
+    content: bytes | Path
+
+
+Content: TypeAlias = str | bytes | Path | Named
+"""The content of a field: text or bytes without a file name, a file, or a `Named` file."""
+
+
+class FormProducer(MultiPartProducer):
+    """A multipart body that can be stopped at any time, also before and after it is sent.
+
+    A server may send a valid response before it has read the whole body.
+    """
+
+    _producing = False
+
+    def startProducing(self, consumer: IConsumer) -> Deferred[None]:
+        """Send the body."""
+        self._producing = True
+        return super().startProducing(consumer).addBoth(self._finish)
+
+    def _finish(self, result: T) -> T:
+        self._producing = False
+        return result
+
+    def stopProducing(self) -> None:
+        """Stop sending the body."""
+        if self._producing:
+            self._producing = False
+            super().stopProducing()
+
+
+@attrs.frozen
+class Form:
+    """The form of `POST /evaluate`, encoded anew for each attempt.
+
+    `fields` and `submission` map the names of fields to their content. Raises ValueError for an
+    invalid file name and for text that is not UTF-8.
+    """
+
+    fields: Mapping[str, str]
+    submission: Mapping[str, Content]
+    _boundary: str = attrs.field(init=False, factory=lambda: uuid4().hex)
+
+    def __attrs_post_init__(self) -> None:
+        """Check all file names and texts. Raises ValueError."""
+        for name, content in self.submission.items():
+            _filename(content)
+            check_text(f"submission[{name}]", content if isinstance(content, str) else "")
+        for name, text in self.fields.items():
+            check_text(name, text)
+
+    @property
+    def content_type(self) -> str:
+        """The value of the header `Content-Type`."""
+        return f"multipart/form-data; boundary={self._boundary}"
+
+    def open_body(self, cooperator: Cooperator, opened: ExitStack) -> FormProducer:
+        """Open the files and return the body. Raises OSError. `opened` stops and closes it."""
+        parts = [*self.fields.items(), *self._parts(cooperator, opened)]
+        body = FormProducer(parts, self._boundary, cooperator)
+        opened.callback(body.stopProducing)
+        return body
+
+    def _parts(self, cooperator: Cooperator, opened: ExitStack) -> Iterator[tuple[str, Any]]:
+        for name, content in self.submission.items():
+            field, filename = f"submission[{name}]", _filename(content)
+            if isinstance(content, str):
+                yield field, content
+                continue
+            source = opened.enter_context(_open(content))
+            producer = FileBodyProducer(source, cooperator)
+            yield field, (filename, "application/octet-stream", producer)
+
+
+def check_text(name: str, text: str) -> None:
+    """Raise ValueError if the name or the text of a field cannot be encoded as UTF-8."""
+    try:
+        f"{name}{text}".encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: must be UTF-8") from None
+
+
+def _filename(content: Content) -> str | None:
+    if isinstance(content, Named):
+        return base_name(content.filename)
+    return base_name(content.name) if isinstance(content, Path) else None
+
+
+def _open(content: bytes | Path | Named) -> IO[bytes]:
+    if isinstance(content, Named):
+        content = content.content
+    return BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+
+
+@attrs.frozen
+class Response:
+    """A response with its whole body."""
 
     status: int
     headers: Headers
     body: bytes
 
     def header(self, name: bytes) -> bytes:
-        """Return a header's value, empty if it is absent."""
+        """Return the first value of a header, empty if it is absent."""
         value: bytes = self.headers.getRawHeaders(name, [b""])[0]
         return value
 
 
-class NoAnswer(Exception):
-    """What came was no answer that could be used, or nothing came; `str()` says what.
+class NoResponse(Exception):
+    """No response, or none that can be used; `str()` says why.
 
-    It is `final` where nothing else is to be expected, however often the server is asked.
+    `final` means that the next attempt would fail in the same way.
     """
 
     def __init__(self, message: str, final: bool = False) -> None:
@@ -66,10 +180,11 @@ class NoAnswer(Exception):
 
 
 @attrs.frozen
-class Question:
+class Request:
     """A request that can be repeated.
 
-    `timeout` is in seconds, for each attempt; a form may take longer, by its length.
+    `path` includes the query. `timeout` is in seconds for each attempt; with a form, the time to
+    send it at 4096 bytes per second comes on top.
     """
 
     method: str
@@ -80,12 +195,12 @@ class Question:
 
 
 @attrs.frozen
-class Exchange:
-    """Asks the server at the URL `base`.
+class Session:
+    """Sends requests to the server at the URL `base`, with `headers` on each.
 
-    `chance` draws from 0 to 1, `time` is in seconds since the epoch. `told(why, seconds)` is
-    called before each pause, `answered()` when there is an answer after one. `is_unknown(host)`
-    tells whether there is no such host.
+    `chance` draws from 0 to 1, `time` returns seconds since the epoch. `on_retry(why, seconds)` is
+    called before each pause, `on_recovery()` when a response comes after one. `is_unknown(host)`
+    tells whether name servers deny that the host exists.
     """
 
     _http: HTTPClient
@@ -95,35 +210,36 @@ class Exchange:
     _cooperator: Cooperator
     _chance: Callable[[], float]
     _time: Callable[[], float]
-    _told: Callable[[str, float], object]
-    _answered: Callable[[], object]
+    on_retry: Callable[[str, float], object]
+    on_recovery: Callable[[], object]
     _is_unknown: Callable[[str], Awaitable[bool]]
 
-    async def ask(
-        self, question: Question, backoff: Backoff, parse: Callable[[Answer], Meaning]
-    ) -> Meaning:
-        """Return what `parse` makes of the answer; its ValueError says that it is none.
+    async def send(
+        self, request: Request, backoff: Backoff, parse: Callable[[Response], Parsed]
+    ) -> Parsed:
+        """Send a request until `parse` accepts a response, and return its result.
 
-        Raises Refused for a question that is not worth repeating, Unavailable where all attempts
-        have failed, where it shows that others would, or where the server asks for more patience
-        than there is; OSError for a file of the form that cannot be read.
+        `parse` raises ValueError for a body that is not one of this API. Raises Refused for a
+        status that a repetition would get as well; Unavailable when the attempts are used up,
+        another one would be of no use, or `Retry-After` exceeds `backoff.longest_asked`; OSError
+        for a file of the form that cannot be read.
         """
         made = 0
         while True:
             asked = 0.0
             try:
-                answer = await self._attempt(question)
-                meaning = verdict(answer.status)
+                response = await self._attempt(request)
+                meaning = verdict(response.status)
                 if meaning is Verdict.TAKEN:
-                    parsed = _parsed(answer, parse)
+                    parsed = _parse(response, parse)
                     if made:
-                        self._answered()
+                        self.on_recovery()
                     return parsed
-                if meaning is Verdict.REFUSED or answer.status in _NEVER:
-                    raise refusal(answer.status, answer.body)
-                why = str(refusal(answer.status, answer.body))
-                asked = self.retry_after(answer)
-            except NoAnswer as error:
+                if meaning is Verdict.REFUSED or response.status in _PERMANENT:
+                    raise refusal(response.status, response.body)
+                why = str(refusal(response.status, response.body))
+                asked = self.retry_after(response)
+            except NoResponse as error:
                 if error.final:
                     raise Unavailable(f"{self._base}: {error}") from None
                 why = str(error)
@@ -132,72 +248,72 @@ class Exchange:
             if pause is None:
                 later = f" (it asks for {asked:.0f} seconds of patience)" if asked else ""
                 raise Unavailable(f"{self._base}: {why}{later}")
-            self._told(why, pause)
+            self.on_retry(why, pause)
             await deferLater(self._clock, pause)
 
-    def retry_after(self, answer: Answer) -> float:
-        """Return for how many seconds the server asks to be left alone."""
-        return retry_after(answer.header(b"Retry-After"), self._time())
+    def retry_after(self, response: Response) -> float:
+        """Return the seconds that `Retry-After` asks for, 0 without the header."""
+        return retry_after(response.header(b"Retry-After"), self._time())
 
-    async def _attempt(self, question: Question) -> Answer:
+    async def _attempt(self, request: Request) -> Response:
         with ExitStack() as opened:
-            body, timeout = None, question.timeout
-            if question.form is not None:
-                body = question.form.body(self._cooperator, opened)
+            body, timeout = None, request.timeout
+            if request.form is not None:
+                body = request.form.open_body(self._cooperator, opened)
                 timeout += int(body.length) / _SLOWEST
-            attempt = Deferred.fromCoroutine(self._request(question, body))
+            attempt = Deferred.fromCoroutine(self._exchange(request, body))
             try:
                 return await attempt.addTimeout(timeout, self._clock)
             except TookTooLong:
-                raise NoAnswer(f"no answer came within {timeout:.0f} seconds") from None
+                raise NoResponse(f"no answer came within {timeout:.0f} seconds") from None
 
-    async def _request(self, question: Question, body: Any) -> Answer:
-        headers = {**self._headers, **question.headers}
-        if question.form is not None:
-            headers["Content-Type"] = question.form.content_type
+    async def _exchange(self, request: Request, body: FormProducer | None) -> Response:
+        headers = {**self._headers, **request.headers}
+        if request.form is not None:
+            headers["Content-Type"] = request.form.content_type
         try:
-            response = await self._begin(question, headers, body)
-            return Answer(response.code, response.headers, await _read(response))
+            response = await self._begin(request, headers, body)
+            return Response(response.code, response.headers, await _read_body(response))
         except (ResponseFailed, RequestTransmissionFailed) as error:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
-            raise _broken(error.reasons) from None
+            raise _broken_connection(error.reasons) from None
         except DNSLookupError as error:
             host = urlsplit(self._base).hostname or ""
-            raise NoAnswer(f"no connection: {error}", await self._is_unknown(host)) from None
+            raise NoResponse(f"no connection: {error}", await self._is_unknown(host)) from None
         except (ConnectError, ConnectionClosed, PotentialDataLoss) as error:
-            raise NoAnswer(f"no connection: {error}") from None
+            raise NoResponse(f"no connection: {error}") from None
 
     def _begin(
-        self, question: Question, headers: Mapping[str, str], body: Any
+        self, request: Request, headers: Mapping[str, str], body: FormProducer | None
     ) -> Deferred[IResponse]:
         try:
             begun: Deferred[Any] = self._http.request(
-                question.method,
-                self._base + question.path,
+                request.method,
+                self._base + request.path,
                 data=body,
                 headers=Headers({name: [value] for name, value in headers.items()}),
                 allow_redirects=False,
                 unbuffered=True,
                 reactor=self._clock,
             )
-        except ValueError as error:  # the host's name can be none
+        except ValueError as error:  # an invalid host name
             raise Unavailable(f"{self._base}: {error}") from None
         return begun
 
 
-def _parsed(answer: Answer, parse: Callable[[Answer], Meaning]) -> Meaning:
-    """Return what `parse` makes of an answer. Raises NoAnswer, which is final unless it was cut."""
+def _parse(response: Response, parse: Callable[[Response], Parsed]) -> Parsed:
+    """Return the result of `parse`. Raises NoResponse, final unless the body was cut off."""
     try:
-        return parse(answer)
+        return parse(response)
     except ValueError as error:
-        kind = answer.header(b"Content-Type").partition(b";")[0].strip().lower()
+        kind = response.header(b"Content-Type").partition(b";")[0].strip().lower()
         if kind != _JSON:
             named = kind.decode("latin-1") or "of no declared type"
-            raise NoAnswer(
+            raise NoResponse(
                 f"no tawebeval answers there: the answer is {named}, not JSON; check the URL", True
             ) from None
-        raise NoAnswer(str(error), _is_whole(answer.body)) from None
+        raise NoResponse(str(error), _is_whole(response.body)) from None
 
 
 def _is_whole(body: bytes) -> bool:
@@ -208,23 +324,23 @@ def _is_whole(body: bytes) -> bool:
     return True
 
 
-def _broken(reasons: Iterable[Failure]) -> NoAnswer:
-    """Return how a connection has ended, without an answer."""
+def _broken_connection(reasons: Iterable[Failure]) -> NoResponse:
+    """Return why a connection ended without a response."""
     reasons = list(reasons)
     for reason in reasons:
         if reason.check(*_NO_TLS) and not reason.check(*_BROKEN_TLS):
-            return NoAnswer(
-                f"TLS has failed: {_said(reason.value)} (if the server speaks none: http://; if its"
-                " certificate is of your own: SSL_CERT_FILE)",
+            return NoResponse(
+                f"TLS has failed: {_tls_message(reason.value)} (if the server speaks none:"
+                " http://; if its certificate is of your own: SSL_CERT_FILE)",
                 True,
             )
         if reason.check(*_NO_HTTP):
-            return NoAnswer("the server does not speak HTTP; check the URL", True)
-    return NoAnswer(f"the connection broke: {_why(reasons)}")
+            return NoResponse("the server does not speak HTTP; check the URL", True)
+    return NoResponse(f"the connection broke: {_describe(reasons)}")
 
 
-def _said(error: Any) -> str:
-    """Return what TLS complains of; OpenSSL's errors are lists of library, function and reason."""
+def _tls_message(error: Any) -> str:
+    """Return the reasons of a TLS error; OpenSSL lists (library, function, reason)."""
     match error.args:
         case ([*errors],) if errors:
             return "; ".join(str(each[-1]) for each in errors if isinstance(each, tuple))
@@ -232,7 +348,7 @@ def _said(error: Any) -> str:
 
 
 async def is_unknown(reactor: Any, host: str) -> bool:
-    """Tell whether there is no such host, rather than nobody who knows just now."""
+    """Tell whether name servers deny that a host exists; False if they do not answer."""
     try:
         await deferToThreadPool(reactor, reactor.getThreadPool(), socket.getaddrinfo, host, None)
     except socket.gaierror as error:
@@ -240,14 +356,14 @@ async def is_unknown(reactor: Any, host: str) -> bool:
     return False
 
 
-def _why(reasons: Iterable[Failure]) -> str:
-    """Return what a connection ended by, each reason once."""
+def _describe(reasons: Iterable[Failure]) -> str:
+    """Return the reasons why a connection ended, each once."""
     named = (str(reason.value).strip(" .[]<>") or type(reason.value).__name__ for reason in reasons)
     return "; ".join(dict.fromkeys(named))
 
 
-class _Body(Protocol):
-    """Gathers a body; who cancels `done` ends the connection."""
+class _BodyCollector(Protocol):
+    """Collects the body of a response; cancelling `done` closes the connection."""
 
     transport: Any
 
@@ -267,7 +383,7 @@ class _Body(Protocol):
             self.done.errback(reason)
 
 
-async def _read(response: IResponse) -> bytes:
-    body = _Body()
+async def _read_body(response: IResponse) -> bytes:
+    body = _BodyCollector()
     response.deliverBody(body)
     return await body.done

@@ -24,7 +24,7 @@ from zope.interface import implementer
 
 from tawebeval.client import Client, ClientError, Event, Page
 from tawebeval.client.events import split_cursor
-from tests.client_line import REQUEST
+from tests.cases.client import REQUEST
 from tests.strategies import Chunk, chunks_of, long_chunkings, mutated
 
 AFTER = "asked for as after"  # which the server replaces

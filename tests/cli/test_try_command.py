@@ -1,9 +1,11 @@
-"""`cli.raw`: stdout, with its blocks marked."""
+"""`cli.try_command`: the raw view of stdout, and the temporary directory."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from hypothesis import given
@@ -13,11 +15,11 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.raw import Marked, Overheard
-from tawebeval.cli.streams import OutputLost
+from tawebeval.cli.output import OutputLost
+from tawebeval.cli.try_command import MarkerReplacer, RawProtocol, scratch_directory
 from tawebeval.core.markers import Markers
+from tests.cases.screen import Shown
 from tests.fakes import straw
-from tests.test_cli_screen import Shown
 
 MARKERS = Markers.fresh(straw())
 WORDS = {
@@ -48,39 +50,39 @@ def cut(output: bytes, places: Sequence[int]) -> list[bytes]:
     return [output[begin:end] for begin, end in pairwise(bounds)]
 
 
-class MarkedTests(SynchronousTestCase):
+class MarkerReplacerTests(SynchronousTestCase):
     """Markers become words, and nothing else is changed."""
 
     @given(OUTPUT, st.lists(st.integers(0, 10_000)))
     def test_any(self, output: str, places: list[int]) -> None:
         """However it comes, markers that are whole lines are replaced."""
-        marked = Marked(MARKERS)
-        shown = [marked.feed(some) for some in cut(output.encode(), places)]
-        self.assertEqual("".join(shown) + marked.finish(), expected(output))
+        replacer = MarkerReplacer(MARKERS)
+        shown = [replacer.feed(some) for some in cut(output.encode(), places)]
+        self.assertEqual("".join(shown) + replacer.finish(), expected(output))
 
     def test_at_once(self) -> None:
         """A partial line is shown at once, unless it may become a marker."""
-        marked = Marked(MARKERS)
-        self.assertEqual(marked.feed(b"half"), "half")
-        self.assertEqual(marked.feed(b" ~taw"), " ~taw")
-        self.assertEqual(marked.feed(b"\n~taw"), "\n")
-        self.assertEqual(marked.feed(b"!"), "~taw!")
+        replacer = MarkerReplacer(MARKERS)
+        self.assertEqual(replacer.feed(b"half"), "half")
+        self.assertEqual(replacer.feed(b" ~taw"), " ~taw")
+        self.assertEqual(replacer.feed(b"\n~taw"), "\n")
+        self.assertEqual(replacer.feed(b"!"), "~taw!")
 
     def test_within_a_line(self) -> None:
         """A marker with something before it on its line is none, however it comes."""
         marker = MARKERS.data_begin
-        marked = Marked(MARKERS)
-        self.assertEqual(marked.feed(b"x"), "x")
-        self.assertEqual(marked.feed(marker[:9]), marker[:9].decode())
-        self.assertEqual(marked.feed(marker[9:]), marker[9:].decode())
-        self.assertEqual(marked.feed(b"\n") + marked.finish(), "\n")
-        self.assertEqual(marked.feed(b"x"), "x")
-        self.assertEqual(marked.feed(marker + b"\n"), f"{marker.decode()}\n")
+        replacer = MarkerReplacer(MARKERS)
+        self.assertEqual(replacer.feed(b"x"), "x")
+        self.assertEqual(replacer.feed(marker[:9]), marker[:9].decode())
+        self.assertEqual(replacer.feed(marker[9:]), marker[9:].decode())
+        self.assertEqual(replacer.feed(b"\n") + replacer.finish(), "\n")
+        self.assertEqual(replacer.feed(b"x"), "x")
+        self.assertEqual(replacer.feed(marker + b"\n"), f"{marker.decode()}\n")
 
     def test_not_utf_8(self) -> None:
         """What is no UTF-8 is shown as such."""
-        marked = Marked(MARKERS)
-        self.assertEqual(marked.feed(b"\xff\xc3") + marked.finish(), "\ufffd\ufffd")
+        replacer = MarkerReplacer(MARKERS)
+        self.assertEqual(replacer.feed(b"\xff\xc3") + replacer.finish(), "\ufffd\ufffd")
 
 
 class Noted(ProcessProtocol):
@@ -105,13 +107,13 @@ class Noted(ProcessProtocol):
         self.told.append(("ended", reason))
 
 
-class OverheardTests(SynchronousTestCase):
+class RawProtocolTests(SynchronousTestCase):
     """A protocol that is overheard."""
 
     def test_all(self) -> None:
         """It is told everything, and of that stdout is shown."""
         noted, shown, reason = Noted(), Shown(), Failure(ProcessDone(0))
-        heard = Overheard(noted, Marked(MARKERS), shown.screen, self.fail)
+        heard = RawProtocol(noted, MarkerReplacer(MARKERS), shown.screen, self.fail)
         heard.makeConnection("the child")
         heard.childDataReceived(1, b"a")
         heard.childDataReceived(2, b"b")
@@ -134,10 +136,39 @@ class OverheardTests(SynchronousTestCase):
         noted, shown = Noted(), Shown()
         unread: list[OutputLost] = []
 
-        def broken(text: str) -> int:
-            raise BrokenPipeError
-
-        self.patch(shown.out, "write", broken)
-        heard = Overheard(noted, Marked(MARKERS), shown.screen, unread.append)
+        shown.out.broken = True
+        heard = RawProtocol(noted, MarkerReplacer(MARKERS), shown.screen, unread.append)
         heard.childDataReceived(1, b"a")
         self.assertEqual((noted.told, [why.unread for why in unread]), ([(1, b"a")], [True]))
+
+
+class ScratchTests(SynchronousTestCase):
+    """A directory for temporary files."""
+
+    def setUp(self) -> None:
+        self.around = Path(self.mktemp()).resolve()
+        self.around.mkdir()
+        self.patch(tempfile, "tempdir", str(self.around))
+
+    def test_removed(self) -> None:
+        """One goes with its trial."""
+        with scratch_directory() as place:
+            (place / "a").mkdir()
+            self.assertEqual(list(self.around.iterdir()), [place])
+        self.assertEqual(list(self.around.iterdir()), [])
+
+    def test_swept(self) -> None:
+        """Those that were left go, those of others who work in them stay, and so does all else."""
+        left = self.around / "tawebeval-try-x"
+        (left / "a").mkdir(parents=True)
+        (left / "a").chmod(0)
+        kept = self.around / "kept"
+        kept.mkdir()
+        (self.around / "tawebeval-try-link").symlink_to(kept)
+        (self.around / "tawebeval-try-file").touch()
+        with scratch_directory() as one, scratch_directory() as other:
+            self.assertFalse(left.exists())
+            self.assertEqual(
+                {path.name for path in self.around.iterdir()},
+                {one.name, other.name, "kept", "tawebeval-try-link", "tawebeval-try-file"},
+            )

@@ -1,46 +1,19 @@
-"""`cli.output`: what people and programs see."""
+"""`cli.output`: events on stdout, messages on stderr, and streams that break."""
 
 from __future__ import annotations
 
-import io
+import errno
 import json
+import os
+from typing import TextIO
 
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.output import Screen, escaped, readable, wants_colour
-from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
-
-CLEAR = "\r\x1b[K"
-
-
-class Stream(io.StringIO):
-    """Somewhere to write to, which says that it is a terminal, or not."""
-
-    def __init__(self, terminal: bool) -> None:
-        super().__init__()
-        self.terminal = terminal
-
-    def isatty(self) -> bool:
-        """Say so."""
-        return self.terminal
-
-
-class Shown:
-    """A screen, and what is on it; on a terminal both streams are one."""
-
-    def __init__(self, terminal: bool = False, **settings: bool) -> None:
-        self.out = Stream(terminal)
-        self.notes = self.out if terminal else Stream(False)
-        self.screen = Screen(self.out, self.notes, settings.pop("colour", False), **settings)
-
-    def show(self, *events: Event) -> str:
-        """Show events; return what is on stdout then."""
-        for event in events:
-            self.screen.show(event)
-        self.screen.close()
-        return self.out.getvalue()
+from tawebeval.cli.output import OutputLost, Screen, escaped, readable, wants_colour
+from tawebeval.client import Data, EvaluationError, File, Text, Unknown
+from tests.cases.screen import CLEAR, Shown, Stream
 
 
 class TextTests(SynchronousTestCase):
@@ -199,3 +172,44 @@ class OtherTests(SynchronousTestCase):
             ("9" * 5000, "9" * 2000 + "… (5000 characters)"),
         ):
             self.assertEqual(readable(Data(written)), expected)
+
+
+class BrokenStreamTests(SynchronousTestCase):
+    """Files and pipes that cannot be written to."""
+
+    def stream(self, descriptor: int | None = None) -> TextIO:
+        """Return a stream on a descriptor, or on a pipe without a reader."""
+        if descriptor is None:
+            reader, descriptor = os.pipe()
+            os.close(reader)
+        stream = open(descriptor, "w", encoding="utf-8")
+        self.addCleanup(stream.close)
+        return stream
+
+    def test_full(self) -> None:
+        """A full disk is reported once; later output, also that at exit, is discarded."""
+        stream = self.stream(os.open("/dev/full", os.O_WRONLY))
+        screen = Screen(stream, Stream(False), False)
+        screen.show(Text("a"))
+        with self.assertRaises(OutputLost) as caught:
+            screen.flush()
+        self.assertEqual(str(caught.exception), f"stdout: {os.strerror(errno.ENOSPC)}")
+        self.assertFalse(caught.exception.unread)
+        screen.print("b" * 100_000)
+        stream.close()  # writes what is buffered
+
+    def test_unread(self) -> None:
+        """A pipe without a reader is told from a full disk, also within a write."""
+        stream = self.stream()
+        with self.assertRaises(OutputLost) as caught:
+            Screen(stream, Stream(False), False).show(Text("a" * 1_000_000))
+        self.assertTrue(caught.exception.unread)
+        stream.close()
+
+    def test_notes(self) -> None:
+        """A broken stderr raises nothing, for no one could read it."""
+        stream = self.stream()
+        screen = Screen(Stream(False), stream, False)
+        screen.note("a")
+        screen.note("b")
+        stream.close()

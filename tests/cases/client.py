@@ -1,4 +1,4 @@
-"""A client and our own site, in memory, with a line between them that may break."""
+"""A client and the daemon's site in memory, connected by a line that may break."""
 
 from __future__ import annotations
 
@@ -44,23 +44,28 @@ class Line:
 
     @classmethod
     def make(
-        cls, root: Path, settings: Configuration, token: str | None = None, **more: Any
+        cls,
+        root: Path,
+        settings: Configuration,
+        token: str | None = None,
+        client: Mapping[str, Any] | None = None,
+        **more: Any,
     ) -> Line:
-        """Return them, with a service below `root`."""
+        """Return a line to a service below `root`; `client` and `more` are arguments of the two."""
         service = Service(root, settings, **more)
         service.reactor.callFromThread = lambda call: service.reactor.callLater(0, call)
         _, inner = service.treq()
         agent = BreakingAgent(inner)
         told: list[tuple[str, float]] = []
-        client = Client(
-            "http://localhost:8080/",
-            token,
-            reactor=service.reactor,
-            agent=agent,
-            chance=random.Random(1).random,
-            told=lambda why, seconds: told.append((why, seconds)),
-        )
-        return cls(service, agent, client, told, inner.flush)
+        arguments = {
+            "reactor": service.reactor,
+            "agent": agent,
+            "chance": random.Random(1).random,
+            "told": lambda why, seconds: told.append((why, seconds)),
+            **(client or {}),
+        }
+        made = Client("http://localhost:8080/", token, **arguments)
+        return cls(service, agent, made, told, inner.flush)
 
     @property
     def child(self) -> FakeChild:
@@ -72,6 +77,17 @@ class Line:
         for _ in range(6):
             self._flush()
             self.service.reactor.advance(0)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time go on, and happen what is due by then."""
+        for _ in range(round(seconds / STEP)):
+            self.service.reactor.advance(STEP)
+            self.settle()
+
+    def fail_once(self, *fates: Fate) -> None:
+        """Let these become of the next requests; those after them are answered."""
+        coming = iter(fates)
+        self.agent.fate = lambda: next(coming, Fate.WELL)
 
     def wait(self, awaitable: Awaitable[T], meanwhile: Callable[[], object] = lambda: None) -> T:
         """Return the result, while time goes on; `meanwhile` is called at every step."""

@@ -1,4 +1,4 @@
-"""`cli.try_evaluation` and `workingtree`: evaluations without a daemon."""
+"""`cli.try_evaluation`: evaluations without a daemon."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.admission import Queue
-from tawebeval.cli import workingtree
-from tawebeval.cli.try_evaluation import pages, upload
-from tawebeval.cli.workingtree import NO_COMMIT, WorkingTree
+from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTree, read_pages, write_upload
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
 from tawebeval.config import Buffers, Configuration
@@ -100,7 +98,7 @@ class WorkingTreeTests(SynchronousTestCase):
         def copy(source: Path, target: Path) -> None:
             raise PermissionError(13, "Permission denied", str(source))
 
-        self.patch(workingtree.shutil, "copy2", copy)
+        self.patch(shutil, "copy2", copy)
         with self.assertRaises(EvaluationError) as caught:
             self.copy()
         self.assertIn("cannot be copied: Permission denied", str(caught.exception))
@@ -119,7 +117,7 @@ class UploadTests(SynchronousTestCase):
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "a b.py").write_bytes(b"\xff")
-        files = upload({"source": folder / "a b.py", "language": "ü"}, folder / "upload")
+        files = write_upload({"source": folder / "a b.py", "language": "ü"}, folder / "upload")
         self.assertEqual(
             files, (SubmissionFile("source", "a b.py"), SubmissionFile("language", "language.txt"))
         )
@@ -127,9 +125,9 @@ class UploadTests(SynchronousTestCase):
         self.assertEqual((submission / "source" / "a b.py").read_bytes(), b"\xff")
         self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
         with self.assertRaises(OSError):
-            upload({"source": folder / "none"}, folder / "other")
+            write_upload({"source": folder / "none"}, folder / "other")
         with self.assertRaises(InvalidField):
-            upload({"source": folder / ".."}, folder / "other")
+            write_upload({"source": folder / ".."}, folder / "other")
 
 
 class PagesTests(SynchronousTestCase):
@@ -152,7 +150,7 @@ class PagesTests(SynchronousTestCase):
         found: list[Event] = []
 
         async def read() -> None:
-            async for page in pages(evaluation):
+            async for page in read_pages(evaluation, self.fail):
                 found.extend(page.events)
 
         reading = Deferred.fromCoroutine(read())

@@ -1,0 +1,368 @@
+"""`cli.evaluate`: the command, its fields, and the checkout around the current directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli.evaluate import NoCheckout, attend, inspect_checkout, parse_fields, strip_user
+from tawebeval.cli.follow import EvaluationReader
+from tawebeval.cli.runtime import exit_status
+from tests.cases.client import STEP
+from tests.cases.command import REPOSITORY, CommandTestCase
+from tests.cases.screen import Shown
+from tests.fake_agents import Fate
+from tests.fakes import OID
+from tests.integration.repositories import git
+
+
+class EvaluateTests(CommandTestCase):
+    """`tawebeval evaluate`."""
+
+    def evaluate(self, *arguments: str, **settings: Any) -> Result:
+        """Run it to its end."""
+        self.meanwhile = self.end(settings.pop("status", 0))
+        return self.run_command("evaluate", *REPOSITORY, str(self.file), *arguments, **settings)
+
+    def test_good(self) -> None:
+        """What was printed is on stdout, and nothing else; all else is on stderr."""
+        tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
+        (tree / "a").mkdir(parents=True)
+        result = self.evaluate("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
+        self.assertEqual(result.exit_code, 0, result.output)
+        self.assertEqual(result.stdout, "hello\n")
+        self.assertEqual(result.stderr, "x: n: 1.5\n")
+        ((repository, oid),) = self.line.service.world.repositories.asked
+        self.assertEqual((repository.url, oid), ("https://example.org/p.git", OID))
+        self.assertEqual((repository.branch, repository.depth), ("b", 2))
+        self.assertEqual(self.line.child.environment["TURINGARENA_SEED"], "5")
+
+    def test_failed(self) -> None:
+        """An evaluation error is 1."""
+        result = self.evaluate(status=4)
+        self.assertEqual(result.exit_code, 1)
+        self.assertIn("failed: the evaluator exited with status 4", result.stderr)
+
+    def test_lines(self) -> None:
+        """Events for programs."""
+        result = self.evaluate("--events")
+        lines = result.stdout.splitlines()
+        self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "hello"})
+        self.assertIn("1.50", lines[-1])
+        self.assertEqual(result.stderr, "")
+
+    def test_fields(self) -> None:
+        """Fields are those of the arguments."""
+        self.evaluate("language=c++")
+        names = [n for n in self.line.child.environment if n.startswith("SUBMISSION_FILE_")]
+        self.assertEqual(sorted(names), ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
+
+    def test_detach(self) -> None:
+        """The identifier, and no waiting."""
+        result = self.run_command("evaluate", *REPOSITORY, str(self.file), "--detach")
+        self.assertEqual(result.exit_code, 0)
+        self.assertRegex(result.stdout, r"\A[a-z2-7]{40}\n\Z")
+        self.assertTrue(self.line.child.running)
+
+    def test_usage(self) -> None:
+        """What is wrong with the command is 2, and asks nobody."""
+        for arguments, words in (
+            (["evaluate", *REPOSITORY], "nothing to evaluate"),
+            (["evaluate", *REPOSITORY, "none.py"], "no file none.py"),
+            (["evaluate", *REPOSITORY[:4], str(self.file)], "--evaluator"),
+            (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
+            (["evaluate", *REPOSITORY, "--server", "localhost", "x=1"], "no URL of a server"),
+            (["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"], "cannot be read"),
+            (["evaluate", *REPOSITORY, os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
+            (["evaluate", *REPOSITORY[:5], os.fsdecode(b"e\xff"), "x=1"], "--evaluator"),
+            (["evaluate", *REPOSITORY, "-d", os.fsdecode(b"\xff"), "x=1"], "must be UTF-8"),
+            (["follow"], "ID"),
+            (["follow", os.fsdecode(b"\xff")], "must be UTF-8"),
+            (["follow", "--after", "1+x", "x"], "'1+x' is no cursor"),
+            (["nonsense"], "nonsense"),
+        ):
+            result = self.run_command(*arguments)
+            self.assertEqual(result.exit_code, 2, result.output)
+            self.assertIn(words, result.stderr)
+        self.assertEqual(self.line.agent.asked, [])
+
+    def test_checkout(self) -> None:
+        """Without a repository it says why there is none."""
+        folder = Path("/")
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(folder)
+        result = self.run_command("evaluate", "--evaluator", "./e", "x=1")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("this is no git checkout", result.stderr)
+
+    def test_completion(self) -> None:
+        """The shell offers files for fields."""
+        result = self.run_command(
+            env={
+                "_MAIN_COMPLETE": "bash_complete",
+                "COMP_WORDS": "main evaluate s",
+                "COMP_CWORD": "2",
+            }
+        )
+        self.assertEqual(result.stdout, "file,s\n")
+
+
+class AttendTests(CommandTestCase):
+    """An evaluation that the command has begun, and that it cancels."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.line.service.world.spawn.obeys = (15,)
+        self.identifier = self.line.begin()
+        self.shown = Shown()
+
+    def attend(self) -> Deferred[int]:
+        """Follow it, as far as there is something."""
+        reactor = self.line.service.reactor
+        work = attend(self.line.client, self.identifier, self.shown.screen, reactor, None)
+        ending = Deferred.fromCoroutine(exit_status(self.shown.screen, work, reactor))
+        for _ in range(4):
+            self.line.settle()
+            reactor.advance(STEP)
+        self.assertNoResult(ending)
+        return ending
+
+    def test_interrupt(self) -> None:
+        """Signals cancel, and the end is shown; the next Ctrl-C would end the program."""
+        before = signal.getsignal(signal.SIGINT)
+        for number, status in ((signal.SIGINT, 1), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+            self.identifier, self.shown = self.line.begin(), Shown()
+            self.line.child.print(b"a\n")
+            ending = self.attend()
+            signal.raise_signal(number)
+            self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
+            self.assertEqual(self.line.wait(ending), status)
+            self.assertEqual(self.shown.out.getvalue(), "a\n")
+            self.assertIn(f"{self.identifier}` goes on here", self.shown.notes.getvalue())
+            self.assertIn("failed: the evaluation was cancelled", self.shown.notes.getvalue())
+            self.assertIs(signal.getsignal(signal.SIGINT), before)
+
+    def test_leave_and_follow(self) -> None:
+        """The command printed for those who leave continues there; before it all is discarded."""
+        self.line.child.print(b"a\nb\n")
+        ending = self.attend()
+        self.line.agent.fate = lambda: Fate.SILENT
+        signal.raise_signal(signal.SIGINT)
+        self.line.settle()
+        (cursor,) = re.findall(
+            f"`tawebeval follow --after (.+) {self.identifier}`", self.shown.notes.getvalue()
+        )
+        self.line.agent.fate = lambda: Fate.WELL
+        self.line.child.print(b"c\n")
+        self.line.settle()
+        again = Shown()
+        reader = EvaluationReader(self.line.client, self.identifier, again.screen)
+        following = Deferred.fromCoroutine(reader.follow(self.line.service.reactor))
+        following.addErrback(lambda _: None)
+        self.line.settle()
+        following.cancel()
+        self.line.settle()
+        self.assertEqual((self.shown.out.getvalue(), again.out.getvalue()), ("a\nb", "\nc"))
+        self.assertIn(f"before {cursor} was read already", again.notes.getvalue())
+        self.line.child.end()
+        result = self.run_command("follow", *reader.resumption.split()[2:])
+        self.assertEqual((result.exit_code, result.stdout, result.stderr), (0, "\n", ""))
+        self.assertEqual(self.line.wait(ending), 1)  # after a timeout
+
+    def test_not_cancelled(self) -> None:
+        """A cancellation that fails is reported, and following goes on."""
+        ending = self.attend()
+        self.line.agent.fate = lambda: (
+            Fate.REFUSED if self.line.agent.asked[-1][0] == "DELETE" else Fate.WELL
+        )
+        signal.raise_signal(signal.SIGINT)
+
+        def meanwhile() -> None:
+            if "not cancelled" in self.shown.notes.getvalue() and self.line.child.running:
+                self.line.child.end()
+
+        self.assertEqual(self.line.wait(ending, meanwhile), 0)
+        self.assertIn("no connection", self.shown.notes.getvalue())
+
+    def test_unread(self) -> None:
+        """A stdout without a reader, as after `head`, cancels the evaluation."""
+        self.line.child.print(b"a\nb\n")
+        self.shown.out.broken = True
+        reactor = self.line.service.reactor
+        work = attend(self.line.client, self.identifier, self.shown.screen, reactor, None)
+        self.assertEqual(self.line.wait(exit_status(self.shown.screen, work, reactor)), 141)
+        status = self.line.wait(self.line.client.status(self.identifier))
+        self.assertEqual(status["state"], "cancelled")
+
+
+class FieldTests(SynchronousTestCase):
+    """Arguments, in a directory with a few files."""
+
+    def setUp(self) -> None:
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(folder)
+        for name in ("a.py", "b.txt", "x=y", "C:z", os.fsdecode(b"\xff")):
+            Path(name).touch()
+
+    def test_kinds(self) -> None:
+        """Texts, files of a field, files of the default field, in any order."""
+        for arguments, expected in (
+            (["a.py"], {"source": Path("a.py")}),
+            (["source:a.py"], {"source": Path("a.py")}),
+            (["language=c++", "a.py"], {"language": "c++", "source": Path("a.py")}),
+            (["a.py", "data:b.txt"], {"data": Path("b.txt"), "source": Path("a.py")}),
+            (["x="], {"x": ""}),
+            (["x=y"], {"x": "y"}),
+            (["x=a:b=c\n"], {"x": "a:b=c\n"}),
+            (["./x=y"], {"source": Path("./x=y")}),
+            (["C:z"], {"source": Path("C:z")}),  # no field has a capital letter
+        ):
+            self.assertEqual(parse_fields(arguments), expected)
+
+    def test_wrong(self) -> None:
+        """What is wrong is named."""
+        for arguments, words in (
+            ([], "nothing to evaluate"),
+            (["none.py"], "no file none.py"),
+            (["source:none.py"], "no file none.py"),
+            (["source:."], "no file ."),
+            (["a.py", "b.txt"], "which field is it? Write NAME:b.txt"),
+            (["source=x", "a.py"], "NAME:a.py"),
+            (["x=1", "x=2"], "the field x stands there twice"),
+            (["x=1", "x:a.py"], "twice"),
+            ([os.fsdecode(b"\xff")], "must be UTF-8"),
+            ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
+            (["x" * 5000], f"{'x' * 100}: File name too long"),
+        ):
+            with self.assertRaises(ValueError) as caught:
+                parse_fields(arguments)
+            self.assertIn(words, str(caught.exception))
+
+
+class CheckoutTests(SynchronousTestCase):
+    """A clone of a repository."""
+
+    def setUp(self) -> None:
+        # Not below this checkout.
+        root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, root)
+        self.upstream = root / "upstream"
+        self.url = f"file://{self.upstream}"
+        git(root, "init", "--quiet", "--bare", "upstream")
+        git(root, "clone", "--quiet", self.url, "clone")
+        self.clone = root / "clone"
+        (self.clone / "word_count").mkdir()
+        (self.clone / "word_count" / "evaluator.sh").write_text("true\n")
+        self.change()
+        git(self.clone, "push", "--quiet", "origin", "HEAD:main")
+        self.commit = git(self.clone, "rev-parse", "HEAD")
+
+    def change(self) -> None:
+        """Commit something in the clone."""
+        git(self.clone, "add", ".")
+        git(self.clone, "commit", "--quiet", "--allow-empty", "-m", "new")
+
+    def test_clean(self) -> None:
+        """origin, HEAD and the directory; nothing to warn of."""
+        found = inspect_checkout(self.clone / "word_count")
+        self.assertEqual(found.repository, self.url)
+        self.assertEqual(found.commit, self.commit)
+        self.assertEqual(found.directory, "word_count")
+        self.assertEqual(found.warnings, ())
+        self.assertEqual(inspect_checkout(self.clone).directory, "")
+
+    def test_not_pushed(self) -> None:
+        """A commit that origin does not have is warned of until it has it."""
+        self.change()
+        (warning,) = inspect_checkout(self.clone).warnings
+        self.assertIn("not pushed", warning)
+        git(self.clone, "push", "--quiet", "origin", "HEAD:other")
+        self.assertEqual(inspect_checkout(self.clone).warnings, ())
+
+    def test_dirty(self) -> None:
+        """So are changes that are not committed, also new files."""
+        for name in ("word_count/evaluator.sh", "untracked"):
+            (self.clone / name).write_text("false\n")
+            (warning,) = inspect_checkout(self.clone).warnings
+            self.assertIn("not committed", warning)
+            git(self.clone, "clean", "--quiet", "--force")
+            git(self.clone, "checkout", "--quiet", ".")
+
+    def test_none(self) -> None:
+        """Where there is nothing to fetch it is said what to do."""
+        for prepare, words in (
+            (lambda: git(self.clone, "remote", "remove", "origin"), "--repository"),
+            (lambda: git(self.clone, "update-ref", "-d", "HEAD"), "nothing is committed"),
+            (lambda: (self.clone / ".git" / "HEAD").unlink(), "no git checkout"),
+        ):
+            prepare()
+            with self.assertRaises(NoCheckout) as caught:
+                inspect_checkout(self.clone)
+            self.assertIn(words, str(caught.exception))
+
+    def test_no_work_tree(self) -> None:
+        """Within a repository that nobody works in there is no checkout."""
+        for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
+            with self.assertRaises(NoCheckout) as caught:
+                inspect_checkout(folder)
+            self.assertIn("no git checkout", str(caught.exception))
+
+    def test_given(self) -> None:
+        """Nothing is said of what is not used, be it HEAD or origin."""
+        self.change()
+        (self.clone / "untracked").touch()
+        self.assertEqual(inspect_checkout(self.clone, commit=self.commit).warnings, ())
+        head = git(self.clone, "rev-parse", "HEAD")
+        (warning,) = inspect_checkout(self.clone, commit=head).warnings
+        self.assertIn("the commit is not pushed", warning)
+        self.assertEqual(inspect_checkout(self.clone, commit="0" * 40).warnings, ())
+        git(self.clone, "remote", "remove", "origin")
+        found = inspect_checkout(self.clone, repository="https://example.org/a.git")
+        self.assertEqual((found.repository, found.commit), ("https://example.org/a.git", head))
+        (warning,) = found.warnings
+        self.assertIn("not committed", warning)
+
+    def test_damaged(self) -> None:
+        """Where git cannot tell what is changed it may be something."""
+        (self.clone / ".git" / "index").write_bytes(b"nonsense")
+        (warning,) = inspect_checkout(self.clone).warnings
+        self.assertIn("not committed", warning)
+
+    def test_shown(self) -> None:
+        """What is shown of a URL that is given names nobody."""
+        for url, shown in (
+            ("https://ghp_x@example.org/a.git", "https://example.org/a.git"),
+            ("HTTPS://me:pa@ss@example.org/a@b", "HTTPS://example.org/a@b"),
+            ("https://example.org/@/a.git", "https://example.org/@/a.git"),
+            ("git@example.org:a.git", "git@example.org:a.git"),
+        ):
+            self.assertEqual(strip_user(url), shown)
+
+    def test_secret(self) -> None:
+        """A password or a token in the URL goes nowhere, not even onto the screen."""
+        for scheme, user in (
+            ("https", "me:hunter2"),
+            ("https", "hunter2"),
+            ("HTTP", "hunter2"),
+            ("ssh", "me:hunter2"),
+        ):
+            git(self.clone, "remote", "set-url", "origin", f"{scheme}://{user}@example.org/a.git")
+            with self.assertRaises(NoCheckout) as caught:
+                inspect_checkout(self.clone)
+            self.assertIn("token", str(caught.exception))
+            self.assertNotIn("hunter2", str(caught.exception))
+        for url in ("ssh://git@example.org/a.git", "git@example.org:a.git"):
+            git(self.clone, "remote", "set-url", "origin", url)
+            self.assertEqual(inspect_checkout(self.clone).repository, url)

@@ -1,0 +1,218 @@
+"""`cli.follow`: evaluations shown to their end, and files that stay in their directory."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli.evaluate import attend
+from tawebeval.cli.follow import EvaluationReader, Folder
+from tawebeval.cli.runtime import exit_status
+from tawebeval.client import File, Page
+from tawebeval.client.errors import refusal
+from tawebeval.errors import DiscardedCursor, EvaluationGone, RequestError, UnknownEvaluation
+from tests.cases.command import REPOSITORY, CommandTestCase
+from tests.cases.screen import CLEAR, Shown
+from tests.fake_agents import Fate
+
+
+async def discarded(oldest: str) -> AsyncIterator[Page]:
+    """Yield no page, for only what follows that cursor is there."""
+    for never in ():
+        yield never
+    raise refusal(410, b'{"oldest": "%s"}' % oldest.encode())
+
+
+class FollowTests(CommandTestCase):
+    """Following on a screen."""
+
+    def follow(
+        self, identifier: str, shown: Shown, folder: Folder | None = None, after: str | None = None
+    ) -> Awaitable[int]:
+        """Follow an evaluation that somebody else has begun."""
+        reader = EvaluationReader(self.line.client, identifier, shown.screen, after)
+        return reader.follow(self.line.service.reactor, folder)
+
+    def test_files(self) -> None:
+        """Files are saved under their base names; one that cannot be is told of, and makes it 2."""
+        identifier = self.line.begin()
+        shown, root = Shown(), Path(self.mktemp())
+        start = '{"type":"file","content_type":"text/plain","content_base64":"aGk=","filename":'
+        self.line.child.print(self.block(f'{start}"../a.txt"}}'))
+        self.line.child.end()
+        following = self.follow(identifier, shown, Folder(root))
+        self.assertEqual(self.line.wait(following), 0)
+        self.assertEqual((root / "a.txt").read_bytes(), b"hi")
+        self.assertIn(f"saved as {root}/a.txt", shown.notes.getvalue())
+        identifier = self.line.begin()
+        self.line.child.print(self.block(f'{start}".."}}') + b"more\n")
+        self.line.child.end()
+        following = self.follow(identifier, shown, Folder(root))
+        self.assertEqual(self.line.wait(following), 2)
+        self.assertIn("not saved: ", shown.notes.getvalue())
+        self.assertEqual(shown.out.getvalue(), "more\n")
+
+    def test_progress(self) -> None:
+        """On a terminal one sees what it is waiting for, until the first event."""
+        self.line = self.make(running=1)
+        before = self.line.begin()
+        identifier = self.line.begin()
+        shown = Shown(terminal=True)
+        steps = iter(range(1000))
+
+        def meanwhile() -> None:
+            step = next(steps)
+            if step == 8:
+                self.line.service.world.spawn.children[0].end()
+            if step == 16:
+                self.line.child.print(self.block("1"))
+            if step == 40:
+                self.line.child.end()
+
+        following = self.follow(identifier, shown)
+        self.assertEqual(self.line.wait(following, meanwhile), 0)
+        seen = shown.out.getvalue().split(CLEAR)
+        self.assertEqual(seen[1], "queued, 0 before it …")
+        self.assertIn("running …", seen)
+        self.assertEqual(seen[-1], "1\n")
+        self.line.follow(before)
+
+    def test_no_status(self) -> None:
+        """Where the status does not come nothing is said of it, and nothing is left of the wait."""
+        identifier = self.line.begin()
+        self.line.agent.fate = lambda: (
+            Fate.WELL if "/events" in self.line.agent.asked[-1][1] else Fate.SILENT
+        )
+        shown = Shown(terminal=True)
+        self.meanwhile = self.end()
+        following = self.follow(identifier, shown)
+        self.assertEqual(self.line.wait(following, self.meanwhile), 0)
+        self.assertEqual(shown.out.getvalue(), "hello\nx: n: 1.5\n")
+        self.assertEqual(self.line.agent.cancelled, 1)
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
+
+    def test_lost(self) -> None:
+        """What the server has lost has come to a bad end; what it has never had is refused."""
+        for error, follows in ((EvaluationGone(""), 1), (UnknownEvaluation(), 2)):
+            self.line = self.make()
+            identifier = self.line.begin()
+            self.lose(error)
+            result = self.run_command("follow", identifier)
+            self.assertEqual(result.exit_code, follows, result.stderr)
+            self.assertIn(str(error), result.stderr)
+            shown, reactor = Shown(), self.line.service.reactor
+            attending = attend(self.line.client, identifier, shown.screen, reactor, None)
+            self.assertEqual(self.line.wait(exit_status(shown.screen, attending, reactor)), 1)
+            self.assertEqual(shown.notes.getvalue(), f"failed: {error}\n")
+
+    def test_lost_meanwhile(self) -> None:
+        """It has done so whatever it had printed, nothing included, and whoever has begun it."""
+        for error in (EvaluationGone(""), UnknownEvaluation()):
+            for printed in ("", "a"):
+                self.line = self.make()
+                self.check_lost(error, printed, "evaluate", *REPOSITORY, "x=1")
+                self.line = self.make()
+                self.check_lost(error, printed, "follow", self.line.begin())
+
+        self.lose(DiscardedCursor("0"), UnknownEvaluation())
+        self.assertEqual(self.run_command("follow", self.line.begin()).exit_code, 1)
+
+    def check_lost(self, error: RequestError, printed: str, *arguments: str) -> None:
+        """Hold that a command says so, and how it ends, after it has shown what was printed."""
+        steps = iter(range(1000))
+
+        def meanwhile() -> None:
+            step = next(steps)
+            if step == 4 and printed:
+                self.line.child.print(printed.encode())
+            if step == 100:  # when a poll has been answered, if only by an empty page
+                self.lose(error)
+
+        self.meanwhile = meanwhile
+        result = self.run_command(*arguments)
+        self.assertEqual(result.exit_code, 1, result.output)
+        self.assertEqual((result.stdout, result.stderr), (printed, f"failed: {error}\n"))
+
+    def test_nowhere(self) -> None:
+        """A server that calls the cursor too old that it has named itself is not asked for ever."""
+        shown = Shown()
+        self.patch(self.line.client, "pages", lambda *_: discarded("3"))
+        self.assertEqual(self.line.wait(self.follow("x", shown, after="3")), 1)
+        self.assertIn("failed: the server answers 410", shown.notes.getvalue())
+
+
+def file(name: str, content: bytes = b"new") -> File:
+    """Return a file."""
+    return File(name, "text/plain", content)
+
+
+class FolderTests(SynchronousTestCase):
+    """A directory beside something that is not to be written to."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp())
+        self.root.mkdir()
+        (self.root / "victim").write_bytes(b"old")
+        self.folder = Folder(self.root / "made" / "here")
+
+    def test_base_name(self) -> None:
+        """Only the last component of a name counts, and nothing is written elsewhere."""
+        for name in ("a.txt", "../../a.txt", "/etc/a.txt", "..\\a.txt"):
+            path = Folder(self.folder.path).save(file(name))
+            self.assertEqual(path, self.folder.path / "a.txt")
+            self.assertEqual(path.read_bytes(), b"new")
+            self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
+            path.unlink()
+        self.assertEqual(sorted(p.name for p in self.root.iterdir()), ["made", "victim"])
+
+    def test_no_name(self) -> None:
+        """What is no name is refused."""
+        for name in ("", ".", "..", "a/", "a\0b", "x" * 300):
+            with self.assertRaises(ValueError):
+                self.folder.save(file(name))
+
+    def test_links(self) -> None:
+        """A link is replaced, and what it leads to stays."""
+        self.folder.path.mkdir(parents=True)
+        (self.folder.path / "a.txt").symlink_to((self.root / "victim").resolve())
+        path = self.folder.save(file("a.txt"))
+        self.assertFalse(path.is_symlink())
+        self.assertEqual(path.read_bytes(), b"new")
+        self.assertEqual((self.root / "victim").read_bytes(), b"old")
+
+    def test_replaced(self) -> None:
+        """A file of an earlier evaluation makes room for one of the same name, whole."""
+        Folder(self.folder.path).save(file("a.txt", b"long and old"))
+        self.assertEqual(self.folder.save(file("a.txt", b"new")).read_bytes(), b"new")
+
+    def test_same_name(self) -> None:
+        """Of one evaluation no file is lost, whatever they are called; what failed has no name."""
+        (self.folder.path / "a.txt").mkdir(parents=True)
+        with self.assertRaises(OSError):
+            self.folder.save(file("a.txt"))
+        (self.folder.path / "a.txt").rmdir()
+        names = ["a.txt", "a-2.txt", "a.txt", "b/a.txt", "a-2.txt", "Makefile", "Makefile"]
+        saved = [self.folder.save(file(n, b"%d" % i)) for i, n in enumerate(names)]
+        self.assertEqual(
+            [path.name for path in saved],
+            ["a.txt", "a-2.txt", "a-3.txt", "a-4.txt", "a-2-2.txt", "Makefile", "Makefile-2"],
+        )
+        self.assertEqual([int(path.read_bytes()) for path in saved], list(range(7)))
+
+    def test_mode(self) -> None:
+        """It is a file as others are, and no program."""
+        path = self.folder.save(file("a.sh"))
+        plain = self.root / "plain"
+        plain.touch()
+        self.assertEqual(path.stat().st_mode, plain.stat().st_mode)
+
+    def test_failure(self) -> None:
+        """Where it cannot be saved nothing of it is left."""
+        (self.folder.path / "a").mkdir(parents=True)
+        with self.assertRaises(OSError):
+            self.folder.save(file("a"))
+        self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a"])

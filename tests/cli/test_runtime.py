@@ -1,0 +1,190 @@
+"""`cli.runtime`: server and token, signals, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.cli.runtime import RetryNotes, Server, exit_status, handle_signals
+from tawebeval.core.tokens import new_token
+from tests.cases.command import REPOSITORY, CommandTestCase
+from tests.cases.screen import CLEAR, Shown
+from tests.fake_agents import Fate
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InlineReactor:
+    """A reactor that makes calls at once."""
+
+    def callFromThread(self, call: object) -> None:
+        """Make the call."""
+        assert callable(call)
+        call()
+
+
+class SignalTests(SynchronousTestCase):
+    """Signals that this process sends itself."""
+
+    def setUp(self) -> None:
+        for number in NUMBERS:
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+            signal.signal(number, signal.SIG_DFL)
+        self.calls = 0
+
+    def cancel(self) -> None:
+        """Count a call."""
+        self.calls += 1
+
+    def test_first(self) -> None:
+        """Each of the three cancels once, and leaves the next Ctrl-C to end the program."""
+        for number in NUMBERS:
+            with handle_signals(self.cancel, InlineReactor()) as received:
+                signal.raise_signal(number)
+                self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
+                self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+                signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send one
+            self.assertEqual(received[0], number)
+            for each in NUMBERS:
+                self.assertEqual(signal.getsignal(each), signal.SIG_DFL)
+        self.assertEqual(self.calls, 3)
+
+    def test_again(self) -> None:
+        """A command that cleans up is cancelled by each further SIGINT and SIGTERM."""
+        with handle_signals(self.cancel, InlineReactor(), cleans_up=True):
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                signal.raise_signal(number)
+        self.assertEqual(self.calls, 3)
+
+    def test_ignored(self) -> None:
+        """Under nohup SIGHUP has no effect, before and after."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with handle_signals(self.cancel, InlineReactor()):
+            signal.raise_signal(signal.SIGHUP)
+        self.assertEqual(self.calls, 0)
+        self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
+
+
+class ExitStatusTests(CommandTestCase):
+    """How commands end."""
+
+    def test_signals(self) -> None:
+        """A signal ends a command that has nothing to cancel, with the status of a shell."""
+        self.line.agent.fate = lambda: Fate.SILENT
+        for number, status in zip(NUMBERS, (130, 143, 129), strict=True):
+            shown = Shown()
+            work = self.line.client.cancel("x")
+            ending = Deferred.fromCoroutine(
+                exit_status(shown.screen, work, self.line.service.reactor)
+            )
+            self.line.settle()
+            signal.raise_signal(number)
+            self.line.settle()
+            self.assertEqual(self.successResultOf(ending), status)
+            self.assertEqual(shown.notes.getvalue(), "interrupted\n")
+        self.assertEqual(self.line.agent.cancelled, 3)
+
+    def test_unreadable(self) -> None:
+        """A file that cannot be read is named; the status is 2."""
+
+        async def work() -> int:
+            raise PermissionError(13, "Permission denied", "a.py")
+
+        shown = Shown()
+        status = self.line.wait(exit_status(shown.screen, work(), self.line.service.reactor))
+        self.assertEqual((status, shown.notes.getvalue()), (2, "a.py: Permission denied\n"))
+
+    def test_server(self) -> None:
+        """A server that refuses is 2, with its words; one that cannot be reached is 3."""
+        result = self.run_command(
+            "evaluate", *REPOSITORY[:2], "--commit", "x", *REPOSITORY[4:], "a=1"
+        )
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("commit_oid: must be the 40 hexadecimal digits", result.stderr)
+        self.line.agent.fate = lambda: Fate.REFUSED
+        result = self.run_command("list")
+        self.assertEqual(result.exit_code, 3)
+        self.assertIn("http://localhost:8080: no connection", result.stderr)
+
+
+class RetryNotesTests(SynchronousTestCase):
+    """A line that breaks."""
+
+    def test_terminal(self) -> None:
+        """A terminal shows each retry on a line of its own, and once the recovery."""
+        shown = Shown(terminal=True)
+        notes = RetryNotes(shown.screen)
+        shown.show()
+        notes.on_recovery()
+        shown.out.write("half")
+        notes.on_retry("the connection broke", 3.0)
+        notes.on_retry("no connection", 6.0)
+        notes.on_recovery()
+        notes.on_recovery()
+        self.assertEqual(
+            shown.out.getvalue(),
+            f"half{CLEAR}the connection broke; trying again in 3 s"
+            f"{CLEAR}no connection; trying again in 6 s{CLEAR}connected again\n",
+        )
+
+    def test_pipe(self) -> None:
+        """A program that reads stderr gets nothing of it."""
+        shown = Shown()
+        notes = RetryNotes(shown.screen)
+        notes.on_retry("no connection", 6.0)
+        notes.on_recovery()
+        self.assertEqual(shown.notes.getvalue(), "")
+
+
+class ServerTests(CommandTestCase):
+    """Where the server and the token come from."""
+
+    def asked(self, *options: str, **env: str) -> Server:
+        """Return what is asked."""
+        self.run_command("list", *options, env={f"TAWEBEVAL_{k}": v for k, v in env.items()})
+        assert self.server is not None
+        return self.server
+
+    def test_server(self) -> None:
+        """From the option, the environment, or this machine."""
+        self.assertEqual(self.asked().url, "http://127.0.0.1:8080")
+        self.assertEqual(self.asked(SERVER="https://a/").url, "https://a")
+        self.assertEqual(self.asked("--server", "http://b", SERVER="https://a").url, "http://b")
+
+    def test_token(self) -> None:
+        """From a file or the environment; it is not to be seen in what is printed of it."""
+        one, two = Path(self.mktemp()), Path(self.mktemp())
+        one.write_text("one\n")
+        two.write_text("two\n")
+        self.assertIsNone(self.asked().token)
+        self.assertEqual(self.asked(TOKEN="three").token, "three")
+        self.assertEqual(self.asked(TOKEN="three", TOKEN_FILE=str(two)).token, "two")
+        self.assertEqual(self.asked("--token-file", str(one), TOKEN_FILE=str(two)).token, "one")
+        self.assertNotIn("three", repr(self.asked(TOKEN="three")))
+
+    def test_no_token(self) -> None:
+        """What cannot be a token is told."""
+        empty = Path(self.mktemp())
+        empty.write_text("\n")
+        for options, env, words in (
+            (["--token-file", str(empty)], {}, "there is no token in it"),
+            ([], {"TAWEBEVAL_TOKEN": "a b"}, "TAWEBEVAL_TOKEN: a token is one word"),
+            ([], {"TAWEBEVAL_TOKEN": "a\nb"}, "one word"),
+        ):
+            result = self.run_command("list", *options, env=env)
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn(words, result.stderr)
+
+    def test_advice(self) -> None:
+        """Who has no token is told how to give one."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        (folder / "tokens").write_text(new_token("alice", os.urandom)[1])
+        self.line = self.make(tokens=folder / "tokens")
+        result = self.run_command("list")
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("--token-file", result.stderr)
