@@ -15,7 +15,14 @@ from click.testing import Result
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.evaluate import NoCheckout, attend, inspect_checkout, parse_fields, strip_user
+from tawebeval.cli.evaluate import (
+    GitCheckout,
+    NoCheckout,
+    attend,
+    inspect_checkout,
+    parse_fields,
+    strip_user,
+)
 from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import exit_status
 from tests.cases.client import STEP
@@ -35,17 +42,21 @@ class EvaluateTests(CommandTestCase):
         return self.run_command("evaluate", *REPOSITORY, str(self.file), *arguments, **settings)
 
     def test_good(self) -> None:
-        """What was printed is on stdout, and nothing else; all else is on stderr."""
+        """Stdout has what was printed, stderr all else; options and fields reach the evaluator."""
         tree = self.line.service.world.repositories.tree = Path(self.mktemp()).resolve()
         (tree / "a").mkdir(parents=True)
-        result = self.evaluate("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
-        self.assertEqual(result.exit_code, 0, result.output)
-        self.assertEqual(result.stdout, "hello\n")
-        self.assertEqual(result.stderr, "x: n: 1.5\n")
+        options = ("--seed", "5", "--directory", "a", "--branch", "b", "--depth", "2")
+        result = self.evaluate(*options, "language=c++")
+        self.assertEqual(
+            (result.exit_code, result.stdout, result.stderr), (0, "hello\n", "x: n: 1.5\n")
+        )
         ((repository, oid),) = self.line.service.world.repositories.asked
         self.assertEqual((repository.url, oid), ("https://example.org/p.git", OID))
         self.assertEqual((repository.branch, repository.depth), ("b", 2))
-        self.assertEqual(self.line.child.environment["TURINGARENA_SEED"], "5")
+        environment = self.line.child.environment
+        self.assertEqual(environment["TURINGARENA_SEED"], "5")
+        names = sorted(name for name in environment if name.startswith("SUBMISSION_FILE_"))
+        self.assertEqual(names, ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
     def test_failed(self) -> None:
         """An evaluation error is 1."""
@@ -60,12 +71,6 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "hello"})
         self.assertIn("1.50", lines[-1])
         self.assertEqual(result.stderr, "")
-
-    def test_fields(self) -> None:
-        """Fields are those of the arguments."""
-        self.evaluate("language=c++")
-        names = [n for n in self.line.child.environment if n.startswith("SUBMISSION_FILE_")]
-        self.assertEqual(sorted(names), ["SUBMISSION_FILE_LANGUAGE", "SUBMISSION_FILE_SOURCE"])
 
     def test_detach(self) -> None:
         """The identifier, and no waiting."""
@@ -97,23 +102,17 @@ class EvaluateTests(CommandTestCase):
         self.assertEqual(self.line.agent.asked, [])
 
     def test_checkout(self) -> None:
-        """Without a repository it says why there is none."""
-        folder = Path("/")
+        """Without a repository and a checkout it says what to do."""
         self.addCleanup(os.chdir, os.getcwd())
-        os.chdir(folder)
+        os.chdir("/")
         result = self.run_command("evaluate", "--evaluator", "./e", "x=1")
         self.assertEqual(result.exit_code, 2)
         self.assertIn("this is no git checkout", result.stderr)
 
     def test_completion(self) -> None:
         """The shell offers files for fields."""
-        result = self.run_command(
-            env={
-                "_MAIN_COMPLETE": "bash_complete",
-                "COMP_WORDS": "main evaluate s",
-                "COMP_CWORD": "2",
-            }
-        )
+        words = {"COMP_WORDS": "main evaluate s", "COMP_CWORD": "2"}
+        result = self.run_command(env={"_MAIN_COMPLETE": "bash_complete", **words})
         self.assertEqual(result.stdout, "file,s\n")
 
 
@@ -275,70 +274,63 @@ class CheckoutTests(SynchronousTestCase):
         git(self.clone, "commit", "--quiet", "--allow-empty", "-m", "new")
 
     def test_clean(self) -> None:
-        """origin, HEAD and the directory; nothing to warn of."""
-        found = inspect_checkout(self.clone / "word_count")
-        self.assertEqual(found.repository, self.url)
-        self.assertEqual(found.commit, self.commit)
-        self.assertEqual(found.directory, "word_count")
-        self.assertEqual(found.warnings, ())
+        """A checkout is origin, HEAD and a directory; there is nothing to warn of."""
+        self.assertEqual(
+            inspect_checkout(self.clone / "word_count"),
+            GitCheckout(self.url, self.commit, "word_count", ()),
+        )
         self.assertEqual(inspect_checkout(self.clone).directory, "")
 
-    def test_not_pushed(self) -> None:
-        """A commit that origin does not have is warned of until it has it."""
-        self.change()
-        (warning,) = inspect_checkout(self.clone).warnings
-        self.assertIn("not pushed", warning)
-        git(self.clone, "push", "--quiet", "origin", "HEAD:other")
-        self.assertEqual(inspect_checkout(self.clone).warnings, ())
+    def warned(self, words: str, **given: str) -> None:
+        """Hold that there is one warning."""
+        (warning,) = inspect_checkout(self.clone, **given).warnings
+        self.assertIn(words, warning)
 
-    def test_dirty(self) -> None:
-        """So are changes that are not committed, also new files."""
+    def test_warnings(self) -> None:
+        """Commits that are not pushed and changes that are not committed are warned of."""
+        self.change()
+        self.warned("not pushed")
+        git(self.clone, "push", "--quiet", "origin", "HEAD:other")
         for name in ("word_count/evaluator.sh", "untracked"):
+            self.assertEqual(inspect_checkout(self.clone).warnings, ())
             (self.clone / name).write_text("false\n")
-            (warning,) = inspect_checkout(self.clone).warnings
-            self.assertIn("not committed", warning)
+            self.warned("not committed")
             git(self.clone, "clean", "--quiet", "--force")
             git(self.clone, "checkout", "--quiet", ".")
+        (self.clone / ".git" / "index").write_bytes(b"nonsense")
+        self.warned("not committed")
+
+    def refused(self, folder: Path) -> str:
+        """Return why there is no checkout."""
+        with self.assertRaises(NoCheckout) as caught:
+            inspect_checkout(folder)
+        return str(caught.exception)
 
     def test_none(self) -> None:
-        """Where there is nothing to fetch it is said what to do."""
+        """Without anything to fetch the error says what to do; a bare repository is none."""
+        for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
+            self.assertIn("no git checkout", self.refused(folder))
         for prepare, words in (
             (lambda: git(self.clone, "remote", "remove", "origin"), "--repository"),
             (lambda: git(self.clone, "update-ref", "-d", "HEAD"), "nothing is committed"),
             (lambda: (self.clone / ".git" / "HEAD").unlink(), "no git checkout"),
         ):
             prepare()
-            with self.assertRaises(NoCheckout) as caught:
-                inspect_checkout(self.clone)
-            self.assertIn(words, str(caught.exception))
-
-    def test_no_work_tree(self) -> None:
-        """Within a repository that nobody works in there is no checkout."""
-        for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
-            with self.assertRaises(NoCheckout) as caught:
-                inspect_checkout(folder)
-            self.assertIn("no git checkout", str(caught.exception))
+            self.assertIn(words, self.refused(self.clone))
 
     def test_given(self) -> None:
-        """Nothing is said of what is not used, be it HEAD or origin."""
+        """There are no warnings about an origin or a HEAD that are not used."""
         self.change()
         (self.clone / "untracked").touch()
-        self.assertEqual(inspect_checkout(self.clone, commit=self.commit).warnings, ())
+        for commit in (self.commit, "0" * 40):
+            self.assertEqual(inspect_checkout(self.clone, commit=commit).warnings, ())
         head = git(self.clone, "rev-parse", "HEAD")
-        (warning,) = inspect_checkout(self.clone, commit=head).warnings
-        self.assertIn("the commit is not pushed", warning)
-        self.assertEqual(inspect_checkout(self.clone, commit="0" * 40).warnings, ())
+        self.warned("the commit is not pushed", commit=head)
         git(self.clone, "remote", "remove", "origin")
-        found = inspect_checkout(self.clone, repository="https://example.org/a.git")
-        self.assertEqual((found.repository, found.commit), ("https://example.org/a.git", head))
-        (warning,) = found.warnings
-        self.assertIn("not committed", warning)
-
-    def test_damaged(self) -> None:
-        """Where git cannot tell what is changed it may be something."""
-        (self.clone / ".git" / "index").write_bytes(b"nonsense")
-        (warning,) = inspect_checkout(self.clone).warnings
-        self.assertIn("not committed", warning)
+        url = "https://example.org/a.git"
+        found = inspect_checkout(self.clone, repository=url)
+        self.assertEqual((found.repository, found.commit), (url, head))
+        self.warned("not committed", repository=url)
 
     def test_shown(self) -> None:
         """What is shown of a URL that is given names nobody."""
@@ -352,17 +344,15 @@ class CheckoutTests(SynchronousTestCase):
 
     def test_secret(self) -> None:
         """A password or a token in the URL goes nowhere, not even onto the screen."""
-        for scheme, user in (
-            ("https", "me:hunter2"),
-            ("https", "hunter2"),
-            ("HTTP", "hunter2"),
-            ("ssh", "me:hunter2"),
+        for start in (
+            "https://me:hunter2",
+            "https://hunter2",
+            "HTTP://hunter2",
+            "ssh://me:hunter2",
         ):
-            git(self.clone, "remote", "set-url", "origin", f"{scheme}://{user}@example.org/a.git")
-            with self.assertRaises(NoCheckout) as caught:
-                inspect_checkout(self.clone)
-            self.assertIn("token", str(caught.exception))
-            self.assertNotIn("hunter2", str(caught.exception))
+            git(self.clone, "remote", "set-url", "origin", f"{start}@example.org/a.git")
+            self.assertIn("token", self.refused(self.clone))
+            self.assertNotIn("hunter2", self.refused(self.clone))
         for url in ("ssh://git@example.org/a.git", "git@example.org:a.git"):
             git(self.clone, "remote", "set-url", "origin", url)
             self.assertEqual(inspect_checkout(self.clone).repository, url)

@@ -175,25 +175,24 @@ class FolderTests(SynchronousTestCase):
             with self.assertRaises(ValueError):
                 self.folder.save(file(name))
 
-    def test_links(self) -> None:
-        """A link is replaced, and what it leads to stays."""
+    def test_replaced(self) -> None:
+        """A file or a link of that name is replaced by a plain file; its target stays."""
         self.folder.path.mkdir(parents=True)
         (self.folder.path / "a.txt").symlink_to((self.root / "victim").resolve())
-        path = self.folder.save(file("a.txt"))
-        self.assertFalse(path.is_symlink())
-        self.assertEqual(path.read_bytes(), b"new")
+        for content in (b"long and old", b"new"):
+            path = Folder(self.folder.path).save(file("a.txt", content))
+            self.assertFalse(path.is_symlink())
+            self.assertEqual(path.read_bytes(), content)
         self.assertEqual((self.root / "victim").read_bytes(), b"old")
-
-    def test_replaced(self) -> None:
-        """A file of an earlier evaluation makes room for one of the same name, whole."""
-        Folder(self.folder.path).save(file("a.txt", b"long and old"))
-        self.assertEqual(self.folder.save(file("a.txt", b"new")).read_bytes(), b"new")
+        (self.root / "plain").touch()
+        self.assertEqual(path.stat().st_mode, (self.root / "plain").stat().st_mode)
 
     def test_same_name(self) -> None:
-        """Of one evaluation no file is lost, whatever they are called; what failed has no name."""
+        """No file of an evaluation is lost; a failed one leaves neither a trace nor its name."""
         (self.folder.path / "a.txt").mkdir(parents=True)
         with self.assertRaises(OSError):
             self.folder.save(file("a.txt"))
+        self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a.txt"])
         (self.folder.path / "a.txt").rmdir()
         names = ["a.txt", "a-2.txt", "a.txt", "b/a.txt", "a-2.txt", "Makefile", "Makefile"]
         saved = [self.folder.save(file(n, b"%d" % i)) for i, n in enumerate(names)]
@@ -202,17 +201,3 @@ class FolderTests(SynchronousTestCase):
             ["a.txt", "a-2.txt", "a-3.txt", "a-4.txt", "a-2-2.txt", "Makefile", "Makefile-2"],
         )
         self.assertEqual([int(path.read_bytes()) for path in saved], list(range(7)))
-
-    def test_mode(self) -> None:
-        """It is a file as others are, and no program."""
-        path = self.folder.save(file("a.sh"))
-        plain = self.root / "plain"
-        plain.touch()
-        self.assertEqual(path.stat().st_mode, plain.stat().st_mode)
-
-    def test_failure(self) -> None:
-        """Where it cannot be saved nothing of it is left."""
-        (self.folder.path / "a").mkdir(parents=True)
-        with self.assertRaises(OSError):
-            self.folder.save(file("a"))
-        self.assertEqual([p.name for p in self.folder.path.iterdir()], ["a"])

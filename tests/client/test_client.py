@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval import errors
 from tawebeval.client import (
     Data,
     EvaluationError,
@@ -129,26 +128,25 @@ class EventsTests(ClientTestCase):
     """`Client.events` and `Client.pages`."""
 
     def test_types(self) -> None:
-        """Each kind of event is a value of its own."""
+        """Each kind of event arrives as a value of its own."""
         identifier = self.line.begin()
         file = (
             '{"type":"file","filename":"a.txt","content_type":"text/plain","content_base64":"aGk="}'
         )
         self.line.child.print(b"a\n" + self.block('{"a": [1.50]}', file, "no json", '"x"'))
         self.line.child.end(3)
-        events = self.line.follow(identifier)
+        *whole, broken, after, last = self.line.follow(identifier)
         self.assertEqual(
-            events[:4],
-            [Text("a"), Text("\n"), Data('{"a": [1.50]}'), File("a.txt", "text/plain", b"hi")],
+            [*whole, after],
+            [
+                *(Text("a"), Text("\n"), Data('{"a": [1.50]}')),
+                *(File("a.txt", "text/plain", b"hi"), Data('"x"')),
+            ],
         )
-        broken, last = events[4], events[-1]
-        assert isinstance(broken, EvaluationError)
-        self.assertEqual((broken.reason, broken.final), ("protocol", False))
-        self.assertEqual(events[5], Data('"x"'))
-        assert isinstance(last, EvaluationError)
-        self.assertEqual((last.reason, last.final), ("exit", True))
+        for event, reason, final in ((broken, "protocol", False), (last, "exit", True)):
+            assert isinstance(event, EvaluationError)
+            self.assertEqual((event.reason, event.final), (reason, final))
         self.assertEqual(last.members["status"], 3)
-        self.assertEqual(len(events), 7)
 
     def test_as_they_come(self) -> None:
         """A partial line is there before its rest, in the time of one flush."""
@@ -190,33 +188,6 @@ class EventsTests(ClientTestCase):
         self.line.pass_time(2)
         self.assertEqual(self.successResultOf(following), [Text("a"), Text("\n")])
 
-    def test_cursors(self) -> None:
-        """From the cursor of any event the rest can be had, as long as the page is there."""
-        identifier = self.printed(*(b"line %d\n" % number for number in range(10)))
-        events: list[Event] = []
-
-        async def first_page() -> None:
-            async for event in self.line.client.events(identifier):
-                events.append(event)
-                if "+" not in event.cursor:
-                    return
-
-        self.line.wait(first_page())
-        self.assertGreater(len(events), 5)
-        for number, event in list(enumerate(events, 1))[:-1]:
-
-            async def rest(cursor: str = event.cursor) -> list[Event]:
-                found = []
-                async for event in self.line.client.events(identifier, cursor):
-                    found.append(event)
-                    if event.cursor == events[-1].cursor:
-                        break
-                return found
-
-            self.assertEqual(self.line.wait(rest()), events[number:])
-        self.assertEqual(len(self.line.follow(identifier, events[-1].cursor)), 20 - len(events))
-        self.assertEqual(self.line.follow(identifier, "end"), [])
-
     def test_cursors_beyond_a_page(self) -> None:
         """A number of events to leave out may be larger than a page."""
         identifier = self.printed(b"a\nb\nc\n")
@@ -253,16 +224,11 @@ class EventsTests(ClientTestCase):
         self.assertEqual(bounds[-1][1], "end")
 
     def test_small_pages(self) -> None:
-        """Pages are as small as they are wanted, and nothing is lost by that."""
+        """Pages have the size that is asked for, and nothing is lost by that."""
         identifier = self.printed(b"0123456789\n" * 60)
-
-        async def look() -> list[list[Event]]:
-            pages = self.line.client.pages(identifier, limit=1)
-            return [list(page.events) async for page in pages]
-
-        pages = self.line.wait(look())
-        self.assertEqual({len(events) for events in pages}, {1})
-        self.assertEqual(text([event for (event,) in pages]), "0123456789\n" * 60)
+        pages = self.line.wait(gathered(self.line.client.pages(identifier, limit=1)))
+        self.assertEqual({len(page.events) for page in pages}, {1})
+        self.assertEqual(text([page.events[0] for page in pages]), "0123456789\n" * 60)
 
     def test_gone(self) -> None:
         """What is unknown, forgotten or discarded is told at once."""
@@ -280,23 +246,6 @@ class EventsTests(ClientTestCase):
             self.line.wait(self.line.client.status(identifier))
         self.assertIsNone(caught.exception.oldest)
         self.assertEqual(self.line.told, [])
-
-    def test_known_before(self) -> None:
-        """What the server knows no more is gone, although it had printed nothing."""
-        identifier = self.line.begin()
-        registry = self.line.service.registry
-
-        def unknown(*_: object) -> None:
-            raise errors.UnknownEvaluation
-
-        def lose_after_an_answer() -> None:
-            if len(self.line.agent.asked) == 3:
-                self.patch(registry, "page", unknown)
-
-        with self.assertRaises(EvaluationGone) as caught:
-            self.line.follow(identifier, None, lose_after_an_answer)
-        self.assertEqual((caught.exception.status, caught.exception.oldest), (404, None))
-        self.assertIn("no evaluation of this identifier", str(caught.exception))
 
     def test_stopped_in_the_middle(self) -> None:
         """Who cancels a question gets that, and no further attempt."""

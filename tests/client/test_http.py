@@ -36,70 +36,48 @@ from tests.fake_agents import BreakingAgent, Fate, MadeResponse
 
 
 class RepeatTests(ClientTestCase):
-    """When a question is asked again, and when not."""
+    """Requests of a client, over a line that breaks."""
 
     def test_each_fate(self) -> None:
-        """Each way of getting no answer is told, waited for, and followed by the same question."""
+        """Each kind of failure is reported, and the same request repeated; so is the recovery."""
+        answered: list[bool] = []
+        self.line = self.make(client={"answered": lambda: answered.append(True)})
         identifier = self.line.begin()
-        for fate in (fate for fate in Fate if fate.passes):
+        self.assertEqual(answered, [])
+        failures = [fate for fate in Fate if fate.passes]
+        for fate in failures:
             self.line.fail_once(fate)
             self.line.told.clear()
             self.line.agent.asked.clear()
-            self.assertEqual(
-                self.line.wait(self.line.client.status(identifier))["state"], "running"
-            )
+            status = self.line.wait(self.line.client.status(identifier))
+            self.assertEqual(status["state"], "running")
             ((why, seconds),) = self.line.told
             self.assertTrue(why)
             self.assertGreater(seconds, 0)
-            self.assertEqual(len({path for _, path, _ in self.line.agent.asked}), 1)
-            self.assertEqual(len(self.line.agent.asked), 2)
+            first, second = self.line.agent.asked
+            self.assertEqual(first, second)
+        self.assertEqual(len(answered), len(failures))
         self.assertEqual(self.line.agent.cancelled, 1)
 
     def test_retry_after(self) -> None:
-        """What the server asks for is heeded, in seconds or as a date; other words are not."""
+        """Retry-After is respected, in seconds or as a date; too long a pause is refused."""
         self.line = self.make(client={"time": lambda: 1000.0})
         identifier = self.line.begin()
-        for value, least, most in (
-            (b"7", 7, 8),
-            (datetimeToString(1005), 5, 6),
-            (datetimeToString(10), 0, 1),
-            (b"soon", 0, 1),
-            (b"-7", 0, 1),
-            ("²".encode(), 0, 1),
-        ):
+        for value, least in ((b"7", 7), (datetimeToString(1005), 5), (b"soon", 0), (b"100", 100)):
             self.line.fail_once(Fate.BUSY)
             self.line.agent.retry_after = value
             self.line.told.clear()
             self.line.wait(self.line.client.status(identifier))
             ((why, seconds),) = self.line.told
             self.assertIn("503", why)
-            self.assertTrue(least <= seconds <= most, (value, seconds))
-
-    def test_patience(self) -> None:
-        """It is never asked sooner; a server that asks for too much is given up at once."""
-        identifier = self.line.begin()
+            self.assertTrue(least <= seconds <= least + 1, (value, seconds))
         self.line.fail_once(Fate.BUSY)
-        self.line.agent.retry_after = b"100"
-        self.line.wait(self.line.client.status(identifier))
-        ((_, seconds),) = self.line.told
-        self.assertGreaterEqual(seconds, 100)
-        self.line.agent.fate = lambda: Fate.BUSY
         self.line.agent.retry_after = b"86400"
         self.line.agent.asked.clear()
         with self.assertRaises(Unavailable) as caught:
             self.line.wait(self.line.client.status(identifier))
         self.assertIn("86400 seconds", str(caught.exception))
         self.assertEqual(len(self.line.agent.asked), 1)
-
-    def test_answered(self) -> None:
-        """It is told when there is an answer again, and only then."""
-        answered: list[bool] = []
-        self.line = self.make(client={"answered": lambda: answered.append(True)})
-        identifier = self.line.begin()
-        self.assertEqual(answered, [])
-        self.line.fail_once(Fate.REFUSED, Fate.CUT)
-        self.line.wait(self.line.client.status(identifier))
-        self.assertEqual(answered, [True])
 
     def test_text(self) -> None:
         """What cannot be UTF-8 is refused before anybody is asked, with the field's name."""
