@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import Client, Event, Text
 from tawebeval.config import Buffers, Configuration, Limits, Polls
-from tests.fake_agents import BreakingAgent, Fate
+from tests.cases.agents import BreakingAgent, Fate
 from tests.fake_children import FakeChild
 from tests.fake_clients import Service
 from tests.fakes import OID

@@ -25,10 +25,10 @@ from tawebeval.cli.evaluate import (
 )
 from tawebeval.cli.follow import EvaluationReader
 from tawebeval.cli.runtime import exit_status
+from tests.cases.agents import Fate
 from tests.cases.client import STEP
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import Shown
-from tests.fake_agents import Fate
 from tests.fakes import OID
 from tests.integration.repositories import git
 

@@ -14,9 +14,9 @@ from tawebeval.cli.runtime import exit_status
 from tawebeval.client import File, Page
 from tawebeval.client.errors import refusal
 from tawebeval.errors import DiscardedCursor, EvaluationGone, RequestError, UnknownEvaluation
+from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
-from tests.fake_agents import Fate
 
 
 async def discarded(oldest: str) -> AsyncIterator[Page]:

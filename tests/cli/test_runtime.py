@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.runtime import RetryNotes, Server, exit_status, handle_signals
 from tawebeval.core.tokens import new_token
+from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
-from tests.fake_agents import Fate
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -15,7 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.client import Client, Refused
 from tawebeval.client.blocking import BlockingClient
-from tests.fake_agents import MadeResponse
+from tests.cases.agents import MadeResponse
 from tests.fakes import OID
 from tests.own_python import run_script
 from tests.patience import PATIENCE

@@ -29,8 +29,8 @@ from tawebeval.client.client import base_url
 from tawebeval.config import Polls
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import new_token
+from tests.cases.agents import Fate
 from tests.cases.client import ClientTestCase, Line, gathered, text
-from tests.fake_agents import Fate
 
 
 class EvaluateTests(ClientTestCase):
@@ -160,33 +160,21 @@ class EventsTests(ClientTestCase):
         self.line.settle()
         self.assertEqual(self.successResultOf(first), Text("half"))
 
-    def test_long_polls(self) -> None:
-        """Nothing new costs one question in the time that the server grants."""
-        identifier = self.line.begin()
-        before = len(self.line.agent.asked)
-        following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
-        self.line.settle()
-        self.line.pass_time(60.25)
-        self.assertNoResult(following)
-        self.assertEqual(len(self.line.agent.asked) - before, 4)
-        self.line.child.end()
-        self.line.settle()
-        self.assertEqual(self.successResultOf(following), [])
-
-    def test_without_wait(self) -> None:
-        """A server that ignores the wish is asked as often as it says."""
-        self.line = self.make(settings={"polls": Polls(wait=0)})
-        identifier = self.line.begin()
-        before = len(self.line.agent.asked)
-        following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
-        self.line.settle()
-        self.line.pass_time(10)
-        self.assertNoResult(following)
-        self.assertEqual(len(self.line.agent.asked) - before, 11)  # one each second
-        self.line.child.print(b"a\n")
-        self.line.child.end()
-        self.line.pass_time(2)
-        self.assertEqual(self.successResultOf(following), [Text("a"), Text("\n")])
+    def test_polls(self) -> None:
+        """A request waits as long as the server grants; one that grants nothing sets the pace."""
+        for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
+            self.line = self.make(settings={"polls": Polls(wait=wait)})
+            identifier = self.line.begin()
+            before = len(self.line.agent.asked)
+            following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))
+            self.line.settle()
+            self.line.pass_time(seconds)
+            self.assertNoResult(following)
+            self.assertEqual(len(self.line.agent.asked) - before, requests)
+            self.line.child.print(b"a\n")
+            self.line.child.end()
+            self.line.pass_time(2)
+            self.assertEqual(self.successResultOf(following), [Text("a"), Text("\n")])
 
     def test_cursors_beyond_a_page(self) -> None:
         """A number of events to leave out may be larger than a page."""

@@ -31,8 +31,8 @@ from tawebeval.client import (
 )
 from tawebeval.client.http import Request, Session, is_unknown
 from tawebeval.core.backoff import Backoff
+from tests.cases.agents import BreakingAgent, Fate, MadeResponse
 from tests.cases.client import REQUEST, ClientTestCase, gathered
-from tests.fake_agents import BreakingAgent, Fate, MadeResponse
 
 
 class RepeatTests(ClientTestCase):

@@ -1,4 +1,4 @@
-"""What is between a client and a server in tests: an agent that breaks, and one that notes."""
+"""An HTTP agent whose requests fail in chosen ways, and responses made for tests."""
 
 from __future__ import annotations
 
