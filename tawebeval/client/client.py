@@ -21,7 +21,7 @@ from twisted.web.iweb import IAgent
 from tawebeval import __version__
 from tawebeval.client.errors import EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
-from tawebeval.client.http import Content, Form, Request, Response, Session, is_unknown
+from tawebeval.client.http import Content, Request, Response, Session, SubmissionForm, is_unknown
 from tawebeval.core.backoff import Backoff
 
 ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10, longest_asked=120)
@@ -145,7 +145,7 @@ class Client:
             "POST",
             "/evaluate",
             {"Idempotency-Key": key or uuid4().hex},
-            Form(fields, submission),
+            SubmissionForm(fields, submission),
         )
         return await self._session.send(request, self.asking, _identifier)
 

@@ -92,7 +92,7 @@ class FormProducer(MultiPartProducer):
 
 
 @attrs.frozen
-class Form:
+class SubmissionForm:
     """The form of `POST /evaluate`, encoded anew for each attempt.
 
     `fields` and `submission` map the names of fields to their content. Raises ValueError for an
@@ -190,7 +190,7 @@ class Request:
     method: str
     path: str
     headers: Mapping[str, str] = attrs.field(factory=dict)
-    form: Form | None = None
+    form: SubmissionForm | None = None
     timeout: float = 60
 
 
