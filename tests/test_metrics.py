@@ -155,9 +155,9 @@ class FiguresTests(FiguresTestCase):
         repositories = self.service.world.repositories
         repositories.sizes = {"repositories": 77, "checkouts": 88}
         tally = repositories.tally
-        tally.hits["commits"] = 9
-        tally.misses["commits"] = 4
-        tally.hits["checkouts"] = 8
+        tally.lookups["commits", "hit"] = 9
+        tally.lookups["commits", "miss"] = 4
+        tally.lookups["checkouts", "hit"] = 8
         tally.fetches.update(fetched=2, failed=1, cancelled=3)
         tally.evictions = 6
         tally.seconds.observe(2.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.states import STEPS, State
-from tawebeval.core.tally import FOREVER, MOMENTS, CacheTally, EvaluationTally, Histogram
+from tawebeval.core.tally import FOREVER, MOMENTS, EvaluationTally, Histogram
 
 
 class HistogramTests(SynchronousTestCase):
@@ -48,25 +48,21 @@ class EvaluationTests(SynchronousTestCase):
 
     @given(st.lists(lives()))
     def test_model(self, all_lives: list[list[State]]) -> None:
-        """Each is counted where it is, by its end, by its fate, and each stage that it left."""
+        """Each is counted where it is, by its end, and each stage that it left."""
         tally = EvaluationTally()
         for life in all_lives:
             tally.begin()
             for before, after in pairwise(life):
                 tally.step(before, after, 2.0, "exit" if after is State.FAILED else "")
         self.assertEqual(tally.accepted, len(all_lives))
-        forgotten = (State.DRAINED, State.EXPIRED)
         for state in State:
             there = sum(life[-1] is state for life in all_lives)
             been = sum(life.count(state) for life in all_lives)
-            if state in forgotten:
-                self.assertEqual((tally.states[state], tally.forgotten[state]), (0, there))
-                continue
-            self.assertEqual((tally.states[state], tally.forgotten[state]), (there, 0))
-            if state.ended:
+            self.assertEqual(tally.states[state], there)
+            if state in (State.FINISHED, State.FAILED, State.CANCELLED):
                 reason = "exit" if state is State.FAILED else ""
                 self.assertEqual(tally.ended[state, reason], been)
-            else:
+            elif not state.ended:
                 *_, (_, left) = tally.stages[state].cumulative()
                 self.assertEqual(left, been - there)
                 self.assertEqual(tally.stages[state].sum, 2.0 * left)
@@ -81,14 +77,3 @@ class EvaluationTests(SynchronousTestCase):
         self.assertEqual(tally.fault, (5.0, "no sandbox"))
         tally.judge(None, 6.0)
         self.assertIsNone(tally.fault)
-
-
-class CacheTests(SynchronousTestCase):
-    """What the cache was good for."""
-
-    def test_look(self) -> None:
-        """What was there is a hit of its kind, and what was not a miss."""
-        tally = CacheTally()
-        for what, found in (("commits", True), ("checkouts", False), ("commits", True)):
-            tally.look(what, found)
-        self.assertEqual((tally.hits, tally.misses), ({"commits": 2}, {"checkouts": 1}))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 
 
-class State(Enum):
+class State(StrEnum):
     """State of an evaluation.
 
     In the first three states the daemon works on the evaluation, in the next three clients may read

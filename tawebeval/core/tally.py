@@ -1,6 +1,7 @@
-"""What is counted while the daemon works, as plain numbers: cheap to note, read when asked for.
+"""Counters and histograms as plain numbers: cheap to add to, read by `daemon.metrics`.
 
-Nothing here knows how it will be shown; `metrics` makes Prometheus's own of it.
+A counter has the labels of its metric as keys. Those that are known are there from the start, as 0:
+to Prometheus the first sample of a series is no increase, and no alert.
 """
 
 from __future__ import annotations
@@ -8,24 +9,30 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import get_args
 
 import attrs
 
 from tawebeval.core.states import State
+from tawebeval.errors import Reason
 
 FOREVER = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Bounds, in seconds, for what may take minutes: to wait, to fetch, to run."""
+"""Bounds, in seconds, for what may take minutes: waiting, fetching, running."""
 
 MOMENTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Bounds, in seconds, for what should take no time at all: answers, turns of the reactor."""
+"""Bounds, in seconds, for what should take no time: answers, turns of the reactor."""
+
+_ENDS = (
+    (State.FINISHED, ""),
+    (State.CANCELLED, "cancelled"),
+    *((State.FAILED, reason) for reason in get_args(Reason) if reason != "cancelled"),
+)
 
 
 @attrs.define(eq=False)
 class Histogram:
-    """How many values were up to each of `bounds`, which ascend, and how many above all.
-
-    `sum` is that of all values.
-    """
+    """Number of values up to each of the ascending `bounds`, and above all; `sum` of all values."""
 
     bounds: Sequence[float]
     sum: float = 0.0
@@ -40,7 +47,7 @@ class Histogram:
         self.sum += value
 
     def cumulative(self) -> Iterator[tuple[float, int]]:
-        """Yield each bound, infinity at last, and how many values are not above it."""
+        """Yield each bound, infinity at last, and the number of values up to it."""
         total = 0
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
             total += count
@@ -49,62 +56,65 @@ class Histogram:
 
 @attrs.define(eq=False)
 class EvaluationTally:
-    """What becomes of evaluations.
+    """Counters of evaluations.
 
-    `states` has how many are in each state now, `ended` how many have ended how, by state and
-    reason (which is empty for a good end), `forgotten` how many were drained and how many
-    expired, `stages` how long was spent in each state before the end, in seconds.
+    `states` counts evaluations by their present state, `ended` by the state and the reason at
+    their end; the reason of FINISHED is empty. `stages` measures the seconds in each state before
+    the end.
 
-    `fault` is a time, in seconds, and what was wrong with this machine then, if the evaluation
-    that has ended last was lost by that, and nothing has shown since that it is mended.
+    `fault` is None, or the time in seconds and the message of the fault of this machine by which
+    the last evaluation to end was lost.
     """
 
-    accepted: int = 0
-    states: Counter[State] = attrs.field(factory=Counter)
-    ended: Counter[tuple[State, str]] = attrs.field(factory=Counter)
-    forgotten: Counter[State] = attrs.field(factory=Counter)
-    stages: dict[State, Histogram] = attrs.field(init=False)
+    states: Counter[State] = attrs.field(factory=lambda: Counter(dict.fromkeys(State, 0)))
+    ended: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(_ENDS, 0)))
+    stages: dict[str, Histogram] = attrs.field(
+        factory=lambda: {state: Histogram(FOREVER) for state in State if not state.ended}
+    )
     fault: tuple[float, str] | None = None
 
-    def __attrs_post_init__(self) -> None:
-        self.stages = {state: Histogram(FOREVER) for state in State if not state.ended}
+    @property
+    def accepted(self) -> int:
+        """Number of all evaluations since the start."""
+        return self.states.total()
 
     def begin(self) -> None:
-        """Count one that is accepted."""
-        self.accepted += 1
+        """Count an accepted evaluation."""
         self.states[State.QUEUED] += 1
 
     def judge(self, fault: str | None, now: float) -> None:
-        """Note whether this machine has lost an evaluation by a fault of its own."""
+        """Set or clear `fault`; `now` is in seconds."""
         self.fault = None if fault is None else (now, fault)
 
     def step(self, before: State, after: State, seconds: float, reason: str = "") -> None:
-        """Count a step, after so many seconds in the state `before`; `reason` is that of an end."""
+        """Count a change of state, after `seconds` in `before`; `reason` is that of an end."""
         self.states[before] -= 1
+        self.states[after] += 1
         if before.ended:
-            self.forgotten[after] += 1
             return
         self.stages[before].observe(seconds)
-        self.states[after] += 1
         if after.ended:
             self.ended[after, reason] += 1
 
 
 @attrs.define(eq=False)
 class CacheTally:
-    """What the cache of repositories was good for.
+    """Counters of the cache of repositories.
 
-    `hits` counts what was there, and `misses` what was not, by what was looked for: "commits",
-    "checkouts". `fetches` is how attempts to get commits have ended: `fetched`, `failed`,
-    `cancelled`; what several wait for is one fetch. `seconds` is how long they took.
+    `lookups` counts by kind ("commits", "checkouts") and result ("hit", "miss"). `fetches` counts
+    attempts to fetch a commit by their end; a fetch that several evaluations wait for counts once.
+    `seconds` measures how long fetches take.
     """
 
-    hits: Counter[str] = attrs.field(factory=Counter)
-    misses: Counter[str] = attrs.field(factory=Counter)
+    lookups: Counter[tuple[str, str]] = attrs.field(
+        factory=lambda: Counter(
+            dict.fromkeys(product(("commits", "checkouts"), ("hit", "miss")), 0)
+        )
+    )
     evictions: int = 0
-    fetches: Counter[str] = attrs.field(factory=Counter)
+    fetches: Counter[str] = attrs.field(factory=lambda: Counter(fetched=0, failed=0, cancelled=0))
     seconds: Histogram = attrs.field(factory=lambda: Histogram(FOREVER))
 
-    def look(self, for_: str, found: bool) -> None:
-        """Count that something was looked for."""
-        (self.hits if found else self.misses)[for_] += 1
+    def look(self, kind: str, found: bool) -> None:
+        """Count a lookup."""
+        self.lookups[kind, "hit" if found else "miss"] += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
-from typing import get_args
 
 import attrs
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,7 +22,6 @@ from tawebeval.core.tally import Histogram
 from tawebeval.daemon.lag import Lag
 from tawebeval.daemon.linewriter import LineWriter
 from tawebeval.daemon.vitals import Vitals
-from tawebeval.errors import Reason
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import RepositoryCache
@@ -33,16 +31,10 @@ from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import Callbacks
 
 _PREFIX = "tawebeval_"
-_LIVING = tuple(state for state in State if state not in (State.DRAINED, State.EXPIRED))
+_FORGOTTEN = (State.DRAINED, State.EXPIRED)
 _ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.GIVEN_UP)
 
-# What is there from the start, as 0: the first of a series that begins with 1 is no increase to
-# Prometheus, and no alert. Statuses by which the daemon says that something is wrong with it.
-_OUTCOMES = (
-    (State.FINISHED, ""),
-    (State.CANCELLED, "cancelled"),
-    *((State.FAILED, reason) for reason in get_args(Reason) if reason != "cancelled"),
-)
+# Statuses by which the daemon says that something is wrong with it.
 _ALARMING = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
@@ -94,30 +86,26 @@ class Figures(Collector):
         yield _gauge(
             "evaluations",
             "Evaluations that are known, by their state.",
-            [((state.value,), tally.states[state]) for state in _LIVING],
+            [((state,), tally.states[state]) for state in State if state not in _FORGOTTEN],
             "state",
         )
-        ended = dict.fromkeys(_OUTCOMES, 0)
         yield _counter(
             "evaluations_ended",
             "Ends of evaluations, by the reason of a bad one.",
-            [
-                ((state.value, reason), number)
-                for (state, reason), number in {**ended, **tally.ended}.items()
-            ],
+            tally.ended.items(),
             "state",
             "reason",
         )
         yield _counter(
             "evaluations_forgotten",
             "Read to the end (drained), or not (expired).",
-            [((fate.value,), tally.forgotten[fate]) for fate in (State.DRAINED, State.EXPIRED)],
+            [((fate,), tally.states[fate]) for fate in _FORGOTTEN],
             "fate",
         )
         yield _histogram(
             "stage_seconds",
             "How long evaluations were queued, fetching, running.",
-            {(state.value,): seconds for state, seconds in tally.stages.items()},
+            {(state,): seconds for state, seconds in tally.stages.items()},
             "stage",
         )
 
@@ -148,22 +136,17 @@ class Figures(Collector):
 
     def _cache(self) -> Iterator[Metric]:
         tally = self.repositories.tally
-        found = {"hit": tally.hits, "miss": tally.misses}
         yield _counter(
             "cache_lookups",
             "What was in the cache (hit), or was not (miss).",
-            [
-                ((what, result), counts[what])
-                for what in ("commits", "checkouts")
-                for result, counts in found.items()
-            ],
+            tally.lookups.items(),
             "of",
             "result",
         )
         yield _counter(
             "fetches",
             "Ends of fetches.",
-            [((end,), tally.fetches[end]) for end in ("fetched", "failed", "cancelled")],
+            [((end,), number) for end, number in tally.fetches.items()],
             "end",
         )
         yield _histogram("fetch_seconds", "How long fetches took.", {(): tally.seconds})

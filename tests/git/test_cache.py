@@ -85,9 +85,10 @@ class CheckOutTests(CacheTestCase):
         again = self.cache.check_out(Repository(URL), OID, again=True)
         self.successResultOf(Deferred.fromCoroutine(again)).release()
         tally = self.cache.tally
-        self.assertEqual(tally.hits, {"commits": 1, "checkouts": 1})
-        self.assertEqual(tally.misses, {"commits": 2, "checkouts": 1})
-        self.assertEqual(tally.fetches, {"fetched": 1, "failed": 1})
+        looked = {("commits", "hit"): 1, ("commits", "miss"): 2}
+        looked |= {("checkouts", "hit"): 1, ("checkouts", "miss"): 1}
+        self.assertEqual(tally.lookups, looked)
+        self.assertEqual(tally.fetches, {"fetched": 1, "failed": 1, "cancelled": 0})
 
     def test_other_url(self) -> None:
         """A commit that was fetched from one URL is fetched again from another."""
@@ -253,8 +254,8 @@ class SharingTests(CacheTestCase):
         self.running.end(failed("", -1))
         self.failureResultOf(second, CancelledError)
         self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(self.cache.tally.misses["commits"], 2)
-        self.assertEqual(self.cache.tally.fetches, {"cancelled": 1})
+        self.assertEqual(self.cache.tally.lookups["commits", "miss"], 2)
+        self.assertEqual(self.cache.tally.fetches["cancelled"], 1)
 
     def test_cancelled_while_waiting(self) -> None:
         """A request that waits for another fetch is cancelled at once."""
