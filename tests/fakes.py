@@ -22,6 +22,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import Page
 from tawebeval.core.tally import CacheTally
+from tawebeval.daemon.systemd import Notifier
 from tawebeval.deferreds import completed, outcome
 from tawebeval.errors import EvaluationError
 from tawebeval.evaluations.context import Surroundings
@@ -132,6 +133,17 @@ class SlowThreads:
         """Make all calls, also those that follow from them."""
         while self.waiting:
             self.step()
+
+
+@attrs.frozen
+class FakeNotifier(Notifier):
+    """Keeps what is sent to systemd."""
+
+    sent: list[str] = attrs.field(factory=list)
+
+    def send(self, *notices: str) -> None:
+        """Keep a datagram."""
+        self.sent.append(" ".join(notices))
 
 
 class FakeRepositories:

@@ -33,7 +33,6 @@ CORE = (
     "errors",
     "outbound",
     "settings",
-    "daemon/live",
     "git/commits",
     "git/credentials",
     "git/stderr",

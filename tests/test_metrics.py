@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import resource
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.daemon.lag import Lag
-from tawebeval.daemon.metrics import Exposition, Figures
+from tawebeval.daemon.metrics import (
+    DaemonMetrics,
+    ProcessMetrics,
+    ReactorLag,
+    count_descriptors,
+)
 from tawebeval.webhooks.callback import CallbackState
 from tests.test_web import WebTestCase
 
@@ -40,11 +50,7 @@ class FakeCallbacks:
     """Callbacks of which some have ended."""
 
     pending = 3
-    ended = {  # noqa: RUF012
-        CallbackState.DELIVERED: 5,
-        CallbackState.REFUSED: 2,
-        CallbackState.GIVEN_UP: 1,
-    }
+    ended = {CallbackState.DELIVERED: 5, CallbackState.REFUSED: 2, CallbackState.GIVEN_UP: 1}  # noqa: RUF012
 
 
 def family(name: str) -> str:
@@ -52,21 +58,21 @@ def family(name: str) -> str:
     return re.sub(r"_(bucket|count|sum)$", "", name)
 
 
-class FiguresTestCase(WebTestCase):
+class MetricsTestCase(WebTestCase):
     """A service in memory, and its figures."""
 
     callbacks: Any = FakeCallbacks()
 
     def setUp(self) -> None:
         super().setUp()
-        self.lag = Lag(self.service.reactor)
-        self.exposition = Exposition()
+        self.lag = ReactorLag(self.service.reactor)
+        self.metrics = CollectorRegistry()
+        self.metrics.register(ProcessMetrics())
         registry = self.service.registry
-        self.exposition.add(
-            Figures(
+        self.metrics.register(
+            DaemonMetrics(
                 registry._surroundings,
                 self.service.world.repositories,  # type: ignore[arg-type]
-                registry.queue,
                 registry,
                 self.callbacks,
                 self.service.api.traffic,
@@ -78,7 +84,7 @@ class FiguresTestCase(WebTestCase):
 
     def series(self) -> Series:
         """Return all values, by name and labels."""
-        families = text_string_to_metric_families(self.exposition.render().decode())
+        families = text_string_to_metric_families(generate_latest(self.metrics).decode())
         return {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value
             for family in families
@@ -90,7 +96,7 @@ class FiguresTestCase(WebTestCase):
         return self.series()[f"tawebeval_{name}", tuple(sorted(labels.items()))]
 
 
-class FiguresTests(FiguresTestCase):
+class MetricsTests(MetricsTestCase):
     """What they say."""
 
     def test_evaluations(self) -> None:
@@ -215,7 +221,7 @@ class FreshCallbacks:
     ended: Counter[CallbackState] = Counter()  # noqa: RUF012
 
 
-class FirstEventTests(FiguresTestCase):
+class FirstEventTests(MetricsTestCase):
     """A daemon at which nothing has happened yet."""
 
     callbacks = FreshCallbacks()
@@ -255,7 +261,7 @@ class FirstEventTests(FiguresTestCase):
         }
 
 
-class RelianceTests(FiguresTestCase):
+class RelianceTests(MetricsTestCase):
     """The dashboard, the alerts and the documents, held against what there really is."""
 
     def setUp(self) -> None:
@@ -328,3 +334,101 @@ class RelianceTests(FiguresTestCase):
         """What the documents name is there, and all that is there is named."""
         told = set(re.findall(r"\btawebeval_[a-z_]+\b", OPERATIONS.read_text()))
         self.assertEqual(told, self.families())
+
+
+class ProcessTests(SynchronousTestCase):
+    """This very process."""
+
+    def values(self) -> dict[str, float]:
+        """Return the figures by their names."""
+        return {
+            sample.name: sample.value
+            for metric in ProcessMetrics(lambda: 77, 1234.5).collect()
+            for sample in metric.samples
+        }
+
+    def test_values(self) -> None:
+        """They are those that the kernel has."""
+        values = self.values()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self.assertLessEqual(values["process_cpu_seconds_total"], used.ru_utime + used.ru_stime)
+        self.assertGreater(values["process_cpu_seconds_total"], 0)
+        self.assertEqual(values["process_open_fds"], 77)
+        self.assertEqual(values["process_max_fds"], resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self.assertEqual(values["process_start_time_seconds"], 1234.5)
+        peak = used.ru_maxrss * 1024
+        self.assertGreater(values["process_resident_memory_bytes"], peak / 10)
+        self.assertLessEqual(
+            values["process_resident_memory_bytes"], values["process_virtual_memory_bytes"]
+        )
+
+    def test_start(self) -> None:
+        """If nothing else is said it was started when this was made."""
+        before = time.time()
+        vitals = ProcessMetrics()
+        after = time.time()
+        (metric,) = (one for one in vitals.collect() if one.name == "process_start_time_seconds")
+        self.assertTrue(before <= metric.samples[0].value <= after)
+
+    def test_descriptors(self) -> None:
+        """One more is one more, whichever way they are counted."""
+        real = Path("/proc/self/fd")
+        before = count_descriptors(real)
+        with open("/dev/null", encoding="ascii"):
+            self.assertEqual(count_descriptors(real), before + 1)
+        self.assertEqual(count_descriptors(real), before)
+
+    def test_older_kernel(self) -> None:
+        """Where the directory has no size its entries are counted."""
+
+        class Sizeless(type(Path())):  # type: ignore[misc]
+            """A directory as older kernels show it."""
+
+            def stat(self, **_: object) -> os.stat_result:
+                return os.stat_result((0,) * 10)
+
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        for name in "abc":
+            (folder / name).touch()
+        self.assertEqual(count_descriptors(Sizeless(folder)), 3)
+
+
+class LagTests(SynchronousTestCase):
+    """Looks at a clock."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.lag = ReactorLag(self.clock)
+
+    @property
+    def looks(self) -> int:
+        """How often it has looked."""
+        return list(self.lag.seconds.cumulative())[-1][1]
+
+    def test_in_time(self) -> None:
+        """A reactor in time is not late, twice a second."""
+        self.lag.startService()
+        self.clock.pump([0.5] * 4)
+        self.assertEqual((self.looks, self.lag.seconds.sum), (4, 0))
+
+    def test_late(self) -> None:
+        """What blocks the reactor shows in full."""
+        self.lag.startService()
+        self.clock.advance(2.0)
+        self.assertEqual((self.looks, self.lag.seconds.sum), (1, 1.5))
+
+    def test_put_back(self) -> None:
+        """A clock that is put back does not make it early."""
+        self.lag.startService()
+        self.clock.rightNow = -10.0
+        (call,) = self.clock.getDelayedCalls()
+        call.func(*call.args)
+        self.assertEqual((self.looks, self.lag.seconds.sum), (1, 0))
+
+    def test_stop(self) -> None:
+        """After its end it looks no more."""
+        self.lag.startService()
+        self.lag.stopService()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        ReactorLag(self.clock).stopService()  # also if it never began

@@ -22,7 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.cli import main as command
 from tawebeval.daemon import control
-from tawebeval.daemon.control import OrdersFactory, TakingOrders, find_socket, order_reload
+from tawebeval.daemon.control import ControlSocket, OrdersFactory, find_socket, order_reload
 from tawebeval.errors import ConfigurationError
 from tawebeval.reloadable import Outcome
 from tests.patience import PATIENCE
@@ -101,7 +101,7 @@ class ReloadTests(SocketTestCase):
 
     def take(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
         """Have orders taken, of which each comes to this."""
-        taking = TakingOrders(self.path, lambda _: Outcome(problems, notes), reactor)
+        taking = ControlSocket(self.path, lambda _: Outcome(problems, notes), reactor)
         taking.startService()
         self.addCleanup(taking.stopService)
 
@@ -144,7 +144,7 @@ class ReloadTests(SocketTestCase):
             told.update(originals)
             return Outcome()
 
-        taking = TakingOrders(self.path, reload, reactor)
+        taking = ControlSocket(self.path, reload, reactor)
         taking.startService()
         self.addCleanup(taking.stopService)
         originals = {"tokens": "12ab", "secrets": ""}
@@ -168,7 +168,7 @@ class ReloadTests(SocketTestCase):
 
     async def test_stopped(self) -> None:
         """After the stop nobody is there, and nothing is left."""
-        taking = TakingOrders(self.path, lambda _: Outcome(), reactor)
+        taking = ControlSocket(self.path, lambda _: Outcome(), reactor)
         taking.startService()
         await maybeDeferred(taking.stopService)
         self.assertEqual(os.listdir(self.path.parent), [])

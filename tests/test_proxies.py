@@ -13,7 +13,7 @@ from pathlib import Path
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration
-from tawebeval.daemon.reconfiguring import read_configuration
+from tawebeval.daemon.reload import read_configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 PROXIES = ROOT / "etc" / "proxies"

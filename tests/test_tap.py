@@ -20,9 +20,8 @@ from zope.interface.verify import verifyObject
 
 from tawebeval import __version__
 from tawebeval.config import Configuration
-from tawebeval.daemon import preload, tap
-from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
-from tawebeval.daemon.reload import Reloading
+from tawebeval.daemon import tap
+from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
@@ -159,7 +158,7 @@ class MakeServiceTests(SynchronousTestCase):
         """A reload reads the file that the daemon was started with, wherever the daemon goes."""
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
-        (reloading,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloading))
+        (reloading,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloader))
         self.addCleanup(os.chdir, Path.cwd())
         path.write_text("[polls]\nwait = -1")
         absolute = path.absolute()
@@ -228,7 +227,7 @@ class MakeServiceTests(SynchronousTestCase):
         """The file names that user; what that may need later is loaded while it can be."""
         self.process = FakeProcess(0)
         loaded: list[bool] = []
-        self.patch(preload, "preload", lambda: loaded.append(True))
+        self.patch(tap, "preload", lambda: loaded.append(True))
         path = self.mktemp()
         Path(path).write_text("[service]\nuser = 'nobody'")
         self.make("-c", path).privilegedStartService()

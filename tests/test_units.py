@@ -15,7 +15,7 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.cli import main as command
 from tawebeval.config import CallbackSettings, Callers, Configuration
 from tawebeval.daemon import control
-from tawebeval.daemon.reporting import longest_stop
+from tawebeval.daemon.systemd import longest_stop
 from tawebeval.daemon.tap import Options
 from tawebeval.reloadable import Outcome
 from tawebeval.sandbox.seccomp import ALLOWED

@@ -209,7 +209,7 @@ def quota(config: Path | None, first_project: int) -> None:
       STATE_DIRECTORY=/var/lib/tawebeval tawebeval quota --config /etc/tawebeval/tawebeval.toml
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import much of the daemon.
-    from tawebeval.daemon.reconfiguring import read_configuration
+    from tawebeval.daemon.reload import read_configuration
     from tawebeval.daemon.state import locate
     from tawebeval.linux.kernel import Process
     from tawebeval.sandbox.project_quotas import prepare_quotas, quota_of

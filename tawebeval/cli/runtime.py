@@ -19,7 +19,7 @@ from twisted.python.failure import Failure
 from tawebeval.cli.output import OutputLost, Screen, wants_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import base_url
-from tawebeval.daemon.monotonic import count_monotonically
+from tawebeval.daemon.runtime import use_monotonic_clock
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.secretfiles import read_secrets
 
@@ -179,7 +179,7 @@ def run_reactor(
         done = Deferred.fromCoroutine(exit_status(screen, work(reactor), reactor, cleans_up))
         done.addBoth(results.append).addBoth(lambda _: reactor.stop())
 
-    count_monotonically(reactor)
+    use_monotonic_clock(reactor)
     reactor.callWhenRunning(begin)
     reactor.run(installSignalHandlers=False)
     (result,) = results

@@ -31,8 +31,8 @@ from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed
 from tawebeval.core.markers import Markers
-from tawebeval.daemon.preload import preload
-from tawebeval.daemon.reconfiguring import read_configuration
+from tawebeval.daemon.reload import read_configuration
+from tawebeval.daemon.runtime import preload
 from tawebeval.daemon.startup import check_readable
 from tawebeval.errors import ConfigurationError, EvaluationError
 from tawebeval.evaluations.evaluation import Evaluation

@@ -1,41 +1,41 @@
-"""The daemon put together: from configuration and directories to services that listen."""
+"""Assembly of the daemon: its parts, its tree of services, and what a reload changes of them."""
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import time
 from typing import Any
 
-from twisted.application.internet import StreamServerEndpointService
+import attrs
+from twisted.application.internet import StreamServerEndpointService, TimerService
 from twisted.application.service import MultiService, Service
+from twisted.application.strports import service
 from twisted.internet.defer import Deferred, DeferredQueue, gatherResults, maybeDeferred
 from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
 from tawebeval.admission import UNBOUNDED, Queue, count_places
-from tawebeval.config import Configuration
+from tawebeval.config import Configuration, Http
+from tawebeval.config import Repositories as RepositorySettings
 from tawebeval.core.budget import Budget
+from tawebeval.core.hosts import HostPolicy
 from tawebeval.core.identifiers import Identities
-from tawebeval.daemon.adapting import Adapting, bounds, host_policy
-from tawebeval.daemon.control import TakingOrders, find_socket
-from tawebeval.daemon.housekeeping import keep_house
-from tawebeval.daemon.interrupts import Interrupts
+from tawebeval.daemon.control import ControlSocket, find_socket
 from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.listening import listen
 from tawebeval.daemon.logging import LogWriter
-from tawebeval.daemon.observing import Observing
-from tawebeval.daemon.preload import find_unreadable
-from tawebeval.daemon.reconfiguring import ConfigurationFile, Reconfiguring
-from tawebeval.daemon.reload import Reloading
-from tawebeval.daemon.reporting import Reporting, longest_stop
-from tawebeval.daemon.startup import StartupChecks, find_exposure, open_access
+from tawebeval.daemon.metrics import DaemonMetrics, Monitoring
+from tawebeval.daemon.reload import ConfigurationFile, ConfigurationReload, Reloader
+from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable
+from tawebeval.daemon.startup import Crew, StartupChecks, find_exposure, open_access
 from tawebeval.daemon.state import Directories
-from tawebeval.daemon.systemd import find_supervisor
+from tawebeval.daemon.systemd import Notifier, Watchdog, find_notifier, longest_stop
 from tawebeval.deferreds import Threads
+from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.evaluations.telling import Telling
@@ -51,22 +51,21 @@ from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import Orphans, become_subreaper
 from tawebeval.linux.rlimits import MORE_PROCESSES
 from tawebeval.resolver import SystemResolver
+from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.monitor import Watch
 from tawebeval.sandbox.probe import open_box, open_sandbox
+from tawebeval.web.auth import Access
 from tawebeval.web.context import Api
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
+from tawebeval.web.server.transport import PromptEndpoint
 from tawebeval.webhooks.deliveries import Callbacks, open_callbacks
 
+_CHORES_PERIOD = 1.0  # seconds
+_UNREACHABLE = 120.0  # seconds for which a client may be unreachable
+_ANSWER = 256 * 1024  # bytes of an answer, for which a slow client has as long as the settings say
 _LAST_LINES = 2.0  # seconds for which the end waits for the log
 _FAREWELL = 0.5  # seconds in which clients can still fetch the end that the stop has brought
-_COUNTS = 2  # runs with many files whose files are counted at the same time
-_THREADS = 20  # for what blocks: checking out, counting, removing
-_CHECKS = 3  # for a trial of each of two disks, and for a look at the directories, which may hang
-_UPLOADS = 8  # for writing what is uploaded; a slow disk is in the way of nothing else
-_LOOKUPS = 12  # threads to look up git's servers; a silent name server takes one for a minute
-_CALLBACK_LOOKUPS = 8  # threads to look up receivers of callbacks
-
 log = Logger()
 
 
@@ -132,7 +131,7 @@ class Daemon(MultiService):
         self._privileges = privileges
         self._evaluations = evaluations
         self._reactor = reactor
-        for part in (startup, evaluations, Interrupts(evaluations.hurry, reactor)):
+        for part in (startup, evaluations, ShutdownSignals(evaluations.hurry, reactor)):
             part.setServiceParent(self)
 
     def setServiceParent(self, parent: Any) -> None:
@@ -195,6 +194,95 @@ class Daemon(MultiService):
         await gatherResults([maybeDeferred(part.disownServiceParent) for part in listening])
 
 
+@attrs.frozen
+class ThreadPools:
+    """Threads of the daemon, a pool for each kind of calls that must not wait for another kind."""
+
+    work: Threads  # checking out, counting, removing
+    watch: Threads  # limits of runs
+    count: Threads  # files of runs that have many
+    upload: Threads  # writing uploads
+    check: Threads  # a trial of each of two disks and a look at the directories, which may hang
+    servers: SystemResolver  # git's servers; a silent name server takes a thread for a minute
+    receivers: SystemResolver  # receivers of callbacks
+
+    @classmethod
+    def open(cls, reactor: Any) -> ThreadPools:
+        """Return the pools, not started yet."""
+        return cls(
+            work=Threads.own(reactor, 20, "work"),
+            watch=Threads.own(reactor, 1, "watch"),
+            count=Threads.own(reactor, 2, "count"),
+            upload=Threads.own(reactor, 8, "upload"),
+            check=Threads.own(reactor, 3, "check"),
+            servers=SystemResolver(Threads.own(reactor, 12, "servers")),
+            receivers=SystemResolver(Threads.own(reactor, 8, "receivers")),
+        )
+
+    def all(self) -> Sequence[Crew]:
+        """Return all pools."""
+        return attrs.astuple(self, recurse=False)
+
+
+@attrs.frozen
+class Foundation:
+    """What the parts of several packages are built on."""
+
+    configuration: Configuration
+    directories: Directories
+    reactor: Any
+    cgroups: Cgroups
+    spawn: Spawner
+    pools: ThreadPools
+    access: Access
+    sandbox: Sandbox
+    keyring: Keyring
+
+
+@attrs.frozen
+class Parts:
+    """The parts of a daemon, some of which keep settings that a reload changes."""
+
+    remotes: Remotes
+    repositories: RepositoryCache
+    surroundings: Surroundings
+    registry: Registry
+    callbacks: Callbacks
+    access: Access
+    monitoring: Monitoring
+    application: KleinApplication
+    site: ApiSite
+
+    def apply(self, configuration: Configuration) -> None:
+        """Put a configuration in force; what has begun keeps its limits."""
+        self.surroundings.configuration = configuration
+        self.surroundings.sandbox.limits = configuration.limits
+        self.remotes.policy = _host_policy(configuration.repositories)
+        queue = self.registry.queue
+        queue.bound(queue.places, *_queue_bounds(configuration, self.access))
+        queue.go_on()
+        self.registry.spool.limit = configuration.limits.uploads
+        self.access.rate.per_minute = configuration.callers.requests_per_minute
+        self.monitoring.readiness.free = configuration.health.free_disk
+        self.monitoring.traffic.logged = configuration.log.access
+        self.application.api.configuration = configuration
+        self.site.connections.limits = configuration.http
+
+    def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
+        """Return the metrics of the parts, and of the lines of the log if the daemon writes it."""
+        return DaemonMetrics(
+            self.surroundings,
+            self.repositories,
+            self.registry,
+            self.callbacks,
+            self.monitoring.traffic,
+            self.application.routes,
+            self.site.connections,
+            self.monitoring.lag,
+            log_lines,
+        )
+
+
 def make_service(
     configuration: Configuration,
     directories: Directories,
@@ -204,68 +292,139 @@ def make_service(
     file: ConfigurationFile | None = None,
     log_writer: LogWriter | None = None,
 ) -> Daemon:
-    """Return the whole daemon, which has given up `privileges` before it runs anything.
+    """Return the whole daemon, which gives up `privileges` before it runs anything.
 
-    A reload reads the `file` again from which the configuration is. It logs by `log_writer`.
-    Raises ConfigurationError for what is no endpoint, for tokens and secrets that cannot be read,
-    where strangers could reach a daemon without tokens, and without a sandbox.
+    `file` is what a reload reads the configuration from. Raises: ConfigurationError, for an
+    invalid endpoint, unreadable tokens and secrets, a daemon that strangers can reach without
+    tokens, and a missing sandbox.
     """
+    pools, spawn = ThreadPools.open(reactor), Spawner(reactor)
     access = open_access(configuration, reactor)
-    threads = Threads.own(reactor, _THREADS, "work")
-    watching = Threads.own(reactor, 1, "watch")  # so that limits wait for nobody's work
-    counting = Threads.own(reactor, _COUNTS, "count")
-    uploading = Threads.own(reactor, _UPLOADS, "upload")
-    checking = Threads.own(reactor, _CHECKS, "check")
-    spawn = Spawner(reactor)
-    servers = SystemResolver(Threads.own(reactor, _LOOKUPS, "servers"))
-    receivers = SystemResolver(Threads.own(reactor, _CALLBACK_LOOKUPS, "receivers"))
-    settings = configuration.repositories
     orphans = Orphans(reactor, spawn)
     sandbox = open_sandbox(configuration, directories.accounts, cgroups, orphans)
     copies = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    keyring = Keyring(settings.credentials, copies, directories.key)
-    remotes = Remotes(
-        host_policy(settings),
-        servers,
-        reactor,
+    keyring = Keyring(configuration.repositories.credentials, copies, directories.key)
+    parts = _make_parts(
+        Foundation(
+            configuration, directories, reactor, cgroups, spawn, pools, access, sandbox, keyring
+        )
+    )
+    registry, repositories, monitoring = parts.registry, parts.repositories, parts.monitoring
+    startup = StartupChecks(directories, cgroups, sandbox, pools.all(), pools.check, configuration)
+    evaluations = EvaluationService(registry, repositories, parts.callbacks, configuration)
+    daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
+    lines = log_writer.lines if log_writer else None
+    monitoring.metrics.register(parts.make_metrics(lines))
+    notifier = find_notifier(os.environ)
+    endpoints = dict.fromkeys(configuration.listen)  # each of them once
+    takers = (parts.apply, daemon.log_by)
+    reload = ConfigurationReload(file or ConfigurationFile(), configuration, takers)
+    sources = (reload, parts.callbacks, access, monitoring.readers, keyring)
+    reloader = Reloader(sources, copies, notifier, reactor)
+    chores = (
+        *(registry.expire, orphans.reap, startup.mend, parts.surroundings.arrears.settle),
+        *(repositories.note_uses, repositories.maintain, monitoring.readiness.check),
+    )
+    for part in (
+        *_reload_services(reloader, reactor),
+        *(monitoring.lag, monitoring.probe, call_each_second(chores, reactor)),
+        *(listen(endpoint, parts.site, reactor, configuration.http) for endpoint in endpoints),
+        _make_watchdog(notifier, parts, reactor),
+    ):
+        part.setServiceParent(daemon)
+    if access.open:
+        for problem in find_exposure(configuration):
+            log.warn("{problem}", problem=str(problem))
+    return daemon
+
+
+def _make_parts(base: Foundation) -> Parts:
+    configuration, directories, reactor = base.configuration, base.directories, base.reactor
+    running = count_places(configuration.evaluations.running)
+    remotes = _make_remotes(base)
+    repositories = _make_repositories(base, remotes)
+    surroundings = _make_surroundings(base, repositories, running)
+    callbacks = open_callbacks(
+        *(configuration.callbacks, os.environ, base.pools.receivers, reactor, os.urandom, time),
+        alone=base.access.open,
+    )
+    slots = (running, *_queue_bounds(configuration, base.access))
+    identities = Identities(directories.key, os.urandom, configuration.service.name)
+    registry = Registry(
+        surroundings, identities, slots, directories.evaluations, Telling(callbacks)
+    )
+    monitoring = Monitoring.open(directories, registry, surroundings, base.pools.check)
+    application = _make_application(base, registry, monitoring)
+    return Parts(
+        remotes,
+        repositories,
+        surroundings,
+        registry,
+        callbacks,
+        base.access,
+        monitoring,
+        application,
+        make_site(application, reactor),
+    )
+
+
+def _make_remotes(base: Foundation) -> Remotes:
+    directories = base.directories
+    return Remotes(
+        _host_policy(base.configuration.repositories),
+        base.pools.servers,
+        base.reactor,
         (directories.repositories, directories.uploads, directories.evaluations),
     )
-    repositories = RepositoryCache(
+
+
+def _make_repositories(base: Foundation, remotes: Remotes) -> RepositoryCache:
+    settings, directories = base.configuration.repositories, base.directories
+    git = Git(
+        base.reactor,
+        base.spawn,
+        settings.protocols,
+        settings.memory,
+        open_box(base.sandbox, directories.accounts),
+        base.cgroups.git_entry,
+        base.cgroups.niceness,
+    )
+    limits = FetchLimits(
+        base.reactor,
+        timeout=settings.fetch_timeout,
+        size=settings.fetch_bytes,
+        tree=TreeLimits(settings.tree_files, settings.tree_bytes),
+    )
+    return RepositoryCache(
         directories.repositories,
-        Git(
-            reactor,
-            spawn,
-            settings.protocols,
-            settings.memory,
-            open_box(sandbox, directories.accounts),
-            cgroups.git_entry,
-            cgroups.niceness,
-        ),
-        threads,
+        git,
+        base.pools.work,
         remotes,
-        FetchLimits(
-            reactor,
-            timeout=settings.fetch_timeout,
-            size=settings.fetch_bytes,
-            tree=TreeLimits(settings.tree_files, settings.tree_bytes),
-        ),
-        keyring,
+        limits,
+        base.keyring,
         capacity=settings.cache,
     )
-    running = count_places(configuration.evaluations.running)
-    surroundings = Surroundings(
+
+
+def _make_surroundings(
+    base: Foundation, repositories: RepositoryCache, running: int
+) -> Surroundings:
+    configuration, reactor, pools = base.configuration, base.reactor, base.pools
+    fetches = configuration.repositories.fetches
+    free_quotas: DeferredQueue[Path] = DeferredQueue()
+    for directory in base.directories.quotas:
+        free_quotas.put(directory)
+    return Surroundings(
         configuration=configuration,
         clock=reactor,
         random=os.urandom,
-        threads=threads,
-        spawn=spawn,
+        threads=pools.work,
+        spawn=base.spawn,
         repositories=repositories,
-        sandbox=sandbox,
-        watch=Watch(reactor, watching, counting),
-        # Half of the places at most are one caller's, whose servers may be slow.
-        fetches=Queue(
-            settings.fetches, UNBOUNDED, 0 if access.open else (settings.fetches + 1) // 2
-        ),
+        sandbox=base.sandbox,
+        watch=Watch(reactor, pools.watch, pools.count),
+        # One caller, whose servers may be slow, has half of the slots at most.
+        fetches=Queue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
         budget=Budget(
             configuration.buffers.total,
             configuration.buffers.evaluation,
@@ -273,78 +432,92 @@ def make_service(
             lambda call: reactor.callLater(0, call),
             configuration.callers.buffers,
         ),
-        quota_directories=_queue(directories.quotas) if directories.quotas else None,
+        quota_directories=free_quotas if base.directories.quotas else None,
     )
-    callbacks = open_callbacks(
-        *(configuration.callbacks, os.environ, receivers, reactor, os.urandom, time),
-        alone=access.open,
-    )
-    registry = Registry(
-        surroundings,
-        Identities(directories.key, os.urandom, configuration.service.name),
-        (running, *bounds(configuration, access)),
-        directories.evaluations,
-        Telling(callbacks),
-    )
-    observing = Observing.begin(directories, registry, surroundings, checking)
+
+
+def _make_application(
+    base: Foundation, registry: Registry, monitoring: Monitoring
+) -> KleinApplication:
     api = Api(
         registry,
-        configuration,
-        directories.uploads,
+        base.configuration,
+        base.directories.uploads,
         os.urandom,
-        access,
-        reactor,
-        uploading,
-        observing.operations,
-        observing.traffic,
+        base.access,
+        base.reactor,
+        base.pools.upload,
+        monitoring.operations,
+        monitoring.traffic,
     )
-    application = KleinApplication(api)
-    site = make_site(application, reactor)
-    observing.show(
-        *(surroundings, repositories, registry, callbacks, application.routes, site.connections),
-        log_writer,
-    )
-    crews = (threads, watching, counting, uploading, checking, servers, receivers)
-    startup = StartupChecks(directories, cgroups, sandbox, crews, checking, configuration)
-    evaluations = EvaluationService(registry, repositories, callbacks, configuration)
-    daemon = Daemon(startup, evaluations, site, privileges, reactor, log_writer)
-    supervisor = find_supervisor(os.environ)
-    adapting = Adapting(
-        *(surroundings, remotes, registry, access, observing, api), site.connections
-    )
-    takers = (adapting.take, daemon.log_by)
-    reconfiguring = Reconfiguring(file or ConfigurationFile(), configuration, takers)
-    sources = (reconfiguring, callbacks, access, observing.readers, keyring)
-    reloading = Reloading(sources, copies, supervisor, reactor)
-    reloading.setServiceParent(daemon)
-    orders = find_socket(os.environ)
-    if orders is not None:
-        TakingOrders(orders, reloading.reload, reactor).setServiceParent(daemon)
-    for part in (observing.lag, observing.retrial):
-        part.setServiceParent(daemon)
-    chores = (
-        *(registry.expire, orphans.reap, startup.mend, surroundings.arrears.settle),
-        *(repositories.note_uses, repositories.maintain, observing.readiness.look),
-    )
-    keep_house(chores, reactor).setServiceParent(daemon)
-    for endpoint in dict.fromkeys(configuration.listen):
-        listen(endpoint, site, reactor, configuration.http).setServiceParent(daemon)
-    if access.open:
-        for problem in find_exposure(configuration):
-            log.warn("{problem}", problem=str(problem))
-    Reporting(
-        supervisor,
-        lambda: (registry.queue.running, registry.queue.waiting),
-        observing.operations.obstacles,
-        lambda: longest_stop(surroundings.configuration),
-        reactor,
-    ).setServiceParent(daemon)
-    return daemon
+    return KleinApplication(api)
 
 
-def _queue(directories: Sequence[Path]) -> DeferredQueue[Path]:
-    """Return a queue of all quota directories."""
-    queue: DeferredQueue[Path] = DeferredQueue()
-    for directory in directories:
-        queue.put(directory)
-    return queue
+def _reload_services(reloader: Reloader, reactor: Any) -> Iterator[Service]:
+    yield reloader
+    path = find_socket(os.environ)
+    if path is not None:
+        yield ControlSocket(path, reloader.reload, reactor)
+
+
+def _make_watchdog(notifier: Notifier, parts: Parts, reactor: Any) -> Watchdog:
+    queue = parts.registry.queue
+    return Watchdog(
+        notifier,
+        lambda: (queue.running, queue.waiting),
+        parts.monitoring.operations.obstacles,
+        lambda: longest_stop(parts.surroundings.configuration),
+        reactor,
+    )
+
+
+def _queue_bounds(configuration: Configuration, access: Access) -> tuple[int, int, int]:
+    """Return how many may wait, and of one caller how many may run and wait; 0 is no limit."""
+    callers, queued = configuration.callers, configuration.evaluations.queued
+    return (queued, 0, 0) if access.open else (queued, callers.running, callers.queued)
+
+
+def _host_policy(settings: RepositorySettings) -> HostPolicy:
+    return HostPolicy(settings.allow_hosts, settings.deny_hosts, settings.private_networks)
+
+
+def listen(
+    endpoint: str, factory: IProtocolFactory, reactor: Any, settings: Http
+) -> StreamServerEndpointService:
+    """Return a service that listens at an endpoint.
+
+    Its start raises what the endpoint raises. Raises: ConfigurationError, for an invalid endpoint.
+    """
+    try:
+        listening = service(endpoint, factory, reactor=reactor)
+    except LookupError:  # only of systemd's are some there, and others not
+        raise ConfigurationError(
+            f"listen: {endpoint!r}: there is no such socket from systemd; let a unit open it, as"
+            ' tawebeval.socket does, or listen without: ["tcp:8080:interface=127.0.0.1"]'
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
+    # To the kernel a client that takes nothing is one that says nothing.
+    silence = max(_UNREACHABLE, settings.window + _ANSWER / settings.rate)
+    listening.endpoint = PromptEndpoint(listening.endpoint, silence)
+    listening.setName(endpoint)
+    return listening
+
+
+def call_each_second(chores: Iterable[Callable[[], object]], reactor: Any) -> TimerService:
+    """Return a service that makes all calls once a second, also those after one that fails.
+
+    None of the calls may block.
+    """
+    chores = tuple(chores)
+
+    def do_all() -> None:
+        for chore in chores:
+            try:
+                chore()
+            except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
+                log.failure("{chore} failed", chore=chore.__name__)
+
+    timer = TimerService(_CHORES_PERIOD, do_all)
+    timer.clock = reactor
+    return timer

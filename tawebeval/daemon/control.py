@@ -79,7 +79,7 @@ def find_socket(environment: Mapping[str, str]) -> Path | None:
     return Path(folder, _SOCKET) if folder else None
 
 
-class TakingOrders(Service):
+class ControlSocket(Service):
     """Takes orders at `path`, of this user and of root alone; elsewhere there is still SIGHUP."""
 
     name = "orders"

@@ -22,8 +22,8 @@ from tawebeval.config import Configuration
 from tawebeval.core.forwarded import Proxies
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, list_problems, run_checks
-from tawebeval.daemon.preload import find_unreadable
-from tawebeval.daemon.reconfiguring import read_configuration
+from tawebeval.daemon.reload import read_configuration
+from tawebeval.daemon.runtime import find_unreadable
 from tawebeval.daemon.startup import check_readable, find_exposure
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git

@@ -1,28 +1,35 @@
-"""Whether the daemon would take work, and if not, why."""
+"""Readiness: whether the daemon would take work, and the probe of a sandbox that has failed."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import attrs
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
+from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.core.tally import EvaluationTally
 from tawebeval.deferreds import Threads, in_background
-from tawebeval.errors import Busy
+from tawebeval.errors import Busy, Problem
 from tawebeval.evaluations.registry import Registry
 from tawebeval.linux.diskfaults import is_full
 
-PERIOD = 5.0
-"""Seconds between two trials of a disk with which nothing is wrong."""
+DISK_PERIOD = 5.0
+"""Seconds between two trials of a disk that works."""
 
-PATIENCE = 5.0
-"""Seconds that a disk may take for one."""
+DISK_TIMEOUT = 5.0
+"""Seconds that a trial of a disk may take."""
+
+PROBE_PERIOD = 10.0
+"""Seconds between two probes of a sandbox that has failed."""
 
 _CONTENT = b"tawebeval\n"
 
@@ -31,7 +38,7 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Disk:
-    """The file system of the directory `path`, which is tried by a thread, once at a time."""
+    """The file system of the directory `path`, tried by one thread at a time."""
 
     name: str
     path: Path
@@ -41,11 +48,14 @@ class Disk:
     _began: float | None = None  # when the trial that is being made began, in seconds of the clock
     _due: float = 0.0  # when the next one is
 
-    def look(self, free: int) -> None:
-        """Begin a trial if one is due; where something is wrong that is always."""
+    def check(self, free: int) -> None:
+        """Begin a trial if one is due, as it always is while something is wrong.
+
+        The disk has to have `free` bytes left.
+        """
         now = self._clock.seconds()
         if self._began is None and (self._fault is not None or now >= self._due):
-            self._began, self._due = now, now + PERIOD
+            self._began, self._due = now, now + DISK_PERIOD
             in_background(self._try(free), log, "a disk could not be tried")
 
     async def _try(self, free: int) -> None:
@@ -56,33 +66,30 @@ class Disk:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with it, in words for after its name."""
-        if self._began is not None and self._clock.seconds() - self._began > PATIENCE:
-            return f"does not answer: a small file was not written within {PATIENCE:g} seconds"
+        """What is wrong with the disk, to be read after its name; None if it works."""
+        if self._began is not None and self._clock.seconds() - self._began > DISK_TIMEOUT:
+            return f"does not answer: a small file was not written within {DISK_TIMEOUT:g} seconds"
         return self._fault
 
 
 @attrs.define
 class Readiness:
-    """Looks at what a new evaluation needs first.
-
-    On each of the `disks`, whose names are for people, `free` bytes have to be left.
-    """
+    """Checks of what a new evaluation needs: admission, and `free` bytes on each of the `disks`."""
 
     _registry: Registry
     _tally: EvaluationTally
     _disks: Sequence[Disk]
     free: int
 
-    def look(self) -> None:
-        """Try the disks now and then; to be called once a second."""
+    def check(self) -> None:
+        """Try the disks that are due; to be called once a second."""
         for disk in self._disks:
-            disk.look(self.free)
+            disk.check(self.free)
 
     def obstacles(self) -> list[str]:
-        """Return sentences that say why no work would be taken; none where it would.
+        """Return why no work would be taken, as sentences; none if work would be taken.
 
-        Strangers may read them: there are no paths in them, nor anybody's names.
+        Strangers may read them: they contain no paths and no names of callers.
         """
         found = []
         try:
@@ -100,8 +107,63 @@ class Readiness:
         return found
 
 
+class SandboxProbe(Service):
+    """Repeated trial of the sandbox while the last evaluation to end was lost by a fault of ours.
+
+    `trial` returns why the sandbox does not work, or None, and blocks. A proxy that sends
+    evaluations only to ready daemons would send none that could show that the fault is gone.
+    """
+
+    name = "probe"
+
+    def __init__(
+        self,
+        tally: EvaluationTally,
+        trial: Callable[[], Problem | None],
+        threads: Threads,
+        clock: Any,
+    ) -> None:
+        self._tally = tally
+        self._trial = trial
+        self._threads = threads
+        self._clock = clock
+        self._told: Problem | None = None
+        self._trials = LoopingCall(self._probe)
+        self._trials.clock = clock
+
+    def startService(self) -> None:
+        """Begin to probe."""
+        super().startService()
+        self._trials.start(PROBE_PERIOD, now=False)
+
+    def stopService(self) -> None:
+        """Begin no more trials."""
+        super().stopService()
+        self._trials.stop()
+
+    def _probe(self) -> Deferred[None] | None:
+        fault = self._tally.fault
+        return None if fault is None else Deferred.fromCoroutine(self._try(fault))
+
+    async def _try(self, fault: tuple[float, str]) -> None:
+        try:
+            problem = await self._threads.run(self._trial)
+        except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
+            log.failure("the sandbox could not be tried")
+            return
+        if self._tally.fault is not fault:
+            return  # an evaluation has ended meanwhile, which knows better
+        if problem is None:
+            log.info("what an evaluation was lost by is mended: {fault}", fault=fault[1])
+            self._tally.judge(None, self._clock.seconds())
+        elif problem != self._told:
+            what, remedy = problem
+            log.warn("the sandbox does not work: {what}; {remedy}", what=what, remedy=remedy)
+        self._told = problem
+
+
 def find_fault(path: Path, free: int) -> str | None:
-    """Return what is wrong with a file system, or None if `free` bytes are left there. Blocks."""
+    """Return what is wrong with a file system, None if it has `free` bytes left. Blocks."""
     try:
         status = os.statvfs(path)
     except OSError as error:
@@ -119,9 +181,9 @@ def find_fault(path: Path, free: int) -> str | None:
 
 
 def write_and_read(directory: Path) -> None:
-    """Write a small file without a name, and read it. Blocks. Raises OSError.
+    """Write a small file without a name, and read it. Blocks. Raises: OSError.
 
-    What the kernel says of a file system that it closed after an error need not show that.
+    The status of a file system that the kernel closed after an error need not show the error.
     """
     with TemporaryFile(dir=directory, buffering=0) as file:
         file.write(_CONTENT)

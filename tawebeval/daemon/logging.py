@@ -19,29 +19,62 @@ from functools import lru_cache, partial
 from typing import IO, Any
 
 import attrs
-from twisted.logger import ILogObserver, LogEvent, LogLevel, formatEvent, formatTime
+from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel, formatEvent, formatTime
 from twisted.python.logfile import LogFile
 from zope.interface import implementer
 
 from tawebeval.config import Log
 from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.repeats import Repeats
 
 _LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3, "critical": 4}
 _PRIORITIES = {"debug": 7, "info": 6, "warn": 4, "error": 3, "critical": 2}  # sd-daemon(3)
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _OWN = "tawebeval."  # the loggers of which fields are shown: Twisted's are whole objects
 
+# Beginnings of the events of Twisted's ports that have no descriptor for a connection.
+_OF_ACCEPTING = ("EMFILE", "Re-reserving EMFILE", "Could not accept new connection")
+_SILENCE = 60.0  # seconds
+
 Line = Callable[[LogEvent], str]
+
+log = Logger()
+
+
+@attrs.define
+class RateLimitedLog:
+    """A message that is logged by `log` at most once a minute."""
+
+    log: Callable[[str], object]
+    message: str
+    _seconds: Callable[[], float] = time.monotonic
+    _last: float | None = None
+
+    def __call__(self) -> None:
+        """Log the message, unless it was logged within the last minute."""
+        now = self._seconds()
+        if self._last is None or now - self._last > _SILENCE:
+            self._last = now
+            self.log(self.message)
+
+
+def _make_descriptors_log() -> RateLimitedLog:
+    return RateLimitedLog(
+        log.error,
+        "connections are closed unanswered: there are no more file descriptors "
+        "(LimitNOFILE in the unit, or ulimit -n); this is said once a minute",
+    )
 
 
 @implementer(ILogObserver)
 @attrs.define(eq=False)
 class LogWriter:
-    """Writes events to `file`, each as `line` makes it, if they are of some `level` at least.
+    """Log observer that writes events of at least `level` to `file`, formatted by `line`.
 
-    With `priorities` each line begins with its priority, as the journal of systemd wants. What
-    cannot be written is counted by `lines`, and told of when the next event can be.
+    With `priorities` each line begins with its priority, as the journal of systemd wants. `lines`
+    counts the events that cannot be written; a line says so before the next one that can.
+
+    Without descriptors Twisted logs three events for each connection that it closes, and clients
+    come back at once: one message a minute stands in their place.
     """
 
     _file: IO[Any]
@@ -49,14 +82,17 @@ class LogWriter:
     level: str
     _priorities: bool = False
     lines: LineWriter = attrs.field(init=False)
-    _repeats: Repeats = attrs.field(factory=Repeats)
+    _no_descriptors: RateLimitedLog = attrs.field(factory=_make_descriptors_log)
 
     def __attrs_post_init__(self) -> None:
         self.lines = LineWriter(self._file, lambda missing: self._text(_gap(missing)))
 
     def __call__(self, event: LogEvent) -> None:
         """Write one event. Raises nothing: there is no other place to complain."""
-        if _LEVELS[level_of(event)] < _LEVELS[self.level] or self._repeats.hide(event):
+        if _LEVELS[level_of(event)] < _LEVELS[self.level]:
+            return
+        if _is_of_accepting(event):
+            self._no_descriptors()
             return
         text = self._text(event)
         if text:
@@ -68,6 +104,11 @@ class LogWriter:
             prefix = f"<{_PRIORITIES[level_of(event)]}>"
             text = prefix + text.replace("\n", f"\n{prefix}")
         return text
+
+
+def _is_of_accepting(event: LogEvent) -> bool:
+    by_twisted = event.get("log_namespace", "").startswith("twisted.internet.")
+    return by_twisted and (event.get("log_format") or "").startswith(_OF_ACCEPTING)
 
 
 def _gap(missing: int) -> LogEvent:

@@ -1,9 +1,15 @@
-"""What the daemon counts, as Prometheus reads it: gathered from all parts when it is asked for."""
+"""Prometheus metrics of the daemon, of its process and of the reactor, gathered on request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from http import HTTPStatus
+from pathlib import Path
+from typing import Any
 
 import attrs
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,55 +20,100 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from twisted.application.service import Service
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
-from tawebeval.admission import Queue
 from tawebeval.core.states import State
-from tawebeval.core.tally import Histogram
-from tawebeval.daemon.lag import Lag
+from tawebeval.core.tally import MOMENTS, Histogram
+from tawebeval.daemon.health import Disk, Readiness, SandboxProbe
 from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.vitals import Vitals
+from tawebeval.daemon.startup import open_readers
+from tawebeval.daemon.state import Directories
+from tawebeval.deferreds import Threads
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import RepositoryCache
+from tawebeval.sandbox.probe import Places, try_again
 from tawebeval.web.access_log import Routes, Traffic
+from tawebeval.web.auth import Access
+from tawebeval.web.context import Operations
 from tawebeval.web.server.limits import Connections
 from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import Callbacks
 
-_PREFIX = "tawebeval_"
-_FORGOTTEN = (State.DRAINED, State.EXPIRED)
-_ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.GIVEN_UP)
+_LAG_PERIOD = 0.5  # seconds
+_DESCRIPTORS = Path("/proc/self/fd")
 
-# Statuses by which the daemon says that something is wrong with it.
+_FORGOTTEN = (State.DRAINED, State.EXPIRED)
+_DELIVERY_ENDS = (CallbackState.DELIVERED, CallbackState.REFUSED, CallbackState.GIVEN_UP)
 _ALARMING = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
 
-Samples = Iterable[tuple[tuple[str, ...], float]]
-"""The values of a metric by those of its labels."""
+
+@attrs.frozen
+class Monitoring:
+    """What operators and their programs see of a daemon: metrics, readiness, access log."""
+
+    metrics: CollectorRegistry
+    traffic: Traffic
+    lag: ReactorLag
+    probe: SandboxProbe
+    readers: Access | None
+    readiness: Readiness
+    operations: Operations
+
+    @classmethod
+    def open(
+        cls,
+        directories: Directories,
+        registry: Registry,
+        surroundings: Surroundings,
+        checking: Threads,
+    ) -> Monitoring:
+        """Return it for the metrics of the process; `DaemonMetrics` are to be registered.
+
+        The threads `checking` try the disks. Raises: ConfigurationError, if the tokens of
+        `metrics.readers` cannot be read.
+        """
+        configuration, clock = surroundings.configuration, surroundings.clock
+        metrics = CollectorRegistry()
+        metrics.register(ProcessMetrics())
+        readers = open_readers(configuration, clock)
+        disks = [
+            Disk("state", directories.evaluations, checking, clock),
+            Disk("cache", directories.repositories, checking, clock),
+        ]
+        readiness = Readiness(registry, surroundings.tally, disks, configuration.health.free_disk)
+        places = Places(directories.repositories, directories.evaluations)
+        trial = partial(try_again, surroundings.sandbox, places)
+        return cls(
+            metrics,
+            Traffic(configuration.log.access),
+            ReactorLag(clock),
+            SandboxProbe(surroundings.tally, trial, surroundings.threads, clock),
+            readers,
+            readiness,
+            Operations(readiness.obstacles, partial(generate_latest, metrics), readers),
+        )
 
 
 @attrs.frozen(eq=False)
-class Figures(Collector):
-    """Reads the parts of a daemon."""
+class DaemonMetrics(Collector):
+    """Metrics of the parts of a daemon."""
 
     surroundings: Surroundings
     repositories: RepositoryCache
-    queue: Queue
     registry: Registry
     callbacks: Callbacks
     traffic: Traffic
     routes: Routes
     connections: Connections
-    lag: Lag
+    lag: ReactorLag
     log_lines: LineWriter | None = None
 
-    def describe(self) -> list[Metric]:
-        """Return nothing: what there is shows when it is collected."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
-        """Yield all of it."""
-        yield _gauge("info", "The version that runs.", [((__version__,), 1)], "version")
+        """Yield all metrics."""
+        yield _gauge("info", "The version that runs.", {__version__: 1}, "version")
         yield from self._evaluations()
         yield from self._queue()
         yield from self._buffers()
@@ -70,185 +121,190 @@ class Figures(Collector):
         yield from self._web()
         yield from self._callbacks()
         lost = 0 if self.log_lines is None else self.log_lines.lost
-        yield _counter("log_events_lost", "Events that the log did not take.", one(lost))
-        yield _gauge(
-            "child_processes", "Evaluators and git commands.", one(self.surroundings.spawn.running)
-        )
+        yield _counter("log_events_lost", "Events that the log did not take.", lost)
+        children = self.surroundings.spawn.running
+        yield _gauge("child_processes", "Evaluators and git commands.", children)
         yield _histogram(
             "reactor_lag_seconds",
             "How late the reactor is, looked at twice a second.",
-            {(): self.lag.seconds},
+            self.lag.seconds,
         )
 
     def _evaluations(self) -> Iterator[Metric]:
         tally = self.surroundings.tally
-        yield _counter("evaluations_accepted", "Forms that were accepted.", one(tally.accepted))
-        yield _gauge(
-            "evaluations",
-            "Evaluations that are known, by their state.",
-            [((state,), tally.states[state]) for state in State if state not in _FORGOTTEN],
-            "state",
-        )
+        known = {state: tally.states[state] for state in State if state not in _FORGOTTEN}
+        forgotten = {state: tally.states[state] for state in _FORGOTTEN}
+        yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted)
+        yield _gauge("evaluations", "Evaluations that are known, by their state.", known, "state")
         yield _counter(
             "evaluations_ended",
             "Ends of evaluations, by the reason of a bad one.",
-            tally.ended.items(),
+            tally.ended,
             "state",
             "reason",
         )
         yield _counter(
             "evaluations_forgotten",
             "Read to the end (drained), or not (expired).",
-            [((fate,), tally.states[fate]) for fate in _FORGOTTEN],
+            forgotten,
             "fate",
         )
         yield _histogram(
             "stage_seconds",
             "How long evaluations were queued, fetching, running.",
-            {(state,): seconds for state, seconds in tally.stages.items()},
+            tally.stages,
             "stage",
         )
 
     def _queue(self) -> Iterator[Metric]:
-        settings = self.surroundings.configuration.evaluations
-        yield _gauge("queue_length", "Evaluations that wait.", one(self.queue.waiting))
-        yield _gauge("queue_limit", "Evaluations that may wait.", one(settings.queued))
-        yield _gauge("places_taken", "Places to run that are taken.", one(self.queue.running))
-        yield _gauge("places", "Places to run.", one(self.queue.places))
+        queue, limit = self.registry.queue, self.surroundings.configuration.evaluations.queued
+        yield _gauge("queue_length", "Evaluations that wait.", queue.waiting)
+        yield _gauge("queue_limit", "Evaluations that may wait.", limit)
+        yield _gauge("places_taken", "Places to run that are taken.", queue.running)
+        yield _gauge("places", "Places to run.", queue.places)
         fetches = self.surroundings.fetches
-        yield _gauge("fetches_running", "Evaluations that are fetched.", one(fetches.running))
-        yield _gauge("fetches_waiting", "Evaluations that wait for that.", one(fetches.waiting))
+        yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.running)
+        yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiting)
 
     def _buffers(self) -> Iterator[Metric]:
         settings = self.surroundings.configuration
         spool, budget = self.registry.spool, self.surroundings.budget
         said = "Events in memory, with what is kept of forms and stderr."
-        yield _gauge("buffered_bytes", said, one(budget.used))
-        yield _gauge("buffered_limit_bytes", "What they may take.", one(settings.buffers.total))
-        yield _gauge(
-            "paused_evaluators", "Evaluators that wait for their readers.", one(budget.waiting)
-        )
-        yield _gauge("uploaded_bytes", "Uploads on the disk.", one(spool.held))
-        yield _gauge(
-            "unwritten_upload_bytes", "Uploads on their way to the disk.", one(spool.in_memory)
-        )
-        yield _gauge("uploaded_limit_bytes", "What they may take.", one(settings.limits.uploads))
+        yield _gauge("buffered_bytes", said, budget.used)
+        yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
+        said = "Evaluators that wait for their readers."
+        yield _gauge("paused_evaluators", said, budget.waiting)
+        yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.held)
+        said = "Uploads on their way to the disk."
+        yield _gauge("unwritten_upload_bytes", said, spool.in_memory)
+        yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
     def _cache(self) -> Iterator[Metric]:
-        tally = self.repositories.tally
-        yield _counter(
-            "cache_lookups",
-            "What was in the cache (hit), or was not (miss).",
-            tally.lookups.items(),
-            "of",
-            "result",
-        )
-        yield _counter(
-            "fetches",
-            "Ends of fetches.",
-            [((end,), number) for end, number in tally.fetches.items()],
-            "end",
-        )
-        yield _histogram("fetch_seconds", "How long fetches took.", {(): tally.seconds})
-        yield _counter("cache_evictions", "Repositories that had to go.", one(tally.evictions))
-        yield _gauge(
-            "cache_bytes",
-            "The cache on the disk.",
-            [((what,), size) for what, size in self.repositories.sizes.items()],
-            "of",
-        )
-        limit = self.surroundings.configuration.repositories.cache
-        yield _gauge("cache_limit_bytes", "What they may take.", one(limit))
+        tally, limit = self.repositories.tally, self.surroundings.configuration.repositories.cache
+        said = "What was in the cache (hit), or was not (miss)."
+        yield _counter("cache_lookups", said, tally.lookups, "of", "result")
+        yield _counter("fetches", "Ends of fetches.", tally.fetches, "end")
+        yield _histogram("fetch_seconds", "How long fetches took.", tally.seconds)
+        yield _counter("cache_evictions", "Repositories that had to go.", tally.evictions)
+        yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.sizes, "of")
+        yield _gauge("cache_limit_bytes", "What they may take.", limit)
 
     def _web(self) -> Iterator[Metric]:
-        answered = {
-            (method, route, int(status)): 0
-            for method, route in self.routes.known()
-            for status in _ALARMING
+        answers = {
+            (*known, str(int(status))): 0 for known in self.routes.known() for status in _ALARMING
         }
+        for (method, route, status), number in self.traffic.counted().items():
+            answers[method, route, str(status)] = number
         yield _counter(
-            "requests",
-            "Requests that were answered.",
-            [
-                ((method, route, str(status)), number)
-                for (method, route, status), number in {
-                    **answered,
-                    **self.traffic.counted(),
-                }.items()
-            ],
-            "method",
-            "route",
-            "status",
+            "requests", "Requests that were answered.", answers, "method", "route", "status"
         )
         yield _histogram(
             "request_seconds",
             "From a whole request to its whole answer, if that was not to wait.",
-            {(route,): seconds for route, seconds in self.traffic.seconds.items()},
+            self.traffic.seconds,
             "route",
         )
-        yield _gauge("connections", "Connections that are open.", one(self.connections.total))
         limit = self.surroundings.configuration.http.connections
-        yield _gauge("connections_limit", "Connections that may be.", one(limit))
-        yield _gauge("streams", "Streams of events.", one(len(self.registry.followers)))
+        yield _gauge("connections", "Connections that are open.", self.connections.total)
+        yield _gauge("connections_limit", "Connections that may be.", limit)
+        yield _gauge("streams", "Streams of events.", len(self.registry.followers))
 
     def _callbacks(self) -> Iterator[Metric]:
-        ended, pending = self.callbacks.ended, self.callbacks.pending
-        yield _counter(
-            "callbacks",
-            "Ends of callbacks.",
-            [((state.value,), ended[state]) for state in _ENDS],
-            "end",
-        )
-        yield _gauge("callbacks_pending", "Callbacks on their way.", one(pending))
+        ended = {state.value: self.callbacks.ended[state] for state in _DELIVERY_ENDS}
+        yield _counter("callbacks", "Ends of callbacks.", ended, "end")
+        yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending)
 
 
-def one(value: float) -> Samples:
-    """Return the only sample of a metric without labels."""
-    return [((), value)]
+def _gauge(name: str, help_: str, samples: float | Mapping[Any, float], *labels: str) -> Metric:
+    return _fill(GaugeMetricFamily(f"tawebeval_{name}", help_, labels=labels), samples)
 
 
-def _gauge(name: str, help_: str, samples: Samples, *labels: str) -> Metric:
-    return _with(GaugeMetricFamily(_PREFIX + name, help_, labels=labels), samples)
-
-
-def _counter(name: str, help_: str, samples: Samples, *labels: str) -> Metric:
-    return _with(CounterMetricFamily(_PREFIX + name, help_, labels=labels), samples)
-
-
-def _with(
-    family: GaugeMetricFamily | CounterMetricFamily, samples: Samples
-) -> GaugeMetricFamily | CounterMetricFamily:
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
+def _counter(name: str, help_: str, samples: float | Mapping[Any, float], *labels: str) -> Metric:
+    return _fill(CounterMetricFamily(f"tawebeval_{name}", help_, labels=labels), samples)
 
 
 def _histogram(
-    name: str, help_: str, histograms: Mapping[tuple[str, ...], Histogram], *labels: str
+    name: str, help_: str, samples: Histogram | Mapping[Any, Histogram], *labels: str
 ) -> Metric:
-    family = HistogramMetricFamily(_PREFIX + name, help_, labels=labels)
-    for values, histogram in histograms.items():
-        buckets = [
-            ("+Inf" if bound == float("inf") else f"{bound:g}", count)
-            for bound, count in histogram.cumulative()
-        ]
-        family.add_metric(values, buckets, histogram.sum)
-    return family
+    return _fill(HistogramMetricFamily(f"tawebeval_{name}", help_, labels=labels), samples)
 
 
-@attrs.frozen
-class Exposition:
-    """The figures of a daemon and of its process, as text. Those of the daemon are added to it."""
+def _fill(family: Any, samples: Any) -> Metric:
+    """Return a family with its samples: a value, or values by label or by a tuple of labels."""
+    metric: Metric = family
+    for labels, value in (samples if isinstance(samples, Mapping) else {(): samples}).items():
+        values = (labels,) if isinstance(labels, str) else labels
+        if isinstance(value, Histogram):
+            *finite, (_, total) = value.cumulative()
+            buckets = [*((f"{bound:g}", count) for bound, count in finite), ("+Inf", total)]
+            family.add_metric(values, buckets, value.sum)
+        else:
+            family.add_metric(values, value)
+    return metric
 
-    _registry: CollectorRegistry = attrs.field(factory=CollectorRegistry)
 
-    def __attrs_post_init__(self) -> None:
-        self._registry.register(Vitals())
+@attrs.frozen(eq=False)
+class ProcessMetrics(Collector):
+    """Metrics of this process, under the names of Prometheus's client libraries.
 
-    def add(self, figures: Figures) -> None:
-        """Have the figures of a daemon among them."""
-        self._registry.register(figures)
+    The library's own collector lists all descriptors, which with thousands of them holds up the
+    reactor. Linux tells their number (since 6.2). `started` is in seconds since the epoch.
+    """
 
-    def render(self) -> bytes:
-        """Return all of it in the text format, version 0.0.4."""
-        return generate_latest(self._registry)
+    _descriptors: Callable[[], int] = attrs.field(default=lambda: count_descriptors(_DESCRIPTORS))
+    _started: float = attrs.field(factory=time.time)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        page = resource.getpagesize()
+        virtual, resident = Path("/proc/self/statm").read_text(encoding="ascii").split()[:2]
+        yield CounterMetricFamily(
+            "process_cpu_seconds", "Processor time.", used.ru_utime + used.ru_stime
+        )
+        for name, help_, value in (
+            ("open_fds", "File descriptors that are open.", self._descriptors()),
+            ("max_fds", "File descriptors that may be.", limit),
+            ("virtual_memory_bytes", "Memory, with what is not there yet.", int(virtual) * page),
+            ("resident_memory_bytes", "Memory that is there.", int(resident) * page),
+            ("start_time_seconds", "When it was started, since the epoch.", self._started),
+        ):
+            yield GaugeMetricFamily(f"process_{name}", help_, value)
+
+
+def count_descriptors(directory: Path) -> int:
+    """Return the number of open descriptors that a directory such as `/proc/self/fd` shows."""
+    # An older kernel says 0, and has to be asked for each.
+    return directory.stat().st_size or len(os.listdir(directory))
+
+
+@attrs.define(eq=False, slots=False)
+class ReactorLag(Service):
+    """Measurement, twice a second, of the seconds by which the reactor makes a call too late."""
+
+    name = "lag"
+
+    _clock: IReactorTime
+    seconds: Histogram = attrs.field(factory=lambda: Histogram(MOMENTS))
+    _next: IDelayedCall | None = None
+
+    def startService(self) -> None:
+        """Begin to measure."""
+        super().startService()
+        self._wait()
+
+    def stopService(self) -> None:
+        """End measuring."""
+        super().stopService()
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
+
+    def _wait(self) -> None:
+        due = self._clock.seconds() + _LAG_PERIOD
+        self._next = self._clock.callLater(_LAG_PERIOD, self._measure, due)
+
+    def _measure(self, due: float) -> None:
+        self.seconds.observe(max(0.0, self._clock.seconds() - due))
+        self._wait()

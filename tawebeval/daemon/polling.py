@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import errno
 import select
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from twisted.logger import Logger
 
-_SILENCE = 60.0  # seconds between two warnings
+from tawebeval.daemon.logging import RateLimitedLog
 
 log = Logger()
 
@@ -32,7 +31,12 @@ class Poller:
         self._poll = select.poll()
         self._poll.register(epoll.fileno(), select.POLLIN)
         self._beyond: set[int] = set()
-        self._warned: float | None = None
+        self._warn = RateLimitedLog(
+            log.warn,
+            "epoll: this user may watch no more descriptors (fs.epoll.max_user_watches); the"
+            " daemon goes on by poll, evaluators that need epoll fail; raise it by sysctl, as"
+            " tawebeval doctor says",
+        )
 
     def register(self, descriptor: int, events: int) -> None:
         """Watch a descriptor. Raises: OSError, for any other reason than the user's limit."""
@@ -74,16 +78,6 @@ class Poller:
             else:
                 found.append((descriptor, events))
         return found
-
-    def _warn(self) -> None:
-        now = time.monotonic()
-        if self._warned is None or now - self._warned > _SILENCE:
-            self._warned = now
-            log.warn(
-                "epoll: this user may watch no more descriptors (fs.epoll.max_user_watches); the"
-                " daemon goes on by poll, evaluators that need epoll fail; raise it by sysctl, as"
-                " tawebeval doctor says"
-            )
 
 
 def wait_beyond_epoll(reactor: Any) -> None:

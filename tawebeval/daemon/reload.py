@@ -1,63 +1,73 @@
-"""What can change while the daemon runs is read again: by SIGHUP, or when the operator waits."""
+"""Reload: files are read again on SIGHUP or `tawebeval reload`, and count all together or not."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import attrs
+import msgspec
 from twisted.application.service import Service
 from twisted.logger import Logger
 
-from tawebeval.daemon.systemd import Supervisor
+from tawebeval.config import Configuration, Section, parse_configuration
+from tawebeval.daemon.runtime import EarlyHangup
+from tawebeval.daemon.systemd import Notifier
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.rlimits import check_limits, processes
 from tawebeval.linux.secretfiles import digest
 from tawebeval.reloadable import Outcome, Rereading, Source
+
+LIVE = frozenset(
+    {
+        *("callers.origins", "callers.running", "callers.queued", "callers.kept"),
+        "callers.requests_per_minute",
+        *("repositories.allow_hosts", "repositories.deny_hosts", "repositories.private_networks"),
+        *("evaluations.queued", "evaluations.paused", "evaluations.abandon_after"),
+        *("evaluations.retain", "evaluations.kept", "evaluations.environment"),
+        *(f"limits.{name}" for name in Configuration().limits.__struct_fields__),
+        "buffers.page",
+        *("http.connections_per_address", "http.line", "http.headers", "http.header_bytes"),
+        *("http.head_deadline", "http.window", "http.rate", "http.idle"),
+        *("polls.wait", "polls.older", "streams.heartbeat"),
+        *("log.level", "log.access", "health.free_disk"),
+    }
+)
+"""Settings that a reload changes. All others are built into something: sockets, directories, the
+sandbox's view, the division of memory and of run slots."""
 
 log = Logger()
 
 
-class EarlyHangup:
-    """The handler of SIGHUP during the start, which the signal would end otherwise."""
+class Reloader(Service):
+    """Reload of the files of all `sources`, on SIGHUP and by `reload`.
 
-    def __init__(self) -> None:
-        self.came = False
-
-    def __call__(self, *_: object) -> None:
-        """Note that the signal came."""
-        self.came = True
-
-    def install(self) -> None:
-        """Take the signal until `Reloading` does."""
-        signal.signal(signal.SIGHUP, self)
-
-
-class Reloading(Service):
-    """Reads the files of all `sources` again when the operator says so, by SIGHUP or by `reload`.
-
-    `copies` is the directory of what systemd has handed over at the start, empty without one.
+    `copies` is the directory with systemd's copies of credentials (LoadCredential=), empty if
+    there is none.
     """
 
     def __init__(
         self,
         sources: Iterable[Source | None],
         copies: str,
-        supervisor: Supervisor,
+        notifier: Notifier,
         reactor: Any,
     ) -> None:
         self._rereadings = [
             one for source in sources if source is not None for one in source.rereadings()
         ]
         self._copies = Path(copies) if copies else None
-        self._supervisor = supervisor
+        self._notifier = notifier
         self._reactor = reactor
         self._before: Any = None
 
     def startService(self) -> None:
-        """Wait for the signal; one that came before makes a reload as soon as the reactor runs."""
+        """Handle SIGHUP. One that came during the start is obeyed as soon as the reactor runs."""
         super().startService()
         for each in self._rereadings:
             for path in each.paths:
@@ -76,16 +86,16 @@ class Reloading(Service):
             self._reactor.callWhenRunning(self.reload)
 
     def reload(self, originals: Mapping[str, str] = MappingProxyType({})) -> Outcome:
-        """Read all of them, and only then have them count, or none where one is broken.
+        """Read all files, then apply them all; apply none if one has a problem.
 
-        Nor does any where one is a copy that systemd has made, and its original, by that name, has
-        another digest now.
+        `originals` are digests of the files that systemd has copied, by the names of the copies. A
+        copy that differs from its original is a problem.
         """
-        self._supervisor.reloading()
+        self._notifier.reloading()
         try:
             outcome = self._reload(originals)
         finally:
-            self._supervisor.ready()
+            self._notifier.ready()
         for problem in outcome.problems:
             log.error("nothing is reloaded: {problem}", problem=problem)
         for note in outcome.notes:
@@ -116,7 +126,7 @@ class Reloading(Service):
     def _read(
         self, originals: Mapping[str, str], problems: list[str]
     ) -> Iterator[tuple[Rereading[Any], Any]]:
-        """Yield each with its content; add what is wrong."""
+        """Yield each with its content; add to `problems`."""
         for each in self._rereadings:
             problems += [
                 f"{each.name}: {path} is a copy that systemd has made at the start"
@@ -130,11 +140,11 @@ class Reloading(Service):
                 problems.append(str(error))
 
     def _copied(self, rereading: Rereading[Any]) -> Iterator[Path]:
-        """Yield which of its files are only copies."""
+        """Yield its files that are copies made by systemd."""
         return (path for path in rereading.paths if path.parent == self._copies)
 
     def stopService(self) -> None:
-        """Wait no more."""
+        """Restore the handler of before."""
         super().stopService()
         signal.signal(signal.SIGHUP, self._before)
 
@@ -144,3 +154,117 @@ def _is_stale(copy: Path, originals: Mapping[str, str]) -> bool:
         return copy.name in originals and digest(copy) != originals[copy.name]
     except OSError:
         return False  # reading it says what is wrong
+
+
+@attrs.frozen
+class ConfigurationFile:
+    """The configuration file at `path`, None without one, and the endpoints that replace its own.
+
+    `written` is its content at the start.
+    """
+
+    path: Path | None = None
+    listen: Sequence[str] = ()
+    written: Configuration = attrs.field(factory=Configuration)
+
+    def read(self) -> Configuration:
+        """Return its content now. Blocks. Raises: ConfigurationError."""
+        return read_configuration(self.path, self.listen)
+
+
+@attrs.define
+class ConfigurationReload:
+    """Reload of the configuration file.
+
+    `running` is the configuration in force. It need not be what is written: with few descriptors
+    it has fewer connections. Each of `takers` is called with the configuration that follows.
+    """
+
+    _file: ConfigurationFile
+    _running: Configuration
+    _takers: Sequence[Callable[[Configuration], None]]
+
+    def rereadings(self) -> Sequence[Rereading[Configuration]]:
+        """Return the configuration file, if there is one."""
+        path = self._file.path
+        if path is None:
+            return ()
+        return (Rereading("the configuration", (path,), self._read, self._take, self._notes),)
+
+    def _read(self) -> Configuration:
+        wanted = self._file.read()
+        check_limits(wanted.limits)
+        return wanted
+
+    def _take(self, wanted: Configuration) -> None:
+        self._running = adopt(self._running, wanted)
+        for take in self._takers:
+            take(self._running)
+
+    def _notes(self, wanted: Configuration) -> Sequence[str]:
+        notes = [
+            f"{setting}: has changed, and counts after a restart"
+            for setting in differences(self._file.written, wanted)
+            if setting not in LIVE
+        ]
+        following = adopt(self._running, wanted)
+        if following.limits.processes > self._running.limits.processes:
+            with suppress(OSError):  # only the note is lost
+                notes += [f"processes: {few}" for few in processes(following).problems]
+        return notes
+
+
+def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configuration:
+    """Return the configuration at `path`, the defaults without a path. Blocks.
+
+    `listen` replaces its endpoints unless it is empty. Raises: ConfigurationError.
+    """
+    configuration = Configuration() if path is None else _read(path)
+    return msgspec.structs.replace(configuration, listen=tuple(listen)) if listen else configuration
+
+
+def _read(path: Path) -> Configuration:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except PermissionError:
+        raise ConfigurationError(
+            f"{path} cannot be read by the user of this process (uid {os.geteuid()}): let it, by"
+            " chown or chmod"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    try:
+        return parse_configuration(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def differences(one: Configuration, other: Configuration) -> Iterator[str]:
+    """Yield the path of each setting that differs, in the order of the configuration."""
+    for path, before, after in _pairs(one, other):
+        if before != after:
+            yield path
+
+
+def adopt(running: Configuration, wanted: Configuration) -> Configuration:
+    """Return `running` with the `wanted` values of the settings in `LIVE`."""
+    changed: dict[str, Any] = {}
+    for name in running.__struct_fields__:
+        section, new = getattr(running, name), getattr(wanted, name)
+        if isinstance(section, Section):
+            live = {
+                key: getattr(new, key)
+                for key in section.__struct_fields__
+                if f"{name}.{key}" in LIVE
+            }
+            changed[name] = msgspec.structs.replace(section, **live)
+    return msgspec.structs.replace(running, **changed)
+
+
+def _pairs(one: Section, other: Section, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for name in one.__struct_fields__:
+        before, after = getattr(one, name), getattr(other, name)
+        if isinstance(before, Section):
+            yield from _pairs(before, after, f"{name}.")
+        else:
+            yield prefix + name, before, after

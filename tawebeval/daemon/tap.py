@@ -13,12 +13,15 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from tawebeval import __version__
-from tawebeval.daemon.collector import pass_over_what_is_there
-from tawebeval.daemon.monotonic import count_monotonically
 from tawebeval.daemon.polling import wait_beyond_epoll
-from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
-from tawebeval.daemon.reload import EarlyHangup
-from tawebeval.daemon.runtime import keep_freed_memory
+from tawebeval.daemon.reload import ConfigurationFile, read_configuration
+from tawebeval.daemon.runtime import (
+    EarlyHangup,
+    freeze_objects,
+    keep_freed_memory,
+    preload,
+    use_monotonic_clock,
+)
 from tawebeval.daemon.startup import check_readable
 from tawebeval.daemon.state import open_directories
 from tawebeval.errors import ConfigurationError
@@ -69,14 +72,13 @@ def makeService(
     if reactor is None:
         from twisted.internet import reactor
 
-        count_monotonically(reactor)
+        use_monotonic_clock(reactor)
         EarlyHangup().install()
         wait_beyond_epoll(reactor)
 
     # Imported late, for they import the reactor.
     from tawebeval.daemon.assembly import make_service
     from tawebeval.daemon.logging import open_log
-    from tawebeval.daemon.preload import preload
 
     try:
         path, listen = options["config"] and Path(options["config"]), options["listen"]
@@ -105,5 +107,5 @@ def makeService(
     except ConfigurationError as error:
         # twistd would show a UsageError with a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None
-    pass_over_what_is_there()
+    freeze_objects()
     return daemon

@@ -1,4 +1,4 @@
-"""`daemon.reconfiguring`: files of any bytes, and settings of any value in any place."""
+"""`daemon.reload`: files of any bytes, and settings of any value in any place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration
-from tawebeval.daemon.reconfiguring import read_configuration
+from tawebeval.daemon.reload import read_configuration
 from tawebeval.errors import ConfigurationError
 from tests.strategies import mutated
 from tests.test_config import CREDENTIAL, EXAMPLE, settings_of

@@ -17,7 +17,7 @@ from tests.patience import PATIENCE
 
 BECOME = """
 import os, sys
-from tawebeval.daemon.preload import preload
+from tawebeval.daemon.runtime import preload
 preload()  # this Python may lie where only root can read
 import pyseccomp, twisted.internet.reactor
 os.setgroups([])

@@ -1,4 +1,4 @@
-"""`daemon.health`: whether work would be taken, and why not."""
+"""`daemon.health`: readiness, its reasons, and the probe of a sandbox that has failed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import Configuration, Evaluations
 from tawebeval.core.tally import EvaluationTally
 from tawebeval.daemon import health as module
-from tawebeval.daemon.health import PATIENCE, PERIOD, Disk, Readiness, find_fault, write_and_read
+from tawebeval.daemon.health import (
+    DISK_PERIOD,
+    DISK_TIMEOUT,
+    PROBE_PERIOD,
+    Disk,
+    Readiness,
+    SandboxProbe,
+    find_fault,
+    write_and_read,
+)
+from tawebeval.deferreds import Threads
+from tawebeval.errors import Problem
 from tests.fake_clients import MULTIPART, Service, form, parts
 from tests.fakes import InlineThreads, SlowThreads
 
@@ -105,53 +117,53 @@ class DiskTests(SynchronousTestCase):
         self.tried.append((path, free))
         return self.wrong
 
-    def look(self, seconds: float) -> None:
+    def check(self, seconds: float) -> None:
         """Look once a second."""
         for _ in range(int(seconds)):
-            self.disk.look(FREE)
+            self.disk.check(FREE)
             self.clock.advance(1)
 
     def test_period(self) -> None:
         """It is tried at once, and then now and then; as long as something is wrong always."""
-        self.look(1)
+        self.check(1)
         self.threads.step()
         self.assertEqual(self.tried, [(Path("/s"), FREE)])
-        self.look(PERIOD - 1)
+        self.check(DISK_PERIOD - 1)
         self.assertEqual(self.threads.waiting, [])
         self.wrong = "is full"
-        self.look(1)
+        self.check(1)
         self.assertIsNone(self.disk.fault)
         self.threads.step()
         self.assertEqual(self.disk.fault, "is full")
         for _ in range(3):
-            self.look(1)
+            self.check(1)
             self.threads.step()
         self.wrong = None
-        self.look(1)
+        self.check(1)
         self.assertEqual(self.disk.fault, "is full")
         self.threads.step()
         self.assertIsNone(self.disk.fault)
 
     def test_hangs(self) -> None:
         """One that takes long is tried no second time, and is told of until it has answered."""
-        self.look(PATIENCE)
+        self.check(DISK_TIMEOUT)
         self.assertIsNone(self.disk.fault)
-        self.look(20)
+        self.check(20)
         self.assertEqual(len(self.threads.waiting), 1)
         fault = "does not answer: a small file was not written within 5 seconds"
         self.assertEqual(self.disk.fault, fault)
         self.threads.step()
         self.assertIsNone(self.disk.fault)
-        self.look(1)
+        self.check(1)
         self.assertEqual(len(self.threads.waiting), 1)
 
     def test_defect(self) -> None:
         """What fails for another reason is a defect, and does not end the trials."""
         self.patch(module, "find_fault", lambda *_: 1 / 0)
-        self.look(1)
+        self.check(1)
         self.threads.step()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.look(PERIOD)
+        self.check(DISK_PERIOD)
         self.assertEqual(len(self.threads.waiting), 1)
 
 
@@ -174,8 +186,8 @@ class ReadinessTests(SynchronousTestCase):
 
     def check(self, *words: str) -> None:
         """Hold that there is an obstacle for each of these words, in that order, and no other."""
-        self.service.reactor.advance(PERIOD)
-        self.readiness.look()
+        self.service.reactor.advance(DISK_PERIOD)
+        self.readiness.check()
         found = self.readiness.obstacles()
         self.assertEqual(len(found), len(words), found)
         for obstacle, word in zip(found, words, strict=True):
@@ -216,3 +228,104 @@ class ReadinessTests(SynchronousTestCase):
         self.check("the sandbox could not be started")
         self.tally.judge(None, 2)
         self.check()
+
+
+FAULT = "the sandbox could not be started"
+
+
+class SandboxProbeTests(SynchronousTestCase):
+    """The service, on a clock, with threads that take their time."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.tally = EvaluationTally()
+        self.threads: Any = SlowThreads()
+        self.outcome: Problem | Exception | None = None
+        self.service = SandboxProbe(self.tally, self.trial, self.threads, self.clock)
+        self.service.startService()
+        self.addCleanup(lambda: self.service.running and self.service.stopService())
+
+    def trial(self) -> Problem | None:
+        """End as the test wants."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def lose(self) -> None:
+        """Have an evaluation lost."""
+        self.tally.judge(FAULT, self.clock.seconds())
+
+    def try_once(self) -> list[str]:
+        """Let the time for a trial come, and the trial end; return what is logged."""
+        with capturedLogs() as logged:
+            self.clock.advance(PROBE_PERIOD)
+            self.assertEqual(len(self.threads.waiting), 1)
+            self.threads.step()
+        return [str(formatEvent(event)) for event in logged]
+
+    def test_well(self) -> None:
+        """As long as nothing is wrong nothing is tried."""
+        self.clock.pump([PROBE_PERIOD] * 3)
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_mended(self) -> None:
+        """A trial that succeeds shows that work can be taken again."""
+        self.lose()
+        (said,) = self.try_once()
+        self.assertIn(FAULT, said)
+        self.assertIsNone(self.tally.fault)
+        self.clock.pump([PROBE_PERIOD] * 3)
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_broken(self) -> None:
+        """One that fails changes nothing, is told once, and comes again."""
+        self.lose()
+        fault = self.tally.fault
+        self.outcome = ("no bwrap", "install it")
+        self.assertEqual(self.try_once(), ["the sandbox does not work: no bwrap; install it"])
+        self.assertEqual(self.try_once(), [])
+        self.assertIs(self.tally.fault, fault)
+        self.outcome = None
+        self.try_once()
+        self.assertIsNone(self.tally.fault)
+        self.lose()
+        self.outcome = ("no bwrap", "install it")
+        self.assertEqual(len(self.try_once()), 1)
+
+    def test_one_at_a_time(self) -> None:
+        """However long a trial takes, no other begins meanwhile."""
+        self.lose()
+        self.clock.pump([PROBE_PERIOD] * 4)
+        self.assertEqual(len(self.threads.waiting), 1)
+        self.threads.step()
+        self.assertIsNone(self.tally.fault)
+
+    def test_overtaken(self) -> None:
+        """An evaluation that ends while it is tried knows better, be it well or lost."""
+        self.lose()
+        self.clock.advance(PROBE_PERIOD)
+        self.lose()
+        self.threads.step()
+        self.assertIsNotNone(self.tally.fault)
+
+    def test_defect(self) -> None:
+        """A trial that cannot be made at all is logged, and comes again."""
+        self.service.stopService()
+        self.service = SandboxProbe(
+            self.tally, self.trial, cast(Threads, InlineThreads()), self.clock
+        )
+        self.service.startService()
+        self.lose()
+        self.outcome = ZeroDivisionError()
+        self.clock.advance(PROBE_PERIOD)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.outcome = None
+        self.clock.advance(PROBE_PERIOD)
+        self.assertIsNone(self.tally.fault)
+
+    def test_stopped(self) -> None:
+        """After the stop nothing is tried."""
+        self.lose()
+        self.service.stopService()
+        self.clock.pump([PROBE_PERIOD] * 2)
+        self.assertEqual((self.threads.waiting, self.clock.getDelayedCalls()), ([], []))

@@ -1,10 +1,11 @@
-"""`service`: the daemon put together, on a reactor in memory."""
+"""`daemon.assembly`: the daemon put together, on a reactor in memory."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,11 +16,14 @@ from typing import Any
 
 import attrs
 from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.internet import reactor
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import Factory
+from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import LogLevel, capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
+from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.config import (
     Buffers,
@@ -29,6 +33,7 @@ from tawebeval.config import (
     CredentialSettings,
     Evaluations,
     Health,
+    Http,
     Log,
     Metrics,
     Repositories,
@@ -37,13 +42,17 @@ from tawebeval.config import (
 from tawebeval.core.tokens import new_token
 from tawebeval.daemon import assembly as module
 from tawebeval.daemon import startup, state
-from tawebeval.daemon.assembly import Daemon, EvaluationService, make_service
-from tawebeval.daemon.housekeeping import keep_house
+from tawebeval.daemon.assembly import (
+    Daemon,
+    EvaluationService,
+    call_each_second,
+    listen,
+    make_service,
+)
 from tawebeval.daemon.logging import LogWriter, text_line
-from tawebeval.daemon.reconfiguring import ConfigurationFile, read_configuration
-from tawebeval.daemon.reload import Reloading
-from tawebeval.daemon.reporting import longest_stop
+from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
 from tawebeval.daemon.state import Directories, open_directories
+from tawebeval.daemon.systemd import longest_stop
 from tawebeval.deferreds import Threads
 from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
 from tawebeval.linux.privileges import Privileges, User
@@ -51,11 +60,11 @@ from tawebeval.reloadable import Outcome, Rereading
 from tawebeval.sandbox.commands import GitBox
 from tawebeval.web.context import Api
 from tawebeval.web.server.request import ApiSite
+from tawebeval.web.server.transport import PromptServer, PromptUnixServer
 from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
 from tests.fake_process import PORTS, FakeProcess
-from tests.fakes import InlineThreads, straw
-from tests.test_reporting import FakeSupervisor
+from tests.fakes import FakeNotifier, InlineThreads, straw
 from tests.test_signatures import OLD, written
 
 
@@ -196,11 +205,11 @@ class ServiceTests(SynchronousTestCase):
         def note(chores: Iterable[Callable[[], object]], reactor: object) -> TimerService:
             self.assertIs(reactor, self.reactor)
             kept.extend(chore.__name__ for chore in chores)
-            return keep_house(chores, reactor)
+            return call_each_second(chores, reactor)
 
-        self.patch(module, "keep_house", note)
+        self.patch(module, "call_each_second", note)
         daemon = self.make()
-        chores = ["expire", "reap", "mend", "settle", "note_uses", "maintain", "look"]
+        chores = ["expire", "reap", "mend", "settle", "note_uses", "maintain", "check"]
         self.assertEqual(kept, chores)
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
@@ -455,7 +464,7 @@ class ServiceTests(SynchronousTestCase):
         connection = Connection(self.site())
         connection.request("GET /evaluation/x", Authorization=f"Bearer {token}")
         self.assertEqual(connection.answer().status, 404)
-        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
         reloading.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
         reloading.startService()
@@ -545,7 +554,7 @@ class ServiceTests(SynchronousTestCase):
 
     def reload(self, daemon: Daemon) -> Outcome:
         """Have the daemon reload."""
-        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
         return reloading.reload()
 
     def test_reload_of_configuration(self) -> None:
@@ -695,9 +704,9 @@ class ServiceTests(SynchronousTestCase):
 
     def supervise(self) -> list[str]:
         """Have daemons started by systemd from now on; return what it is told."""
-        supervisor = FakeSupervisor("/notify")
-        self.patch(module, "find_supervisor", lambda _: supervisor)
-        return supervisor.told
+        notifier = FakeNotifier("/notify")
+        self.patch(module, "find_notifier", lambda _: notifier)
+        return notifier.sent
 
     def test_reload_is_told(self) -> None:
         """A reload is told while files are read, and of its end, whatever they say."""
@@ -710,7 +719,7 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual([one.split("=")[0] for one in told], ["RELOADING"])
             raise ZeroDivisionError
 
-        (reloading,) = (one for one in daemon if isinstance(one, Reloading))
+        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
         self.patch(reloading, "_rereadings", [Rereading("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
@@ -723,7 +732,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.start(evaluations=Evaluations(running=3))
         for number in range(11):
             self.evaluations(daemon)._registry.queue.enter(str(number))
-        self.assertIs(list(daemon)[-1], daemon.getServiceNamed("reporting"))
+        self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)
         self.assertEqual(told, ["READY=1", "STATUS=3 running, 8 queued"])
@@ -868,3 +877,74 @@ class ServiceTests(SynchronousTestCase):
             daemon.privilegedStartService()
         self.assertIn("8080", str(caught.exception.code))
         self.assertTrue(str(caught.exception.code).startswith("tawebeval: "))
+
+
+class ListenTests(TestCase):
+    """A service for each endpoint."""
+
+    async def transport(self, endpoint: str) -> type:
+        """Return of what class the connections there are."""
+        port: Any = await listen(endpoint, Factory(), reactor, Http()).endpoint.listen(Factory())
+        self.addCleanup(port.stopListening)
+        return port.transport
+
+    async def test_prompt(self) -> None:
+        """Connections send at once, which streams rely on: what is written has left the daemon."""
+        self.assertIs(await self.transport("tcp:0:interface=127.0.0.1"), PromptServer)
+        self.assertIs(await self.transport(f"unix:{self.mktemp()}"), PromptUnixServer)
+
+    async def test_silence(self) -> None:
+        """A client may be silent for two minutes, or for as long as one that is slow may take."""
+        for settings, seconds in ((Http(), 120), (Http(window=10, rate=1024), 266)):
+            listening = listen("tcp:0:interface=127.0.0.1", Factory(), reactor, settings)
+            port: Any = await listening.endpoint.listen(Factory())
+            self.addCleanup(port.stopListening)
+            timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            self.assertEqual(timeout, seconds * 1000)
+
+    def test_name(self) -> None:
+        """It is called as it was configured."""
+        self.assertEqual(listen("tcp:80", Factory(), reactor, Http()).name, "tcp:80")
+
+    def test_no_endpoint(self) -> None:
+        """What is no endpoint is named."""
+        error = self.assertRaises(
+            ConfigurationError, listen, "carrier-pigeon:1", Factory(), reactor, Http()
+        )
+        self.assertIn("listen: 'carrier-pigeon:1' is no endpoint", str(error))
+
+    def test_no_socket(self) -> None:
+        """Where systemd has opened none it is said what else would do."""
+        for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
+            error = self.assertRaises(
+                ConfigurationError, listen, endpoint, Factory(), reactor, Http()
+            )
+            said = str(error)
+            self.assertTrue(said.startswith(f"listen: {endpoint!r}: there is no such"), said)
+            self.assertIn("tcp:8080", said)
+
+
+class CallEachSecondTests(SynchronousTestCase):
+    """Calls once a second."""
+
+    def test_chores(self) -> None:
+        """One that fails is logged, and neither ends the others nor is given up itself."""
+        clock, done = Clock(), []
+
+        def first() -> None:
+            done.append("first")
+            raise ZeroDivisionError
+
+        def second() -> None:
+            done.append("second")
+
+        service = call_each_second((first, second), clock)
+        service.startService()
+        for _ in range(2):
+            clock.advance(1)
+        self.assertEqual(done, ["first", "second"] * 3)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 3)
+        service.stopService()
+        clock.advance(5)
+        self.assertEqual(len(done), 6)
+        self.assertEqual(clock.getDelayedCalls(), [])

@@ -15,6 +15,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from twisted.application.service import Application, Service
+from twisted.internet.task import Clock
 from twisted.logger import (
     ILogObserver,
     Logger,
@@ -31,6 +32,7 @@ from tawebeval.config import Configuration, Log
 from tawebeval.daemon.assembly import Daemon, EvaluationService
 from tawebeval.daemon.logging import (
     LogWriter,
+    RateLimitedLog,
     escaped,
     is_journal,
     json_line,
@@ -38,6 +40,14 @@ from tawebeval.daemon.logging import (
     plain_line,
     text_line,
     to_stream,
+)
+
+# As twisted.internet.tcp has them.
+TWISTEDS = (
+    "EMFILE encountered; releasing reserved file descriptor.",
+    "EMFILE recovery: Closed socket from {address}",
+    "Re-reserving EMFILE recovery file descriptor.",
+    "Could not accept new connection ({acceptError})",
 )
 
 TOLD = {"time", "level", "logger", "message"}
@@ -208,17 +218,6 @@ class WriterTests(SynchronousTestCase):
         told, event = "".join(lines).splitlines()
         self.assertEqual((json.loads(told)["missing"], json.loads(event)["message"]), (2, "event"))
 
-    def test_repeats(self) -> None:
-        """Twisted's lines for each connection that is closed are one of ours."""
-        stream = io.StringIO()
-        writer = LogWriter(stream, plain_line, "info")
-        log = Logger(namespace="twisted.internet.tcp.Port", observer=writer)
-        with capturedLogs() as ours:
-            for _ in range(3):
-                log.info("EMFILE encountered; releasing reserved file descriptor.")
-        self.assertEqual(stream.getvalue(), "")
-        self.assertEqual(len(list(ours)), 1)
-
     def test_priority_of_each_line(self) -> None:
         """A traceback is of the priority of what it belongs to, line by line."""
         stream = io.StringIO()
@@ -227,6 +226,50 @@ class WriterTests(SynchronousTestCase):
         lines = stream.getvalue().splitlines()
         self.assertGreater(len(lines), 2)
         self.assertEqual({line[:3] for line in lines}, {"<2>"})
+
+
+class RateLimitedLogTests(SynchronousTestCase):
+    """Messages that would come again and again."""
+
+    def test_once_a_minute(self) -> None:
+        """A message is logged at once, and then once in a minute."""
+        clock, lines = Clock(), []
+        clock.advance(7)
+        warn = RateLimitedLog(lines.append, "full", clock.seconds)
+        for seconds, logged in ((0, 1), (59, 1), (2, 2), (1, 2)):
+            clock.advance(seconds)
+            warn()
+            warn()
+            self.assertEqual(lines, ["full"] * logged)
+
+
+class NoDescriptorsTests(SynchronousTestCase):
+    """Events of Twisted's ports without descriptors, and others."""
+
+    def write(self, text: str, namespace: str) -> tuple[str, list[str]]:
+        """Return what is written, and what is logged instead, for three such events."""
+        stream = io.StringIO()
+        log = Logger(namespace=namespace, observer=LogWriter(stream, plain_line, "info"))
+        with capturedLogs() as ours:
+            for _ in range(3):
+                log.info(text, address="a", acceptError="e")
+        return stream.getvalue(), [str(formatEvent(event)) for event in ours]
+
+    def test_replaced(self) -> None:
+        """Twisted's lines for each connection that is closed are one of ours."""
+        for text in TWISTEDS:
+            written, (said,) = self.write(text, "twisted.internet.tcp.Port")
+            self.assertEqual(written, "", text)
+            self.assertIn("no more file descriptors", said)
+
+    def test_others(self) -> None:
+        """All other events are written, also others' in these words."""
+        for text, namespace in (
+            ("ApiSite starting on 8080", "twisted.internet.tcp.Port"),
+            (TWISTEDS[0], "tawebeval.evaluations.evaluation"),
+        ):
+            written, logged = self.write(text, namespace)
+            self.assertEqual((written.count(text), logged), (3, []))
 
 
 class FullStream(io.StringIO):
