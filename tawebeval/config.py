@@ -53,7 +53,7 @@ __all__ = [
     "Metrics",
     "Polls",
     "Repositories",
-    "Sandbox",
+    "SandboxSettings",
     "Section",
     "Service",
     "Streams",
@@ -121,7 +121,7 @@ class Evaluations(Section, frozen=True):
                 raise ValueError(f".environment.{name}: no variable can contain NUL")
 
 
-class Sandbox(Section, frozen=True):
+class SandboxSettings(Section, frozen=True):
     """`[sandbox]`: kind and file system of the sandbox."""
 
     kind: Literal["auto", "bubblewrap", "none"] = "auto"
@@ -240,7 +240,7 @@ class Configuration(Section, frozen=True):
     callers: Callers = Callers()
     repositories: Repositories = Repositories()
     evaluations: Evaluations = Evaluations()
-    sandbox: Sandbox = Sandbox()
+    sandbox: SandboxSettings = SandboxSettings()
     limits: Limits = Limits()
     buffers: Buffers = Buffers()
     polls: Polls = Polls()

@@ -17,14 +17,14 @@ from tawebeval.daemon import doctor, doctor_storage
 from tawebeval.daemon.findings import Finding, Severity
 from tawebeval.errors import Problem
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.controllers import Memory
+from tawebeval.linux.cgroups.controllers import MemoryController
 from tawebeval.linux.cgroups.group import Cgroups, Remedy
 from tawebeval.sandbox import probe
 from tawebeval.sandbox.base import NoSandbox
 from tawebeval.sandbox.bubblewrap import Bubblewrap
-from tawebeval.sandbox.probe import Places
-from tests.fake_cells import FakeTrees
+from tawebeval.sandbox.probe import ProbeDirectories
 from tests.fake_process import FakeProcess
+from tests.fake_sandbox import FakeTrees
 
 OK, WEAKER, BROKEN = Severity
 RESOURCES = "memory", "processes", "cpu", "weight"
@@ -48,7 +48,7 @@ class DoctorTestCase(SynchronousTestCase):
         self.systemd_run = ""
         self.closed: list[str] = []
         self.trees: Any = FakeTrees()
-        self.places: list[Places] = []
+        self.places: list[ProbeDirectories] = []
         watches = self.folder / "max_user_watches"
         watches.write_text(f"{2**50}\n")
         self.free = 2**50
@@ -58,7 +58,7 @@ class DoctorTestCase(SynchronousTestCase):
             (doctor, "open_sandbox", self.open_sandbox),
             (doctor, "find_unreadable", lambda: ()),
             (doctor, "check_git", lambda: "git version 2.39.5"),
-            (probe, "try_with_overlays", self.try_with_overlays),
+            (probe, "probe_with_overlays", self.probe_with_overlays),
             (rlimits, "find_lowered_limits", lambda: ()),
             (rlimits, "WATCHES", watches),
             (doctor_storage, "shutil", usage),
@@ -66,7 +66,9 @@ class DoctorTestCase(SynchronousTestCase):
             self.patch(module, name, fake)
 
     def open_cgroups(self, name: str, owner: object) -> Cgroups:
-        enforced: Any = {what: (Memory(), None) for what in RESOURCES if what not in self.missing}
+        enforced: Any = {
+            what: (MemoryController(), None) for what in RESOURCES if what not in self.missing
+        }
         home: Any = SimpleNamespace(close=lambda: self.closed.append(name))
         missing: Any = self.missing
         return Cgroups([home], enforced, missing, Remedy("a unit", self.systemd_run))
@@ -81,7 +83,9 @@ class DoctorTestCase(SynchronousTestCase):
         found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
         return Bubblewrap(*found, configuration.limits, cgroups, orphans)
 
-    def try_with_overlays(self, sandbox: object, _: object, places: Places) -> Problem | None:
+    def probe_with_overlays(
+        self, sandbox: object, _: object, places: ProbeDirectories
+    ) -> Problem | None:
         self.places.append(places)
         return None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.cgroups.filesystem import Kernel
+from tawebeval.linux.cgroups.filesystem import CgroupFiles
 from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
 
 MEMORY_MOST = str(2**63 - 4096)
@@ -60,7 +60,7 @@ UNIFIED_FILES = {
 
 
 @attrs.define(eq=False)
-class FakeMachine(Kernel):
+class FakeMachine(CgroupFiles):
     """Write to it by its methods, then `open`.
 
     `refusals` has the errno for writing to paths that end in a certain way, or for making or
@@ -118,7 +118,7 @@ class FakeMachine(Kernel):
 
     def open(self, owner: tuple[int, int] | None = None, name: str = "x") -> Cgroups:
         """Open the cgroups of a daemon."""
-        return open_cgroups(name, owner, proc=self.write_proc(), kernel=self)
+        return open_cgroups(name, owner, proc=self.write_proc(), files=self)
 
     def write_proc(self) -> Path:
         """Write what /proc/self has of all this; return the directory."""

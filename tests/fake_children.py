@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from resource import RUSAGE_CHILDREN, getrusage, struct_rusage
 
-from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
+from twisted.internet.error import ProcessDone, ProcessTerminated
 from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.linux.launcher_client import Launch
+from tawebeval.linux.launcher_client import LaunchSpec
 
 NO_PROCESS = 2**22 + 1
 """A process identifier that Linux never gives out (proc(5), pid_max)."""
 
-NOTHING = Launch([], {}, "")
+NOTHING = LaunchSpec([], {}, "")
 """What is started where nobody asks for it."""
 
 STDOUT, STDERR = 1, 2
@@ -24,7 +24,7 @@ STDOUT, STDERR = 1, 2
 class FakeChild:
     """A child as `tawebeval.linux.child.ChildProcess` shows it, and the test drives it.
 
-    `signals` are those sent to it while it ran, `group_signals` those sent to its group at
+    `signals` are those sent while it ran, `group_signals` those sent to its group at
     any time. Of the signals in `obeys` it dies, in the next turn of the clock.
     """
 
@@ -32,7 +32,7 @@ class FakeChild:
         self,
         clock: IReactorTime,
         protocol: ProcessProtocol,
-        launch: Launch = NOTHING,
+        launch: LaunchSpec = NOTHING,
     ) -> None:
         self.pid = NO_PROCESS
         self.argv, self.environment = launch.argv, dict(launch.environment)
@@ -94,15 +94,10 @@ class FakeChild:
 
     # What is done to it
 
-    def signalProcess(self, signalID: int) -> None:
-        """Take a signal for the whole group."""
-        if not self.running:
-            raise ProcessExitedAlready
-        self.signals.append(signalID)
-        self.signal_group(signalID)
-
     def signal_group(self, number: int) -> None:
         """Take a signal, also after its own end."""
+        if self.running:
+            self.signals.append(number)
         self.group_signals.append(number)
         if self.running and number in self.obeys:
             self.obeys = ()
@@ -117,7 +112,7 @@ class FakeChild:
         self.paused = False
         self._clock.callLater(0, self._read)
 
-    def read_the_rest(self) -> None:
+    def read_remaining(self) -> None:
         """Read what the pipe holds, and close it although somebody still holds it."""
         self.rest_wanted = True
         self._clock.callLater(0, self._read)
@@ -157,10 +152,10 @@ class FakeSpawner:
         """Return a new child, which runs."""
         if self.error is not None:
             raise self.error
-        launch = Launch(argv, environment, directory, descriptors)
+        launch = LaunchSpec(argv, environment, directory, descriptors)
         return self.adopt(protocol, launch)
 
-    def adopt(self, protocol: ProcessProtocol, started: Launch | None) -> FakeChild:
+    def adopt(self, protocol: ProcessProtocol, started: LaunchSpec | None) -> FakeChild:
         """Return a new child, which was started so, or in a way that nobody asks for."""
         child = FakeChild(self._clock, protocol, started or NOTHING)
         child.obeys = self.obeys

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tawebeval.linux.kernel import CAP_NET_BIND_SERVICE, Process
+from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, Credentials
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 EVERYTHING = 0x1FF_FFFF_FFFF
 
 
-class FakeProcess(Process):
+class FakeProcess(Credentials):
     """A process of the user and group `uid`; `calls` are the names of what was changed.
 
     Methods whose names are in `refused` raise PermissionError, those in `ignored` do nothing.
@@ -93,7 +93,7 @@ class FakeProcess(Process):
         if self._call("bounding"):
             self.bounding = 0
 
-    def gain_nothing(self) -> None:
+    def set_no_new_privileges(self) -> None:
         self.gains_nothing = self._call("no new")
 
     def hide(self) -> None:

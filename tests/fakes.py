@@ -29,10 +29,10 @@ from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import Registry
 from tawebeval.reloadable import Source
-from tawebeval.sandbox.monitor import Watch, exceeded
+from tawebeval.sandbox.monitor import LimitMonitor, check_runs
 from tawebeval.web.polls import Poll
-from tests.fake_cells import FakeCell, FakeSandbox
 from tests.fake_children import FakeChild, FakeSpawner
+from tests.fake_sandbox import FakeSandbox, FakeSandboxedRun
 from tests.gates import Gate
 
 T = TypeVar("T")
@@ -92,11 +92,11 @@ class IdleThreads:
     async def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return None, or what a fake cell says."""
         owner = getattr(call, "__self__", None)
-        if isinstance(owner, FakeCell):
+        if isinstance(owner, FakeSandboxedRun):
             return call(*args, **kwargs)
         if isinstance(owner, Evaluation) and call == owner._launch:
             return owner._launch_in(owner.workspace.tree / owner.request.directory, args[0])
-        return [] if call is exceeded else None
+        return [] if call is check_runs else None
 
 
 class UntidyThreads(IdleThreads):
@@ -227,7 +227,7 @@ class World:
             spawn=self.spawn,
             repositories=self.repositories,
             sandbox=self.sandbox,
-            watch=Watch(self.clock, self.threads, self.threads),
+            watch=LimitMonitor(self.clock, self.threads, self.threads),
             budget=self.budget,
             fetches=self.fetches,
             time=lambda: EPOCH + self.clock.seconds(),

@@ -40,7 +40,7 @@ def _integration(names: str) -> str:
 
 USES = (
     Use("git libseccomp.so.2 /usr/bin/python3", "tests", needed=True),
-    Use("bwrap curl", "tests.integration tests.test_bubblewrap", needed=True),
+    Use("bwrap curl", "tests.integration tests.sandbox.test_bubblewrap", needed=True),
     Use("systemd-analyze", f"tests.test_units {_integration(_BOOTED)}"),
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("mke2fs", _integration("test_faulty_disk")),
@@ -50,9 +50,12 @@ USES = (
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
 
-FOR_ROOT = "tests.test_kernel tests.test_ownership tests.test_web_sending " + _integration(
-    f"{_BOOTED} test_cgroups test_descriptors test_doctor test_faulty_disk test_full_disk"
-    " test_git_attacks test_lookups test_overlays test_privileges test_try"
+FOR_ROOT = (
+    "tests.linux.test_credentials tests.linux.test_ownership tests.test_web_sending "
+    + _integration(
+        f"{_BOOTED} test_cgroups test_descriptors test_doctor test_faulty_disk test_full_disk"
+        " test_git_attacks test_lookups test_overlays test_privileges test_try"
+    )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""
 

@@ -36,7 +36,6 @@ CORE = (
     "git/commits",
     "git/credentials",
     "git/stderr",
-    "linux/cgroups/hierarchies",
     "sandbox/bpf",
     "web/exposure",
     "webhooks/callback",

@@ -57,13 +57,13 @@ from tawebeval.deferreds import Threads
 from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import Outcome, Rereading
-from tawebeval.sandbox.commands import GitBox
+from tawebeval.sandbox.commands import SandboxedCommands
 from tawebeval.web.context import Api
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import PromptServer, PromptUnixServer
-from tests.fake_cells import NO_CGROUPS
 from tests.fake_clients import Connection
 from tests.fake_process import PORTS, FakeProcess
+from tests.fake_sandbox import NO_CGROUPS
 from tests.fakes import FakeNotifier, InlineThreads, straw
 from tests.test_signatures import OLD, written
 
@@ -858,7 +858,7 @@ class ServiceTests(SynchronousTestCase):
         evaluations = self.evaluations(daemon)
         git = evaluations._repositories._git
         self.assertEqual(git._memory, 77_777_777)
-        self.assertIsInstance(git._box, GitBox)
+        self.assertIsInstance(git._box, SandboxedCommands)
         self.patch(startup, "check_git", fail)
         daemon.privilegedStartService()
         with self.assertRaises(SystemExit) as caught:

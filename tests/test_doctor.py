@@ -18,7 +18,7 @@ from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.sandbox import probe
-from tawebeval.sandbox.probe import Places
+from tawebeval.sandbox.probe import ProbeDirectories
 from tests.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
 from tests.fake_process import FakeProcess
 
@@ -64,7 +64,7 @@ FEW = "400 are allowed here, and 528 may be needed -> 528 by TasksMax="
 FAULTS = (
     ("python", WEAKER, SAID, doctor, "find_unreadable", gives([PROBLEM]), ""),
     ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
-    ("sandbox", BROKEN, f"not work here: {SAID}", probe, "try_with_overlays", gives(PROBLEM), ""),
+    ("sandbox", BROKEN, f"not work here: {SAID}", probe, "probe_with_overlays", gives(PROBLEM), ""),
     ("sandbox", BROKEN, "at: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
     ("limits", WEAKER, "OOMPolicy=stop ends", Cgroups, "oom_policy", gives("stop"), ""),
     ("limits", WEAKER, "OOMPolicy=kill ends", Cgroups, "oom_policy", gives("kill"), ""),
@@ -146,14 +146,14 @@ class ExaminationTests(DoctorTestCase):
     def test_overlays(self) -> None:
         """They are tried where they will be, if that is there; what is copied is said, and why."""
         self.examine()
-        self.assertEqual(self.places, [Places(self.cache, self.state)])
+        self.assertEqual(self.places, [ProbeDirectories(self.cache, self.state)])
         self.assertEqual(self.trees.closed, 1)
         self.trees.problem = "no such device"
         self.check("trees", WEAKER, "copied", "(no such device)", "Linux 5.11", "python3")
         for path in (self.state, self.cache):
             path.rmdir()
         self.examine()
-        self.assertEqual(self.places[-1], Places())
+        self.assertEqual(self.places[-1], ProbeDirectories())
 
     def test_readable(self) -> None:
         """What would be shown, and is the daemon's own, is said as at the start."""

@@ -16,7 +16,7 @@ from tawebeval.daemon import doctor_storage as module
 from tawebeval.daemon.doctor_storage import compare_space
 from tawebeval.daemon.findings import Finding
 from tawebeval.errors import Problem
-from tawebeval.sandbox.disk import DiskUse
+from tawebeval.sandbox.disk import DiskUsage
 from tests.doctor_case import BROKEN, WEAKER, DoctorTestCase
 from tests.test_signatures import OLD, written
 
@@ -271,9 +271,9 @@ class SpaceTests(SynchronousTestCase):
         """What the cache has of its size already need not be free, however much more it has."""
         for taken, counts in ((GIB, 1), (14 * GIB, 13)):
 
-            def measure(path: Path, pids: object, taken: int = taken) -> DiskUse:
+            def measure(path: Path, pids: object, taken: int = taken) -> DiskUsage:
                 self.assertEqual(path, self.cache)
-                return DiskUse(size=taken)
+                return DiskUsage(size=taken)
 
             self.patch(module, "measure", measure)
             self.check_bound(self.cache, CACHE + SPARE, str(self.cache), counts * GIB)

@@ -19,7 +19,7 @@ from tawebeval.core.states import IllegalStep, State
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.sandbox.workspace import Workspace
-from tests.fake_cells import FakeCell
+from tests.fake_sandbox import FakeSandboxedRun
 from tests.fakes import EPOCH, OID, TREE, World, make_request
 from tests.gates import Gate
 
@@ -270,10 +270,11 @@ class LifeTests(EvaluationTestCase):
 
     def test_sandbox(self) -> None:
         """What is started is what the cell says, and paths are those that it shows."""
-        cell = FakeCell(
-            self.world.configuration.limits, self.evaluation.workspace.elsewhere(Path("/inside"))
+        cell = FakeSandboxedRun(
+            self.world.configuration.limits,
+            self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
         )
-        self.patch(self.world.sandbox, "cell", lambda *given: cell)
+        self.patch(self.world.sandbox, "make_run", lambda *given: cell)
         self.begin()
         child = self.world.child
         self.assertEqual(child.argv, ["/bin/sh", "-c", "./evaluate"])

@@ -13,9 +13,9 @@ from tawebeval.config import Buffers, Configuration, Evaluations, Limits
 from tawebeval.core.segi import Parser
 from tawebeval.core.states import State
 from tawebeval.errors import EvaluationError
-from tawebeval.linux.launcher_client import Launch
+from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace
-from tests.fake_cells import FakeCell
+from tests.fake_sandbox import FakeSandboxedRun
 from tests.fakes import SlowThreads
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
 
@@ -252,14 +252,14 @@ class StopTests(SlowTestCase):
     def test_as_it_starts(self) -> None:
         """When it is started already, in a thread: it is killed at once, and nothing is lost."""
         threads = self.slow_threads()
-        start = FakeCell.start
+        start = FakeSandboxedRun.start
 
-        def stop(cell: FakeCell, *given: Any) -> Launch:
+        def stop(cell: FakeSandboxedRun, *given: Any) -> LaunchSpec:
             launch = start(cell, *given)
             self.evaluation.stop(CANCELLED)
             return launch
 
-        self.patch(FakeCell, "start", stop)
+        self.patch(FakeSandboxedRun, "start", stop)
         self.begin()
         threads.step()
         self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
@@ -408,15 +408,15 @@ class CleanUpTests(SlowTestCase):
     def test_group_stays(self) -> None:
         """Where killed processes have not gone as yet, the rest is removed, and later they."""
         self.begin()
-        close, closed, broken = FakeCell.close, [], [True]
+        close, closed, broken = FakeSandboxedRun.close, [], [True]
 
-        def close_later(cell: FakeCell) -> None:
+        def close_later(cell: FakeSandboxedRun) -> None:
             closed.append(not broken)
             if broken:
                 raise OSError(16, "Device or resource busy")
             close(cell)
 
-        self.patch(FakeCell, "close", close_later)
+        self.patch(FakeSandboxedRun, "close", close_later)
         self.world.child.end()
         self.world.turn()
         self.assertTrue(self.evaluation.over.is_set)

@@ -11,7 +11,7 @@ from tawebeval.core.states import State
 from tawebeval.daemon.logging import json_line
 from tawebeval.errors import EvaluationError
 from tawebeval.evaluations.status import status
-from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.linux.cgroups.group import Usage
 from tests.fakes import OID
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
 

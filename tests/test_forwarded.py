@@ -17,7 +17,7 @@ PLAIN = Proxies.of(TRUSTED, "X-Forwarded-For")
 
 HIDDEN = st.from_regex(r"\A_[A-Za-z0-9._-]{1,64}\Z")
 ADDRESSES = st.ip_addresses().map(str)
-STRANGERS = ADDRESSES.map(canonical).filter(lambda address: not PLAIN.trusts(address))
+OTHERS_MODE = ADDRESSES.map(canonical).filter(lambda address: not PLAIN.trusts(address))
 PROXIES = st.sampled_from(["127.0.0.1", "10.1.2.3", "2001:db8:1::7"])
 PORTS = st.none() | st.integers(0, 65535).map(str)
 HIDDEN_PORTS = PORTS | HIDDEN
@@ -62,14 +62,14 @@ def elements(draw: st.DrawFn, node: str) -> str:
 class NodeTests(SynchronousTestCase):
     """What a client may be called."""
 
-    @given(STRANGERS, HIDDEN_PORTS, st.data())
+    @given(OTHERS_MODE, HIDDEN_PORTS, st.data())
     def test_addresses(self, address: str, port: str | None, data: st.DataObject) -> None:
         """An address comes through, whatever its port, in both headers."""
         node = with_port(address, port)
         self.assertEqual(FORWARDED.client([data.draw(elements(node))]), address)
         self.assertEqual(PLAIN.client([node]), address)
 
-    @given(STRANGERS)
+    @given(OTHERS_MODE)
     def test_without_brackets(self, address: str) -> None:
         """`X-Forwarded-For` has IPv6 addresses without brackets; `Forwarded` never."""
         self.assertEqual(PLAIN.client([address]), address)
@@ -157,7 +157,7 @@ class ForwardedTests(SynchronousTestCase):
 class TrustTests(SynchronousTestCase):
     """Whose word is taken."""
 
-    @given(WORDS, STRANGERS, st.lists(PROXIES, max_size=3), st.integers(0, 4))
+    @given(WORDS, OTHERS_MODE, st.lists(PROXIES, max_size=3), st.integers(0, 4))
     def test_forgery(self, word: str, client: str, proxies: list[str], cut: int) -> None:
         """Whatever a client claims, its own address stands where the first proxy has put it."""
         said = [with_port(each, None) for each in (client, *proxies)]
@@ -165,7 +165,7 @@ class TrustTests(SynchronousTestCase):
         self.assertEqual(PLAIN.client(lines), client)
         self.assertEqual(PLAIN.client([",".join(lines)]), client)
 
-    @given(st.data(), st.lists(ADDRESSES, max_size=3), STRANGERS, st.lists(PROXIES, max_size=3))
+    @given(st.data(), st.lists(ADDRESSES, max_size=3), OTHERS_MODE, st.lists(PROXIES, max_size=3))
     def test_forwarded_forgery(
         self, data: st.DataObject, word: list[str], client: str, proxies: list[str]
     ) -> None:

@@ -31,7 +31,7 @@ from tawebeval.daemon.reload import (
 from tawebeval.daemon.runtime import EarlyHangup
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
-from tawebeval.linux.secretfiles import digest
+from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import Outcome, Rereading, Source
 from tests.fakes import FakeNotifier
 from tests.test_config import settings_of
@@ -151,7 +151,7 @@ class ReloaderTests(SynchronousTestCase):
         """By a copy whose original has changed nothing is reloaded; other files do not matter."""
         path = Path(self.mktemp()).absolute()
         path.write_text("alice")
-        folder, same = str(path.parent), digest(path)
+        folder, same = str(path.parent), digest_file(path)
         for copies, originals, well in (
             (folder, {path.name: same}, True),
             (folder, {path.name: "12ab"}, False),

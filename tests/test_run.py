@@ -20,11 +20,11 @@ from tawebeval.core.segi import Parser
 from tawebeval.errors import EvaluationError, Reason, over_limit
 from tawebeval.evaluations.intake import Intake
 from tawebeval.evaluations.run import STDERR_TAIL, Run
-from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.linux.cgroups.group import Usage
 from tawebeval.sandbox.base import Exit
 from tawebeval.sandbox.workspace import Workspace
-from tests.fake_cells import FakeCell
 from tests.fake_children import STDOUT, FakeChild
+from tests.fake_sandbox import FakeSandboxedRun
 from tests.fakes import InlineThreads
 from tests.gates import Gate
 from tests.strategies import MARKERS, read
@@ -54,7 +54,9 @@ class RunTestCase(SynchronousTestCase):
             budget.enter(on_room=lambda: self.intake.on_room()),
             self,
         )
-        self.cell = FakeCell(self.limits, Workspace(Path("/some")).as_it_is(), self.orphans)
+        self.cell = FakeSandboxedRun(
+            self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
+        )
         self.run = Run(self.clock, self.intake, GRACE, self.cell, InlineThreads())
         self.child = FakeChild(self.clock, self.run)
         self.run.makeConnection(self.child)

@@ -7,9 +7,9 @@ import signal
 from tawebeval.config import Limits
 from tawebeval.errors import EvaluationError, over_limit
 from tawebeval.evaluations.run import READ_RATE
-from tawebeval.linux.cgroups.groups import Usage
-from tests.fake_cells import FakeCell
+from tawebeval.linux.cgroups.group import Usage
 from tests.fake_children import STDOUT
+from tests.fake_sandbox import FakeSandboxedRun
 from tests.strategies import MARKERS
 from tests.test_run import CANCELLED, GRACE, RunTestCase
 
@@ -109,8 +109,8 @@ class CellTests(RunTestCase):
         def fail(*final: bool) -> None:
             raise OSError(24, "Too many open files")
 
-        self.patch(FakeCell, "exceeded", fail)
-        self.patch(FakeCell, "usage", fail)
+        self.patch(FakeSandboxedRun, "check_limits", fail)
+        self.patch(FakeSandboxedRun, "read_usage", fail)
         self.child.end(status=3)
         self.assert_over(status=3)
         assert self.run.failure is not None

@@ -17,13 +17,13 @@ from tawebeval.config import (
     CredentialSettings,
     Metrics,
     Repositories,
-    Sandbox,
+    SandboxSettings,
 )
 from tawebeval.daemon import startup as module
 from tawebeval.daemon.startup import StartupChecks, check_readable
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.rlimits import MORE_PROCESSES
-from tawebeval.sandbox.probe import Places
+from tawebeval.sandbox.probe import ProbeDirectories
 from tests.fakes import InlineThreads, SlowThreads
 
 EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
@@ -80,11 +80,11 @@ class StartupTests(SynchronousTestCase):
         self.configuration = Configuration()
         self.asked: dict[str, tuple[object, ...]] = {}
         for name, noted in (
-            ("end_leftovers", "end"),
+            ("end_stale_processes", "end"),
             ("check_quotas", "check"),
             ("try_quotas", "try"),
             ("check_git", "git"),
-            ("rely_on", "sandbox"),
+            ("verify", "sandbox"),
             ("close_sandbox", "trees"),
         ):
             self.patch(module, name, self.called(noted))
@@ -130,7 +130,7 @@ class StartupTests(SynchronousTestCase):
                 "check": (QUOTAS, self.configuration),
                 "try": (QUOTAS,),
                 "git": (),
-                "sandbox": (self.sandbox, Places(REPOSITORIES, EVALUATIONS)),
+                "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
             },
         )
         # The sandbox's users are there before it is tried.
@@ -235,7 +235,7 @@ class ReadableTests(SynchronousTestCase):
             CredentialSettings("c", "c", password_file="handed"),
         )
         configuration = Configuration(
-            sandbox=Sandbox(kind, readable=readable),
+            sandbox=SandboxSettings(kind, readable=readable),
             callers=Callers(tokens=f"{self.root}/tokens/file"),
             callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
             metrics=Metrics("tokens", f"{self.root}/readers/file"),

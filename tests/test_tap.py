@@ -25,8 +25,8 @@ from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configurat
 from tawebeval.daemon.tap import Options, makeService
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
-from tests.fake_cells import NO_CGROUPS
 from tests.fake_process import FakeProcess
+from tests.fake_sandbox import NO_CGROUPS
 from tests.own_python import printed_by
 
 

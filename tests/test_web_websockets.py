@@ -182,7 +182,7 @@ class NamedOriginTests(SocketTestCase):
             ({"Origin": "https://judge.example.org"}, True),
             ({"Origin": "http://localhost"}, True),
             ({"Origin": "https://elsewhere.example"}, False),
-            ({"Origin": "https://judge.example.org.elsewhere.example"}, False),
+            ({"Origin": "https://judge.example.org.make_sandboxed_view.example"}, False),
             ({"Origin": "null"}, False),
         ):
             follower = self.open(b"a\n", **headers)

@@ -21,12 +21,11 @@ from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.kernel import Process
-from tawebeval.linux.launcher_client import FIRST, Launch
-from tawebeval.linux.privileges import find_privileges
+from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.privileges import Credentials, find_privileges
 from tawebeval.linux.reaper import Orphans
-from tawebeval.sandbox.base import Cell
-from tawebeval.sandbox.bubblewrap import write_accounts
+from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.seccomp import make_filter
 from tawebeval.sandbox.workspace import Workspace
@@ -44,8 +43,10 @@ def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
     reading, writing = os.pipe()
     actions = [(os.POSIX_SPAWN_DUP2, writing, 1)]
     # Above all numbers that they are to have.
-    given = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, FIRST + len(keep)) for one in keep]
-    actions += [(os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given, FIRST)]
+    given = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR + len(keep)) for one in keep]
+    actions += [
+        (os.POSIX_SPAWN_DUP2, one, number) for number, one in enumerate(given, FIRST_DESCRIPTOR)
+    ]
     pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
     for one in (writing, *given):
         os.close(one)
@@ -58,26 +59,26 @@ def run_by_hand(argv: Sequence[str], keep: Sequence[int] = ()) -> float:
 
 
 @contextmanager
-def cells() -> Iterator[Callable[[], tuple[Cell, Launch]]]:
+def cells() -> Iterator[Callable[[], tuple[SandboxedRun, LaunchSpec]]]:
     """Become who evaluators are, and let cells be made for the command; close them yourself."""
     os.close(make_filter(internet=False))  # which imports what nobody may not be able to read
-    find_privileges("nobody" if os.geteuid() == 0 else "", Process()).step_down()
+    find_privileges("nobody" if os.geteuid() == 0 else "", Credentials()).become_user()
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         accounts, upload = Path(name, "accounts"), Path(name, "upload")
         accounts.mkdir()
-        write_accounts(accounts)
+        write_sandbox_files(accounts)
         sandbox = open_bubblewrap(
             Configuration(), accounts, Cgroups([], {}, {}), Orphans(None, Spawner(None))
         )
         (upload / "submission").mkdir(parents=True)
         workspace = Workspace(Path(name).resolve() / "workspace")
-        workspace.create(upload, workspace.elsewhere(Path("/")))
+        workspace.create(upload, workspace.make_sandboxed_view(Path("/")))
         checkout = Path(name).resolve() / "checkout"
         checkout.mkdir()
 
-        def opened() -> tuple[Cell, Launch]:
-            cell = sandbox.cell(workspace, Checkout(Commit("", ""), checkout, lambda: None))
-            return cell, cell.launch(COMMAND, {}, workspace.tree)
+        def opened() -> tuple[SandboxedRun, LaunchSpec]:
+            cell = sandbox.make_run(workspace, Checkout(Commit("", ""), checkout, lambda: None))
+            return cell, cell.make_launch_spec(COMMAND, {}, workspace.tree)
 
         yield opened
 

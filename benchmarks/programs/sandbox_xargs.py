@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.programs.sandbox_start import cells
-from tawebeval.linux.launcher_client import FIRST
+from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR
 
 _AT_ONCE = 2
 _MOST = 1 << 20  # bytes in what is copied
@@ -27,7 +27,7 @@ def rate(starts: int, argv: Sequence[str], descriptors: Sequence[int]) -> float:
     """Return the runs per second."""
     with tempfile.TemporaryDirectory(prefix="tawebeval-benchmark-") as name:
         opened = ""
-        for number, descriptor in enumerate(descriptors, FIRST):
+        for number, descriptor in enumerate(descriptors, FIRST_DESCRIPTOR):
             file = Path(name, str(number))
             file.write_bytes(os.pread(descriptor, _MOST, 0))
             opened += f" {number}<>{shlex.quote(str(file))}"

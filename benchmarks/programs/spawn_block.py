@@ -20,9 +20,8 @@ from twisted.internet.threads import deferToThread
 from twisted.python.failure import Failure
 
 from benchmarks.measure import percentile
-from tawebeval.linux.child import Spawner
-from tawebeval.linux.launcher_client import Launch, Launching
-from tawebeval.linux.starting import Started
+from tawebeval.linux.child import Spawner, StartedProcess
+from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec
 
 reactor: Any = installed
 
@@ -43,13 +42,13 @@ class Child(ProcessProtocol):
 
 
 spawner = Spawner(reactor)
-launching = Launching()
+launching = LauncherClient()
 
 
 async def start_evaluator(protocol: ProcessProtocol) -> float:
     """Start a child as evaluators are, without a sandbox: in a thread, which is not counted."""
-    started: Started
-    started, _ = await deferToThread(launching.start, Launch([_COMMAND], {}, "/"))
+    started: StartedProcess
+    started, _ = await deferToThread(launching.start, LaunchSpec([_COMMAND], {}, "/"))
     begin = time.perf_counter()
     spawner.adopt(protocol, started)
     return time.perf_counter() - begin

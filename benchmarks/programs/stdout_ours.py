@@ -23,7 +23,7 @@ from tawebeval.evaluations.run import Run
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import Orphans
-from tawebeval.sandbox.base import NoCell, NoSandbox
+from tawebeval.sandbox.base import NoSandbox, UnsandboxedRun
 from tawebeval.sandbox.workspace import Workspace
 
 _CAPACITY = 4 * 1024 * 1024
@@ -82,7 +82,7 @@ def main() -> None:
     stopwatch = Stopwatch()
     store = Store()
     spawner = Spawner(reactor)
-    cell = NoCell(
+    cell = UnsandboxedRun(
         Workspace(Path("/nonexistent")),
         Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
         NoSandbox(Limits(output=2**40), Cgroups([], {}, {}), Orphans(reactor, spawner)),

@@ -140,14 +140,14 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
 
 def _digests(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield names of credentials with the digests of their files, `copied` being NAME:FILE."""
-    from tawebeval.linux.secretfiles import digest
+    from tawebeval.linux.ownership import digest_file
 
     for one in copied:
         name, _, path = one.partition(":")
         file = Path(path)
         with suppress(OSError):  # only root may read them
             if file.is_file() or not file.exists():  # a pipe can be read only once
-                yield name, digest(file)
+                yield name, digest_file(file)
 
 
 @click.group()
@@ -211,13 +211,13 @@ def quota(config: Path | None, first_project: int) -> None:
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.reload import read_configuration
     from tawebeval.daemon.state import locate
-    from tawebeval.linux.kernel import Process
+    from tawebeval.linux.privileges import Credentials
     from tawebeval.sandbox.project_quotas import prepare_quotas, quota_of
 
     try:
         configuration = read_configuration(config)
         state, _ = locate(os.environ)
-        count = prepare_quotas(state, configuration, first_project, Process())
+        count = prepare_quotas(state, configuration, first_project, Credentials())
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(2) from None

@@ -21,7 +21,7 @@ from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import base_url
 from tawebeval.daemon.runtime import use_monotonic_clock
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.secretfiles import read_secrets
+from tawebeval.linux.ownership import read_secrets
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
 INTERRUPTED, UNREAD = 130, 141

@@ -37,13 +37,10 @@ from tawebeval.daemon.startup import check_readable
 from tawebeval.errors import ConfigurationError, EvaluationError
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.group import open_cgroups
-from tawebeval.linux.child import ChildProcess, Spawner
-from tawebeval.linux.filetree import remove
-from tawebeval.linux.kernel import Process
-from tawebeval.linux.leftovers import end_leftovers
-from tawebeval.linux.opening import LISTED, open_directory
-from tawebeval.linux.privileges import Privileges, find_privileges
-from tawebeval.linux.starting import Started
+from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
+from tawebeval.linux.filetree import LIST_RIGHTS, open_directory, remove
+from tawebeval.linux.privileges import Credentials, Privileges, find_privileges
+from tawebeval.linux.reaper import end_stale_processes
 
 _PREFIX = "tawebeval-try-"
 _WORDS = {
@@ -114,15 +111,15 @@ def try_(
             cgroups = open_cgroups(f"try-{os.getpid()}", _owner(privileges))
             made.callback(cgroups.close)
             cgroups.remove_left(_is_stale)
-            with privileges.acting():
+            with privileges.act_as_user():
                 place = made.enter_context(scratch_directory())
             with _usage_errors():
                 spawn = RawSpawner(reactor, screen) if raw else Spawner(reactor)
                 environment = LocalEnvironment.open(
                     configuration, root, place, cgroups, spawn, reactor
                 )
-                privileges.step_down()
-                privileges.renounce()
+                privileges.become_user()
+                privileges.drop_privileges()
             if configuration.sandbox.kind == "none":
                 screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
             return await Trial(request, environment, screen, folder, raw).run()
@@ -202,7 +199,7 @@ class Trial:
 
 def _find_privileges(user: str) -> Privileges:
     try:
-        return find_privileges(user, Process())
+        return find_privileges(user, Credentials())
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} (here also --user)") from None
 
@@ -253,11 +250,11 @@ def _remove_stale(around: Path) -> None:
     """Remove the directories that killed processes of this user have left in `around`."""
     for place in around.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's, locked, or just removed
-            descriptor = open_directory(str(place), None, LISTED)
+            descriptor = open_directory(str(place), None, LIST_RIGHTS)
             try:
                 if os.fstat(descriptor).st_uid == os.geteuid():
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    end_leftovers(place)
+                    end_stale_processes(place)
                     remove(place)
             finally:
                 os.close(descriptor)
@@ -267,7 +264,7 @@ def _make_locked(around: Path) -> tuple[Path, int]:
     """Return a new directory and the descriptor that holds its lock."""
     while True:
         place = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=around))
-        lock = open_directory(str(place), None, LISTED)
+        lock = open_directory(str(place), None, LIST_RIGHTS)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if place.exists():
             return place, lock
@@ -319,7 +316,7 @@ class RawSpawner(Spawner):
         self.on_unread: Callable[[OutputLost], object] = lambda error: None
         self._screen = screen
 
-    def adopt(self, protocol: ProcessProtocol, started: Started) -> ChildProcess:
+    def adopt(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
         """Connect a child to `protocol` through a `RawProtocol`."""
         markers = self.markers()
         assert markers is not None, "nothing starts before they are drawn"

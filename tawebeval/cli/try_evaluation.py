@@ -29,9 +29,9 @@ from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import Orphans, become_subreaper
-from tawebeval.sandbox.bubblewrap import write_accounts
-from tawebeval.sandbox.monitor import Watch
-from tawebeval.sandbox.probe import close_sandbox, open_sandbox, rely_on
+from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.monitor import LimitMonitor
+from tawebeval.sandbox.probe import close_sandbox, open_sandbox, verify
 from tawebeval.sandbox.workspace import Workspace
 
 NO_COMMIT = "0" * 40
@@ -157,7 +157,7 @@ class LocalEnvironment:
                 root, place, TreeLimits(limits.tree_files, limits.tree_bytes), threads
             ),
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
-            watch=Watch(reactor, threads, threads),
+            watch=LimitMonitor(reactor, threads, threads),
             budget=Budget(
                 buffers.total, buffers.evaluation, 1, lambda call: reactor.callLater(0, call)
             ),
@@ -173,8 +173,8 @@ class LocalEnvironment:
         become_subreaper()
         accounts = self._place / _ACCOUNTS
         accounts.mkdir()
-        write_accounts(accounts)
-        rely_on(self.surroundings.sandbox)
+        write_sandbox_files(accounts)
+        verify(self.surroundings.sandbox)
         reaping = LoopingCall(self._orphans.reap)
         reaping.clock = self._reactor
         reaping.start(_REAP)

@@ -52,8 +52,8 @@ from tawebeval.linux.reaper import Orphans, become_subreaper
 from tawebeval.linux.rlimits import MORE_PROCESSES
 from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.monitor import Watch
-from tawebeval.sandbox.probe import open_box, open_sandbox
+from tawebeval.sandbox.monitor import LimitMonitor
+from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
 from tawebeval.web.auth import Access
 from tawebeval.web.context import Api
 from tawebeval.web.routes import KleinApplication, make_site
@@ -147,13 +147,13 @@ class Daemon(MultiService):
 
     def privilegedStartService(self) -> None:
         """Be nobody special and begin to listen; exits with a message where either fails."""
-        self._privileges.step_down()
+        self._privileges.become_user()
         for part in self:
             try:
                 part.privilegedStartService()
             except (CannotListenError, OSError, OverflowError, ValueError) as error:
                 raise SystemExit(f"tawebeval: listen: {part.name}: {error}") from None
-        self._privileges.renounce()
+        self._privileges.drop_privileges()
 
     def startService(self) -> None:
         """Start all parts, of which some run programs; exits with a message as root."""
@@ -385,7 +385,7 @@ def _make_repositories(base: Foundation, remotes: Remotes) -> RepositoryCache:
         base.spawn,
         settings.protocols,
         settings.memory,
-        open_box(base.sandbox, directories.accounts),
+        open_command_sandbox(base.sandbox, directories.accounts),
         base.cgroups.git_entry,
         base.cgroups.niceness,
     )
@@ -422,7 +422,7 @@ def _make_surroundings(
         spawn=base.spawn,
         repositories=repositories,
         sandbox=base.sandbox,
-        watch=Watch(reactor, pools.watch, pools.count),
+        watch=LimitMonitor(reactor, pools.watch, pools.count),
         # One caller, whose servers may be slow, has half of the slots at most.
         fetches=Queue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
         budget=Budget(

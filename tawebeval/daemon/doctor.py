@@ -28,15 +28,13 @@ from tawebeval.daemon.startup import check_readable, find_exposure
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git
 from tawebeval.linux import rlimits
-from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
-from tawebeval.linux.cgroups.groups import What
+from tawebeval.linux.cgroups.group import Cgroups, Resource, open_cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.filetree import remove
-from tawebeval.linux.kernel import Process
-from tawebeval.linux.ownership import name_of
-from tawebeval.linux.privileges import Privileges, find_privileges
+from tawebeval.linux.ownership import user_name
+from tawebeval.linux.privileges import Credentials, Privileges, find_privileges
 from tawebeval.linux.reaper import Orphans
-from tawebeval.sandbox.bubblewrap import Bubblewrap, write_accounts
+from tawebeval.sandbox.bubblewrap import Bubblewrap, write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox, close_sandbox, find_problems, open_sandbox
 from tawebeval.web.auth import find_tokens
 
@@ -81,11 +79,11 @@ class Examination:
 
     def _check_user(self) -> Iterator[str]:
         user = self.privileges.user
-        name = f"{user.name}, of root's choice" if user else name_of(os.geteuid())
+        name = f"{user.name}, of root's choice" if user else user_name(os.geteuid())
         yield f"the daemon runs as {name}"
 
     def _check_python(self) -> Sequence[Problem]:
-        with self.privileges.acting():
+        with self.privileges.act_as_user():
             return list(find_unreadable())
 
     def _check_sandbox(self) -> Iterator[Finding]:
@@ -100,12 +98,12 @@ class Examination:
             cgroups.close()
 
     def _try_sandbox(self, cgroups: Cgroups) -> Iterator[str | Problem | Finding]:
-        with self.privileges.acting():
+        with self.privileges.act_as_user():
             accounts = Path(tempfile.mkdtemp(prefix="tawebeval-"))
         try:
             check_readable(self.configuration, self.storage.file, self.environment)
-            with self.privileges.acting():
-                write_accounts(accounts)
+            with self.privileges.act_as_user():
+                write_sandbox_files(accounts)
             orphans = Orphans(self.reactor, Spawner(self.reactor))
             sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
             try:
@@ -115,7 +113,7 @@ class Examination:
                 if isinstance(sandbox, Bubblewrap):
                     os.close(sandbox.filter)
         finally:
-            with self.privileges.acting():
+            with self.privileges.act_as_user():
                 remove(accounts)
         if not isinstance(sandbox, Bubblewrap):
             yield from find_problems(sandbox)
@@ -131,8 +129,8 @@ class Examination:
             yield Problem(what, "leave out sandbox.loopback, if evaluators need no 127.0.0.1")
 
     def _check_cgroups(self, cgroups: Cgroups) -> Iterator[str | Problem | Finding]:
-        remedy = str(cgroups.remedy.tried()) if cgroups.missing else ""
-        for what in get_args(What):
+        remedy = str(cgroups.remedy.verify_command()) if cgroups.missing else ""
+        for what in get_args(Resource):
             said = cgroups.describe(what)
             yield said if what in cgroups.enforced else Problem(said, remedy)
         policy = cgroups.oom_policy()
@@ -199,7 +197,7 @@ def _may_be_unix(endpoint: str) -> bool:
 def examine(
     file: Path | None,
     environment: Mapping[str, str],
-    process: Process | None = None,
+    process: Credentials | None = None,
     reactor: Any = None,
 ) -> Iterator[Finding]:
     """Yield all findings, or only the first broken one if the daemon's user is not known."""
@@ -212,7 +210,7 @@ def examine(
         return
     yield Finding("configuration", Severity.OK, str(file or "none: the defaults hold"))
     try:
-        privileges = find_privileges(configuration.service.user, process or Process())
+        privileges = find_privileges(configuration.service.user, process or Credentials())
     except ConfigurationError as error:
         what, remedy = error.problem
         remedy += "" if configuration.service.user else _AS_THE_UNIT

@@ -22,12 +22,17 @@ from tawebeval.daemon.health import write_and_read
 from tawebeval.daemon.state import OF_CACHE, OF_STATE, check_key, existing, locate
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.keyring import Keyring
-from tawebeval.linux.diskfaults import MAKE_ROOM, is_full
-from tawebeval.linux.ownership import check_owner, install_command, is_roots_alone, name_of
+from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_full
+from tawebeval.linux.ownership import (
+    check_owner,
+    check_readable_by_others,
+    install_command,
+    is_roots_alone,
+    user_name,
+)
 from tawebeval.linux.privileges import Privileges
-from tawebeval.linux.secretfiles import find_strangers
 from tawebeval.sandbox.disk import measure
-from tawebeval.sandbox.probe import Places
+from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.project_quotas import check_quotas, find_quota_directories, quota_of
 from tawebeval.web.auth import find_metrics_tokens, find_tokens, read_tokens
 from tawebeval.webhooks.signing import find_secrets, read_signing
@@ -57,7 +62,7 @@ class StorageChecks:
         self._privileges = privileges
         self._state, self._cache = locate(environment)
         user = privileges.user
-        self._user = user.name if user else name_of(os.geteuid())
+        self._user = user.name if user else user_name(os.geteuid())
         self._uid = user.uid if user else os.geteuid()
         self._group = user.gid if user else os.getegid()
 
@@ -76,9 +81,9 @@ class StorageChecks:
             ("quotas", self._check_quotas),
         )
 
-    def places(self) -> Places:
+    def places(self) -> ProbeDirectories:
         """Return where overlays can be tried: where they will be, if that is there already."""
-        return Places(
+        return ProbeDirectories(
             *(
                 path if path.is_dir() and self._may(path, os.W_OK | os.X_OK) else None
                 for path in (self._cache, self._state)
@@ -156,18 +161,18 @@ class StorageChecks:
             return
         if owner == self._uid:
             self._check_rights(path)
-        with self._privileges.acting():
+        with self._privileges.act_as_user():
             check_owner(path, parts)
         for part in parts:
             self._check_rights(path / part)
         _check_writers(path)
         try:
-            with self._privileges.acting():
+            with self._privileges.act_as_user():
                 write_and_read(path)
         except OSError as error:
             raise ConfigurationError(
                 f"{path}: cannot be written to: {error.strerror}",
-                MAKE_ROOM if is_full(error) else _WRITABLE,
+                DISK_FULL_REMEDY if is_full(error) else _WRITABLE,
             ) from None
         yield str(path)
 
@@ -208,12 +213,12 @@ class StorageChecks:
         yield str(path)
 
     def _check_space(self) -> Iterator[str | Problem]:
-        with self._privileges.acting():
+        with self._privileges.act_as_user():
             found = list(compare_space(self._configuration, self._state, self._cache))
         yield from found
 
     def _check_quotas(self) -> Iterator[str]:
-        with self._privileges.acting():
+        with self._privileges.act_as_user():
             found = find_quota_directories(self._state)
             check_quotas(found, self._configuration)
         if found:
@@ -223,7 +228,7 @@ class StorageChecks:
             yield "none: what evaluations have on the disk is counted, four times a second"
 
     def _may(self, path: Path, mode: int) -> bool:
-        with self._privileges.acting():
+        with self._privileges.act_as_user():
             return os.access(path, mode, effective_ids=True)
 
     def _chown(self, path: Path) -> str:
@@ -231,7 +236,7 @@ class StorageChecks:
 
 
 def _check_strangers(path: Path) -> None:
-    problem = find_strangers(path, path.stat().st_mode)
+    problem = check_readable_by_others(path, path.stat().st_mode)
     if problem is not None:
         raise ConfigurationError(*problem)
 

@@ -20,7 +20,7 @@ from tawebeval.core.tally import EvaluationTally
 from tawebeval.deferreds import Threads, in_background
 from tawebeval.errors import Busy, Problem
 from tawebeval.evaluations.registry import Registry
-from tawebeval.linux.diskfaults import is_full
+from tawebeval.linux.filetree import is_full
 
 DISK_PERIOD = 5.0
 """Seconds between two trials of a disk that works."""

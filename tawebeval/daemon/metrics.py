@@ -34,7 +34,7 @@ from tawebeval.deferreds import Threads
 from tawebeval.evaluations.context import Surroundings
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import RepositoryCache
-from tawebeval.sandbox.probe import Places, try_again
+from tawebeval.sandbox.probe import ProbeDirectories, probe_again
 from tawebeval.web.access_log import Routes, Traffic
 from tawebeval.web.auth import Access
 from tawebeval.web.context import Operations
@@ -84,8 +84,8 @@ class Monitoring:
             Disk("cache", directories.repositories, checking, clock),
         ]
         readiness = Readiness(registry, surroundings.tally, disks, configuration.health.free_disk)
-        places = Places(directories.repositories, directories.evaluations)
-        trial = partial(try_again, surroundings.sandbox, places)
+        places = ProbeDirectories(directories.repositories, directories.evaluations)
+        trial = partial(probe_again, surroundings.sandbox, places)
         return cls(
             metrics,
             Traffic(configuration.log.access),

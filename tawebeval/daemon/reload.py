@@ -19,8 +19,8 @@ from tawebeval.config import Configuration, Section, parse_configuration
 from tawebeval.daemon.runtime import EarlyHangup
 from tawebeval.daemon.systemd import Notifier
 from tawebeval.errors import ConfigurationError
+from tawebeval.linux.ownership import digest_file
 from tawebeval.linux.rlimits import check_limits, processes
-from tawebeval.linux.secretfiles import digest
 from tawebeval.reloadable import Outcome, Rereading, Source
 
 LIVE = frozenset(
@@ -151,7 +151,7 @@ class Reloader(Service):
 
 def _is_stale(copy: Path, originals: Mapping[str, str]) -> bool:
     try:
-        return copy.name in originals and digest(copy) != originals[copy.name]
+        return copy.name in originals and digest_file(copy) != originals[copy.name]
     except OSError:
         return False  # reading it says what is wrong
 

@@ -17,12 +17,12 @@ from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
 from tawebeval.linux.cgroups.group import Cgroups
-from tawebeval.linux.diskfaults import told
-from tawebeval.linux.leftovers import end_leftovers
+from tawebeval.linux.filetree import describe_disk_error
+from tawebeval.linux.reaper import end_stale_processes
 from tawebeval.linux.rlimits import MORE_PROCESSES
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.bubblewrap import write_accounts
-from tawebeval.sandbox.probe import Places, close_sandbox, rely_on
+from tawebeval.sandbox.bubblewrap import write_sandbox_files
+from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify
 from tawebeval.sandbox.project_quotas import check_quotas, try_quotas
 from tawebeval.web.auth import Access, Rate, find_metrics_tokens, find_tokens
 from tawebeval.web.exposure import check_endpoints
@@ -76,20 +76,20 @@ class StartupChecks(Service):
         """
         super().startService()
         directories = self.directories
-        end_leftovers(directories.evaluations, directories.repositories, *directories.quotas)
+        end_stale_processes(directories.evaluations, directories.repositories, *directories.quotas)
         try:
             directories.clear()
-            write_accounts(directories.accounts)
+            write_sandbox_files(directories.accounts)
             check_quotas(directories.quotas, self._configuration)
             try_quotas(directories.quotas)
             check_git()
         except OSError as error:
-            raise SystemExit(f"tawebeval: {told(error)}") from None
+            raise SystemExit(f"tawebeval: {describe_disk_error(error)}") from None
         except ConfigurationError as error:
             raise SystemExit(f"tawebeval: {error}") from None
         for problem in self._cgroups.problems:
             log.warn("limits: {problem}", problem=problem)
-        rely_on(self._sandbox, Places(directories.repositories, directories.evaluations))
+        verify(self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations))
         try:
             for threads in self._crews:
                 threads.start()
@@ -115,7 +115,7 @@ class StartupChecks(Service):
     def _restore(self) -> Sequence[Path]:
         gone = self.directories.restore()
         if self.directories.accounts in gone:
-            write_accounts(self.directories.accounts)
+            write_sandbox_files(self.directories.accounts)
         return gone
 
     def stopService(self) -> None:

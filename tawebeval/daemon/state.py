@@ -21,9 +21,8 @@ import attrs
 
 from tawebeval.core.identifiers import KEY_BYTES
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.diskfaults import MAKE_ROOM, is_full, naming
-from tawebeval.linux.filetree import empty, remove
-from tawebeval.linux.ownership import check_owner, give
+from tawebeval.linux.filetree import DISK_FULL_REMEDY, add_path, empty, is_full, remove
+from tawebeval.linux.ownership import check_owner, give_directory
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.project_quotas import find_quota_directories
 
@@ -88,7 +87,7 @@ def open_directories(
     try:
         for directory in (state, cache):
             _provide(directory, privileges)
-        with privileges.acting():
+        with privileges.act_as_user():
             check_owner(state, OF_STATE)
             check_owner(cache, OF_CACHE)
             locks = _lock(state), _lock(cache)
@@ -110,7 +109,7 @@ def open_directories(
             )
     except OSError as error:
         whose = f" (as the user {privileges.user.name})" if privileges.user else ""
-        remedy = f"{MAKE_ROOM}, or elsewhere: " if is_full(error) else ""
+        remedy = f"{DISK_FULL_REMEDY}, or elsewhere: " if is_full(error) else ""
         raise ConfigurationError(
             f"{error.filename}: {error.strerror}{whose}; {remedy}STATE_DIRECTORY and"
             " CACHE_DIRECTORY say where to write"
@@ -138,14 +137,14 @@ def label_of(state: Path) -> str:
 def _provide(directory: Path, privileges: Privileges) -> None:
     """Make a directory as the user; where that may not, or has one of root's, as root for it."""
     try:
-        with privileges.acting():
+        with privileges.act_as_user():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if privileges.user is None or directory.stat().st_uid == os.geteuid():
                 return
     except PermissionError:
         if privileges.user is None:
             raise
-    give(directory, privileges.user)
+    give_directory(directory, privileges.user)
 
 
 def _locate(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:
@@ -173,7 +172,7 @@ def _key(path: Path, random: Callable[[int], bytes]) -> bytes:
     if not path.exists():
         unfinished = path.with_suffix(".new")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with naming(unfinished), open(descriptor, "wb") as file:
+        with add_path(unfinished), open(descriptor, "wb") as file:
             file.write(random(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())

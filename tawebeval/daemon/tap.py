@@ -27,8 +27,7 @@ from tawebeval.daemon.state import open_directories
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.cgroups.group import Cgroups, open_cgroups
-from tawebeval.linux.kernel import Process
-from tawebeval.linux.privileges import find_privileges
+from tawebeval.linux.privileges import Credentials, find_privileges
 
 log = Logger()
 
@@ -61,7 +60,7 @@ class Options(usage.Options):
 def makeService(
     options: Options,
     reactor: Any = None,
-    process: Process | None = None,
+    process: Credentials | None = None,
     find_cgroups: Callable[..., Cgroups] = open_cgroups,
 ) -> IService:
     """Return the daemon as a service; exits with a message where the settings do not allow one.
@@ -83,7 +82,7 @@ def makeService(
     try:
         path, listen = options["config"] and Path(options["config"]), options["listen"]
         written = configuration = read_configuration(path, listen)
-        privileges = find_privileges(configuration.service.user, process or Process())
+        privileges = find_privileges(configuration.service.user, process or Credentials())
         if privileges.user is not None:
             preload()
         environment = privileges.environment(os.environ)

@@ -20,7 +20,7 @@ from tawebeval.core.tally import EvaluationTally
 from tawebeval.deferreds import Threads
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
-from tawebeval.sandbox.monitor import Watch
+from tawebeval.sandbox.monitor import LimitMonitor
 
 
 class Places(Protocol):
@@ -65,7 +65,7 @@ class Surroundings:
     spawn: Spawner
     repositories: Source
     sandbox: Sandbox
-    watch: Watch
+    watch: LimitMonitor
     budget: Budget
     fetches: Queue = attrs.field(factory=lambda: Queue(1, UNBOUNDED))
     time: Callable[[], float] = time.time

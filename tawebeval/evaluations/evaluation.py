@@ -31,9 +31,9 @@ from tawebeval.errors import EvaluationError
 from tawebeval.evaluations.context import Places, Surroundings
 from tawebeval.evaluations.intake import Intake
 from tawebeval.evaluations.run import Run, RunResult
+from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import remove
-from tawebeval.linux.starting import Started
-from tawebeval.sandbox.base import Cell
+from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.workspace import FileRefused, Workspace, log_name
 from tawebeval.webhooks.callback import Callback
 
@@ -88,7 +88,7 @@ class Evaluation:
     over: Latch[Evaluation] = attrs.field(factory=Latch)
     _intake: Intake | None = None
     _checkout: Checkout | None = None
-    _cell: Cell | None = None
+    _sandboxed: SandboxedRun | None = None
     _stopped: EvaluationError | None = None
     _places: Places | None = None
     _coming: Deferred[None] | None = None
@@ -170,10 +170,12 @@ class Evaluation:
             if self._surroundings.quota_directories is not None:
                 directory = await self._surroundings.quota_directories.get()
                 self.workspace = attrs.evolve(self.workspace, quota_directory=directory)
-            cell = self._cell = self._surroundings.sandbox.cell(self.workspace, checkout)
-            run = self._prepare(cell)
+            sandboxed = self._sandboxed = self._surroundings.sandbox.make_run(
+                self.workspace, checkout
+            )
+            run = self._prepare(sandboxed)
             self._launching = True  # from here on it is not cancelled: the child would be lost
-            started = await self._surroundings.threads.run(self._launch, cell, checkout)
+            started = await self._surroundings.threads.run(self._launch, sandboxed, checkout)
             self._run(run, started)
         except EvaluationError as error:
             await self._conclude(error)
@@ -219,61 +221,61 @@ class Evaluation:
         if self.state is State.QUEUED:
             self._enter(State.FETCHING)
 
-    def _prepare(self, cell: Cell) -> Run:
+    def _prepare(self, sandboxed: SandboxedRun) -> Run:
         """Return what is to watch over the evaluator."""
         surroundings, clock = self._surroundings, self._surroundings.clock
         settings, limits = surroundings.configuration.evaluations, surroundings.configuration.limits
         markers = self.markers = Markers.fresh(surroundings.random)
         parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
         intake = self._intake = Intake(clock, parser, self.ring, self.share, self)
-        return Run(clock, intake, settings.grace, cell, surroundings.threads)
+        return Run(clock, intake, settings.grace, sandboxed, surroundings.threads)
 
-    def _launch(self, cell: Cell, checkout: Checkout) -> Started:
+    def _launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
         """Start the evaluator. Blocks. Raises EvaluationError, OSError.
 
         All that blocks is done here, in one thread: each change of threads costs time.
         """
         assert self.upload is not None, "nobody else takes it"
-        self.workspace.create(self.upload, cell.view)
+        self.workspace.create(self.upload, sandboxed.view)
         self.upload = None
         directory = self.workspace.working_directory(self.request.directory, checkout.path)
-        return self._launch_in(directory, cell)
+        return self._launch_in(directory, sandboxed)
 
-    def _launch_in(self, directory: Path, cell: Cell) -> Started:
+    def _launch_in(self, directory: Path, sandboxed: SandboxedRun) -> StartedProcess:
         if self._stopped is not None:
             raise self._stopped
         assert self.markers is not None, "it is prepared"
-        request, workspace, view = self.request, self.workspace, cell.view
+        request, workspace, view = self.request, self.workspace, sandboxed.view
         environment = build_environment(
             self._surroundings.configuration.evaluations.environment,
-            home=str(view.of(workspace.home)),
-            temporary=str(view.of(workspace.temporary)),
+            home=str(view.translate(workspace.home)),
+            temporary=str(view.translate(workspace.temporary)),
             seed=self.seed,
             submission={
-                file.field: str(view.of(workspace.submission_path(file)))
+                file.field: str(view.translate(workspace.submission_path(file)))
                 for file in request.submission
             },
             markers=self.markers,
         )
-        return cell.start(request.evaluator_cmd, environment, directory)
+        return sandboxed.start(request.evaluator_cmd, environment, directory)
 
-    def _run(self, run: Run, started: Started) -> None:
+    def _run(self, run: Run, started: StartedProcess) -> None:
         """Take over the evaluator, which runs; and end it if it was stopped meanwhile."""
         self._surroundings.spawn.adopt(run, started)
         self._drop_start_fields()
         self.run = run
         self._coming = None
         self._enter(State.RUNNING)
-        assert self._cell is not None, "it runs there"
-        self._surroundings.watch.begin(self._cell, run.stop)
+        assert self._sandboxed is not None, "it runs there"
+        self._surroundings.watch.add_run(self._sandboxed, run.stop)
         run.ended.tell(self._ran)
         if self._stopped is not None:
             run.stop(self._stopped)
             run.kill()  # nobody has seen it run: there is nothing to bring to an end
 
     def _ran(self, run: Run) -> None:
-        assert self._cell is not None, "it has run there"
-        self._surroundings.watch.end(self._cell)
+        assert self._sandboxed is not None, "it has run there"
+        self._surroundings.watch.remove_run(self._sandboxed)
         if run.stderr:
             words = "{evaluation}: stderr ends in {stderr!r}"
             log.info(words, **self._log_fields(), stderr=run.stderr)
@@ -315,13 +317,13 @@ class Evaluation:
         self.run.lose_output()
 
     def _read_file(self, path: str) -> bytes:
-        assert self._cell is not None, "it runs there"
+        assert self._sandboxed is not None, "it runs there"
         assert self._checkout is not None, "with that as its tree"
         return self.workspace.read_file(
             path,
             self.workspace.working_directory(self.request.directory, self._checkout.path),
             self._surroundings.configuration.limits.file,
-            self._cell.view,
+            self._sandboxed.view,
         )
 
     def _enter(self, state: State) -> None:
@@ -408,13 +410,18 @@ class Evaluation:
             self.over.set(self)
 
     async def _clean_up(self) -> None:
-        cell, workspace, upload, checkout = self._cell, self.workspace, self.upload, self._checkout
-        self._cell = self._checkout = None
+        sandboxed, workspace, upload, checkout = (
+            self._sandboxed,
+            self.workspace,
+            self.upload,
+            self._checkout,
+        )
+        self._sandboxed = self._checkout = None
 
         def remove_all() -> None:
             try:
-                if cell is not None:
-                    cell.close()
+                if sandboxed is not None:
+                    sandboxed.close()
             finally:  # who was killed, and has not gone, is in nobody's way but the group's
                 workspace.remove()
                 if upload is not None:

@@ -18,9 +18,9 @@ from tawebeval.core import text
 from tawebeval.deferreds import Latch, Threads
 from tawebeval.errors import EvaluationError, Reason, over_limit, unread
 from tawebeval.evaluations.intake import Intake
-from tawebeval.linux.cgroups.groups import Usage
+from tawebeval.linux.cgroups.group import Usage
 from tawebeval.linux.child import ChildProcess
-from tawebeval.sandbox.base import Cell, Exit
+from tawebeval.sandbox.base import Exit, SandboxedRun
 
 STDERR_TAIL = 8 * 1024
 """Bytes of stderr that are kept, and bytes of UTF-8 that are shown (contract, section 4)."""
@@ -126,18 +126,18 @@ class Run(ProcessProtocol):
         clock: IReactorTime,
         intake: Intake,
         grace: float,
-        cell: Cell,
+        sandboxed: SandboxedRun,
         threads: Threads,
     ) -> None:
         self.ended: Latch[Run] = Latch()
         self._clock = clock
         self._intake = intake
         self._grace = grace
-        self._cell = cell
+        self._sandboxed = sandboxed
         self._threads = threads
         self._stderr = b""
         self._output = self._complaints = 0
-        self._time_left = cell.limits.wall_clock
+        self._time_left = sandboxed.limits.wall_clock
         self._running_since: float | None = None
         self._pauses = _Pauses()
         self._timeout: IDelayedCall | None = None
@@ -164,7 +164,7 @@ class Run(ProcessProtocol):
     def makeConnection(self, transport: Any) -> None:
         """Begin: the process runs."""
         self._child = transport
-        self._cell.started(transport)
+        self._sandboxed.set_first_process(transport)
         super().makeConnection(transport)
 
     def connectionMade(self) -> None:
@@ -210,7 +210,7 @@ class Run(ProcessProtocol):
 
     def _timed_out(self) -> None:
         self._timeout = None
-        self.stop(over_limit("timeout", "wall_clock", "seconds", self._cell.limits.wall_clock))
+        self.stop(over_limit("timeout", "wall_clock", "seconds", self._sandboxed.limits.wall_clock))
 
     def stop(self, reason: EvaluationError) -> None:
         """End the process tree. The first reason counts.
@@ -241,7 +241,7 @@ class Run(ProcessProtocol):
 
     def _signal(self, number: int) -> None:
         if self._child.running:
-            self._cell.signal(self._child, number)
+            self._sandboxed.send_signal(self._child, number)
 
     def outReceived(self, data: bytes) -> None:
         """Pass on stdout, up to the limit."""
@@ -252,7 +252,7 @@ class Run(ProcessProtocol):
 
     def count_output(self, size: int) -> int:
         """Count bytes of output; return how many are within the limit. Beyond it the run ends."""
-        limit = self._cell.limits.output
+        limit = self._sandboxed.limits.output
         left = max(limit - self._output, 0)
         self._output += size
         if size > left:
@@ -262,12 +262,14 @@ class Run(ProcessProtocol):
     def errReceived(self, data: bytes) -> None:
         """Keep the last of stderr, up to the limit."""
         self._check_delay()
-        left = self._cell.limits.stderr - self._complaints
+        left = self._sandboxed.limits.stderr - self._complaints
         self._complaints += len(data)
         if left > 0:
             self._stderr = text.tail(self._stderr + data[:left], STDERR_TAIL)
         if len(data) > left:
-            self.stop(over_limit("stderr", "stderr", "bytes on stderr", self._cell.limits.stderr))
+            self.stop(
+                over_limit("stderr", "stderr", "bytes on stderr", self._sandboxed.limits.stderr)
+            )
 
     def _check_delay(self) -> None:
         if self._child.delay > _MOST_DELAY:
@@ -286,14 +288,14 @@ class Run(ProcessProtocol):
 
     async def _end_tree(self) -> None:
         try:
-            await self._cell.end()
+            await self._sandboxed.kill_remaining()
         finally:
             self._tree_ended.set(None)
             if self.failure is not None:
                 self._intake.refuse_files()
             # What the pipe still holds is little: take it, so that the run can end.
             self._intake.release()
-            self._child.read_the_rest()
+            self._child.read_remaining()
 
     def processEnded(self, reason: Failure) -> None:
         """Note how it ended; all output has been read."""
@@ -309,19 +311,23 @@ class Run(ProcessProtocol):
         if self._intake.failed:
             self.failure = self.failure or _LOST
         try:
-            self.exit = self._cell.exit(status, number)
+            self.exit = self._sandboxed.interpret_exit(status, number)
         except EvaluationError as error:
             # Limits of its own may be too low for a sandbox.
-            over = self.failure or await self._asked(self._cell.exceeded, True)
+            over = self.failure or await self._asked(self._sandboxed.check_limits, True)
             self.failure = over or self._with_stderr(error)
-        self.usage = await self._asked(self._cell.usage, self._child.usage) or Usage(None, None)
+        self.usage = await self._asked(self._sandboxed.read_usage, self._child.usage) or Usage(
+            None, None
+        )
         self._add_what_was_waited_for()
         if self.failure is None and self.exit is not None and self.exit != Exit(0):
-            self.failure = await self._asked(self._cell.exceeded, True) or self._why(self.exit)
+            self.failure = await self._asked(self._sandboxed.check_limits, True) or self._why(
+                self.exit
+            )
         self.ended.set(self)
 
     async def _asked(self, question: Callable[..., T], *arguments: Any) -> T | None:
-        """Return what the cell answers; nothing where it cannot, for the run has to end."""
+        """Return what the sandboxed answers; nothing where it cannot, for the run has to end."""
         try:
             return await self._threads.run(question, *arguments)
         except Exception:  # noqa: BLE001
@@ -339,7 +345,7 @@ class Run(ProcessProtocol):
 
     def _why(self, end: Exit) -> EvaluationError:
         """Return the error of a run that ended badly by itself, or by a limit of one process."""
-        limits, number, status = self._cell.limits, end.signal, end.status
+        limits, number, status = self._sandboxed.limits, end.signal, end.status
         # Anybody may exit like this: what was used has to fit.
         if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
             return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)

@@ -16,7 +16,7 @@ from twisted.logger import Logger
 
 from tawebeval.core.spool import Spool
 from tawebeval.deferreds import Signal, Threads, in_background
-from tawebeval.linux.diskfaults import naming
+from tawebeval.linux.filetree import add_path
 
 BATCH = 512 * 1024
 """Bytes of a form that are gathered before a thread writes them, unless the form ends before."""
@@ -160,7 +160,7 @@ def _write(directory: Path, pieces: list[_Piece]) -> None:
         if piece.begins:
             path.parent.mkdir(mode=0o755, parents=True)
         # Without a buffer: what the disk has not taken must not be tried again when it is closed.
-        with naming(path), open(path, "xb" if piece.begins else "ab", buffering=0) as file:
+        with add_path(path), open(path, "xb" if piece.begins else "ab", buffering=0) as file:
             rest = memoryview(piece.content)
             while rest:
                 rest = rest[file.write(rest) :]

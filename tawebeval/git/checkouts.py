@@ -22,8 +22,7 @@ from twisted.logger import Logger
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.tally import CacheTally
 from tawebeval.deferreds import Threads
-from tawebeval.linux.copying import walk
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.filetree import remove, walk
 from tawebeval.shared import Shared
 
 SUFFIX = ".tree"

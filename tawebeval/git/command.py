@@ -29,7 +29,13 @@ from tawebeval.git.credentials import Login
 from tawebeval.git.stderr import find_disk_error, is_killed, is_out_of_memory
 from tawebeval.linux.child import ChildProcess, Spawner
 from tawebeval.linux.launcher import OOM_SCORE_ADJ
-from tawebeval.sandbox.commands import COMPLAINT, JUST_READ, Box, NoBox, Reach
+from tawebeval.sandbox.commands import (
+    BWRAP_PREFIX,
+    READ_ONLY,
+    CommandSandbox,
+    SandboxAccess,
+    UnsandboxedCommands,
+)
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 """The directories in which git and its helpers are found."""
@@ -147,7 +153,7 @@ class _CommandProtocol(ProcessProtocol):
 
     def processExited(self, reason: Failure) -> None:
         self.child.signal_group(signal.SIGKILL)
-        self.child.read_the_rest()
+        self.child.read_remaining()
 
     def processEnded(self, reason: Failure) -> None:
         status = 0
@@ -210,7 +216,7 @@ class Git:
     _spawn: Spawner
     _protocols: Sequence[str]
     _memory: int = _MEMORY
-    _box: Box = attrs.field(factory=NoBox)
+    _box: CommandSandbox = attrs.field(factory=UnsandboxedCommands)
     _entry: Sequence[str] = ()
     _niceness: int = 0
 
@@ -225,7 +231,7 @@ class Git:
         on_stdout: Callable[[bytes], object] | None = None,
         login: Login | None = None,
         source: str | None = None,
-        reach: Reach = JUST_READ,
+        reach: SandboxAccess = READ_ONLY,
     ) -> GitResult:
         """Run `git ARGUMENTS` in the bare repository `repository`.
 
@@ -297,7 +303,7 @@ class Git:
         beginning = result.stderr if result.status and result.is_whole else ""
         if beginning.startswith(f"{_SHELL}: "):
             raise EvaluationError("lost", "git could not be started", printed)
-        if beginning.startswith(COMPLAINT):
+        if beginning.startswith(BWRAP_PREFIX):
             message = "the sandbox of git could not be started"
             raise EvaluationError("lost", message, printed, is_alarming=not serving)
         if result.status and (disk_error := find_disk_error(result.stderr)):

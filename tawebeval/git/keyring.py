@@ -11,7 +11,7 @@ from tawebeval.config import CredentialSettings
 from tawebeval.core.hosts import target_of
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.credentials import Credential, parse_password
-from tawebeval.linux.secretfiles import warn_of_strangers
+from tawebeval.linux.ownership import warn_of_readable_file
 from tawebeval.reloadable import Rereading
 
 _SETTING = "repositories.credentials"
@@ -117,5 +117,5 @@ class Keyring:
         if not content.strip():
             raise ConfigurationError(f"{setting}: {path} is empty")
         if not setting.endswith("known_hosts_file"):
-            warn_of_strangers(path, mode, setting)
+            warn_of_readable_file(path, mode, setting)
         return path, content

@@ -36,7 +36,7 @@ from tawebeval.git.remotes import Remotes
 from tawebeval.git.stderr import is_commit_missing, is_unadvertised
 from tawebeval.linux.filetree import remove
 from tawebeval.resolver import LOOKUP
-from tawebeval.sandbox.commands import Reach
+from tawebeval.sandbox.commands import SandboxAccess
 
 _T = TypeVar("_T")
 
@@ -209,7 +209,7 @@ class BareRepository:
             next_commands=_TIDY_COMMANDS,
             timeout=self._limits.timeout,
             max_file_size=max_pack_size,
-            reach=Reach((self.path,)),
+            reach=SandboxAccess((self.path,)),
         )
         if result.status:
             raise _failed("the repository could not be packed", result)
@@ -236,7 +236,7 @@ class BareRepository:
             *("read-tree", "--reset", "-u", commit.tree),
             environment={"GIT_INDEX_FILE": str(index / "index")},
             timeout=self._limits.timeout,
-            reach=Reach((tree, index)),
+            reach=SandboxAccess((tree, index)),
         )
         if result.timed_out:
             seconds = self._limits.timeout
@@ -335,7 +335,7 @@ class BareRepository:
         route, login = await self._remotes.find_route(repository.url, credential, lookup)
         if route.source is not None:
             await self._threads.run(self._remotes.check_source, route.source)
-        reach = Reach((self.path,), route.readable, network=route.source is None)
+        reach = SandboxAccess((self.path,), route.readable, network=route.source is None)
         serve = () if route.source is None else (_SERVE_OTHER_USERS,)
         self._fetches += 1
         ref = f"refs/commits/{self._fetches % _REFS}"

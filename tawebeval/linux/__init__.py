@@ -1,16 +1,21 @@
-"""All that talks to the kernel.
+"""The kernel's interfaces: child processes, cgroups, privileges, rlimits, directory trees.
 
-- `child` is a child process with its pipes, which drives a `ProcessProtocol`; `starting` and
-  `launcher_client` start one, the latter by the program `launcher`, which forks at less cost than
-  the daemon and mounts overlays.
-- `reaper` and `leftovers` find processes that nobody waits for, also those of a daemon that was
-  killed.
-- `cgroups` holds the limits of whole process trees; `rlimits` those of the daemon
-  itself.
-- `privileges` and `kernel` give up root for good; `ownership` and `secretfiles` look at whose a
-  file is.
-- `filetree`, `opening` and `copying` handle trees of files that a stranger has made, in which any
-  name may be a link or change at any time.
+The daemon starts thousands of programs that it does not trust, and must know the end of each, end
+them with all their descendants, and remove what they have written. This package has the means; the
+packages `sandbox` and `git` use them.
 
-`sandbox` and `git` build on this package. Functions that block say so, and run in threads.
+- `child`: `ChildProcess` drives a Twisted `ProcessProtocol` by a pidfd and two pipes; `Spawner`
+  starts children and knows which still run.
+- `launcher` and `launcher_client`: a small helper process that starts evaluators at less cost than
+  the daemon could. `LauncherClient` takes a `LaunchSpec`, and `OverlayLayers` to mount. `launcher`
+  imports nothing of tawebeval, for it runs as a program from a memfd.
+- `reaper`: `Orphans` are processes that have left their parent; `end_stale_processes` ends those
+  that a dead daemon has left.
+- `cgroups`: limits and usage of whole process trees; `rlimits`: the limits of the daemon itself.
+- `privileges`: `Privileges` gives up root for good; `Credentials` is the process's own identity.
+- `filetree`: walking, copying and removing directory trees made by strangers; `ownership`: owners
+  and modes of files, and secret files.
+
+Functions that block say so in their docstring; callers run them in threads, except those that
+block "hardly", for less than a millisecond.
 """

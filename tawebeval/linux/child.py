@@ -1,36 +1,271 @@
-"""Child processes, however they were started: they drive an ordinary `ProcessProtocol`.
+"""Child processes with their pipes, driving a Twisted `ProcessProtocol`.
 
-Why not `reactor.spawnProcess`: it walks over every open descriptor in the reactor's
-thread, forks where a directory is given, looks at every child whenever one ends, and
-reads 8 KiB at a time. Here a pidfd tells of one child's end and of no other's, and
-`PipeReader` reads 64 KiB from a pipe that holds 256.
+`start_child` starts a program by `Popen`, which uses vfork; `ChildProcess` takes over a child,
+whichever program has started it; `Spawner` does both and knows which children still run.
+
+`reactor.spawnProcess` is not used: it walks over every open descriptor in the reactor's thread,
+forks if a directory is given, looks at every child whenever one ends, and reads 8 KiB at a time.
+Here a pidfd reports the end of one child only, and `PipeReader` reads 64 KiB from a pipe that holds
+256 KiB.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import selectors
 import signal
+import subprocess
+import sys
+import termios
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from resource import struct_rusage
-from typing import Any
+from time import thread_time
+from typing import Any, Protocol
 
-from twisted.internet.error import ProcessDone, ProcessExitedAlready, ProcessTerminated
-from twisted.internet.interfaces import IAddress, IProcessTransport, IReadDescriptor
+import attrs
+from twisted.internet.error import ProcessDone, ProcessTerminated
+from twisted.internet.interfaces import IReadDescriptor
 from twisted.internet.main import CONNECTION_DONE
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from tawebeval.linux.pipes import PipeReader
-from tawebeval.linux.starting import Started, start
+_READ = 64 * 1024
+_PIPE = 256 * 1024  # bytes: the size of a pipe that was found full
+_SLOW = 0.005  # seconds of processor time, a hundred times as long as a read takes
+
+
+class PipeOwner(Protocol):
+    """The receiver of a child's output; `name` is the child's descriptor, 1 or 2."""
+
+    def received(self, name: int, chunk: bytes) -> None:
+        """Take bytes that were read."""
+
+    def lost(self, name: int) -> None:
+        """Take the end of the pipe, once."""
+
+
+@implementer(IReadDescriptor)
+class PipeReader:
+    """The reader of one pipe of a child, which reads large pieces and can be paused.
+
+    A pipe that is found full is made larger, for its writer waits. The pipes of a user other than
+    root have one limit together (pipe(7)), so pipes that are never full stay small.
+
+    `closed` tells whether the pipe's end was reached. `delay` is the processor time of slow reads
+    in seconds: each read wakes all epoll instances that watch the pipe.
+    """
+
+    __slots__ = (
+        "_descriptor",
+        "_holds",
+        "_left",
+        "_owner",
+        "_paused",
+        "_reactor",
+        "closed",
+        "delay",
+        "name",
+    )
+
+    def __init__(self, reactor: Any, descriptor: int, name: int, owner: PipeOwner) -> None:
+        self.name = name
+        self.closed = False
+        self.delay = 0.0
+        self._reactor = reactor
+        self._descriptor = descriptor
+        self._owner = owner
+        self._paused = False
+        self._left: int | None = None  # bytes to read before closing; None before `read_remaining`
+        self._holds = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ)
+        reactor.addReader(self)
+
+    def fileno(self) -> int:
+        """Return the pipe's descriptor, -1 when closed."""
+        return -1 if self.closed else self._descriptor
+
+    def logPrefix(self) -> str:
+        """Return the name for log lines."""
+        return type(self).__name__
+
+    def doRead(self) -> Any:
+        """Read once; return the reason to close, if any."""
+        began = thread_time()
+        try:
+            chunk = os.read(self._descriptor, _READ)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError:
+            return CONNECTION_DONE
+        if not chunk:
+            return CONNECTION_DONE
+        if len(chunk) >= self._holds:
+            self._enlarge()
+        took = thread_time() - began
+        if took > _SLOW:
+            self.delay += took
+        self._owner.received(self.name, chunk)
+        return None
+
+    def _enlarge(self) -> None:
+        """Enlarge the pipe; at the user's limit of pipe pages leave it for a later read."""
+        with contextlib.suppress(OSError):
+            self._holds = fcntl.fcntl(self._descriptor, fcntl.F_SETPIPE_SZ, _PIPE)
+
+    def connectionLost(self, reason: Failure) -> None:
+        """Close the pipe."""
+        if self.closed:
+            return
+        self._reactor.removeReader(self)
+        self.closed = True
+        os.close(self._descriptor)
+        self._owner.lost(self.name)
+
+    def pauseProducing(self) -> None:
+        """Stop reading, so that the child blocks once the pipe is full."""
+        if not self._paused and not self.closed:
+            self._paused = True
+            self._reactor.removeReader(self)
+
+    def resumeProducing(self) -> None:
+        """Resume reading."""
+        if self._paused and not self.closed:
+            self._paused = False
+            if self._left is None:
+                self._reactor.addReader(self)
+            else:
+                self._reactor.callLater(0, self._drain)
+
+    def read_remaining(self) -> None:
+        """Read the bytes that the pipe holds now, and close it: other writers may remain."""
+        if not self.closed:
+            self._reactor.removeReader(self)
+            self._left = _held(self._descriptor)
+            self._reactor.callLater(0, self._drain)
+
+    def _drain(self) -> None:
+        if self.closed or (self._paused and self._left):
+            return
+        assert self._left is not None
+        chunk = os.read(self._descriptor, min(_READ, self._left)) if self._left else b""
+        if chunk:
+            self._left -= len(chunk)
+            self._reactor.callLater(0, self._drain)
+            self._owner.received(self.name, chunk)
+        else:
+            self.connectionLost(Failure(CONNECTION_DONE))
+
+
+def _held(descriptor: int) -> int:
+    """Return the bytes in a pipe (ioctl_tty(2), FIONREAD)."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def open_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Return a pipe whose read end does not block; the stacks close its ends."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    reading.callback(os.close, ends[0])
+    writing.callback(os.close, ends[1])
+    os.set_blocking(ends[0], False)
+    return ends
+
+
+@attrs.frozen
+class StartedProcess:
+    """A running child, leader of its own session and process group, that nobody waits for yet.
+
+    `pidfd` becomes readable at the child's end; `stdout` and `stderr` are the non-blocking read
+    ends of its pipes. The code that takes the child over closes all three.
+    """
+
+    pid: int
+    pidfd: int
+    stdout: int
+    stderr: int
+
+
+def start_child(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    directory: str,
+    descriptors: Sequence[int] = (),
+) -> StartedProcess:
+    """Start `argv` in `directory` with just that environment and an empty stdin. Blocks, hardly.
+
+    The child gets `descriptors` under the same numbers; they stay open here, too. Raises: OSError.
+    """
+    with contextlib.ExitStack() as writing, contextlib.ExitStack() as reading:
+        stdout, stderr = (open_pipe(reading, writing) for _ in range(2))
+        process = subprocess.Popen(
+            argv,
+            env=dict(environment),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout[1],
+            stderr=stderr[1],
+            start_new_session=True,
+            pass_fds=descriptors,
+            umask=0o022,
+        )
+        process.returncode = 0  # so that Popen does not wait for the child
+        started = open_child(process.pid, stdout[0], stderr[0])
+        reading.pop_all()
+        return started
+
+
+def open_child(pid: int, stdout: int, stderr: int) -> StartedProcess:
+    """Open a pidfd for a child of this process; without one, kill the child. Raises: OSError."""
+    try:
+        return StartedProcess(pid, os.pidfd_open(pid), stdout, stderr)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
+
+
+def wait_for_exit(started: StartedProcess, timeout: float) -> tuple[int, bytes]:
+    """Return the exit status of a child, negative for a signal, and its output. Blocks.
+
+    The child is killed after `timeout` seconds. Raises: TimeoutError.
+    """
+    deadline = time.monotonic() + timeout
+    pipes = (started.stdout, started.stderr)
+    printed = bytearray()
+    with contextlib.ExitStack() as stack:
+        for descriptor in (started.pidfd, *pipes):
+            stack.callback(os.close, descriptor)
+        waiting = stack.enter_context(selectors.DefaultSelector())
+        for descriptor in (started.pidfd, *pipes):
+            waiting.register(descriptor, selectors.EVENT_READ)
+        ended = False
+        while not ended:
+            ready = [key.fd for key, _ in waiting.select(max(deadline - time.monotonic(), 0))]
+            if not ready:
+                os.kill(started.pid, signal.SIGKILL)
+                os.waitpid(started.pid, 0)
+                why = f"it has not ended within {timeout:g} seconds"
+                raise TimeoutError(errno.ETIMEDOUT, why)
+            ended = started.pidfd in ready
+            # All output was in the pipes before the end.
+            for pipe in pipes if ended else ready:
+                with contextlib.suppress(BlockingIOError):
+                    while chunk := os.read(pipe, _READ):
+                        printed += chunk
+                    if not ended:
+                        waiting.unregister(pipe)
+    return os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]), bytes(printed)
+
 
 STDOUT, STDERR = 1, 2
 
 
 @implementer(IReadDescriptor)
 class _PidReader:
-    """Waits for a child's end by its pidfd."""
+    """The pidfd of a child, readable at the child's end."""
 
     __slots__ = ("_child", "_descriptor", "_reactor")
 
@@ -56,11 +291,12 @@ class _PidReader:
         """Do nothing: the reactor stops, and the child with it."""
 
 
-@implementer(IProcessTransport)
 class ChildProcess:
-    """A running child; `usage` is what it and those it waited for have used, once it has ended.
+    """A running child: the transport of its `ProcessProtocol`.
 
-    There may be thousands, so each keeps only what its end needs.
+    Of `IProcessTransport` it has `pid` and the methods of a producer; there is no stdin to write
+    to, and signals go to the whole process group. `usage` is the resource usage of the child and of
+    the children that it waited for; None until its end. Thousands may run, so each is small.
     """
 
     __slots__ = ("_ended", "_protocol", "_reaped", "_reason", "_stderr", "_stdout", "pid", "usage")
@@ -69,10 +305,10 @@ class ChildProcess:
         self,
         reactor: Any,
         protocol: ProcessProtocol,
-        started: Started,
+        started: StartedProcess,
         reaped: Callable[[int], object] = lambda pid: None,
     ) -> None:
-        """Take over a child. `reaped(pid)` is called when `pid` may be another's again."""
+        """Take over a child. `reaped(pid)` is called when the kernel may use `pid` again."""
         self.usage: struct_rusage | None = None
         self.pid = started.pid
         self._reaped = reaped
@@ -86,7 +322,7 @@ class ChildProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the child itself, whatever it has started, has not ended."""
+        """Whether the child itself runs, whatever its own children do."""
         return self._reason is None
 
     @property
@@ -94,10 +330,8 @@ class ChildProcess:
         """The processor time of slow reads of stdout and stderr, in seconds."""
         return self._stdout.delay + self._stderr.delay
 
-    # What happens to the child
-
     def received(self, name: int, chunk: bytes) -> None:
-        """Pass on what the child has printed to stdout or stderr."""
+        """Pass on output of the child."""
         self._protocol.childDataReceived(name, chunk)
 
     def lost(self, name: int) -> None:
@@ -106,7 +340,7 @@ class ChildProcess:
         self._check_end()
 
     def exited(self) -> None:
-        """Take the child's own end."""
+        """Reap the child, and tell the protocol its exit status."""
         _, status, self.usage = os.wait4(self.pid, 0)
         self._reaped(self.pid)
         code = os.waitstatus_to_exitcode(status)
@@ -128,27 +362,15 @@ class ChildProcess:
             self._ended = True
             self._protocol.processEnded(self._reason)
 
-    # What is done to the child
-
-    def signalProcess(self, signalID: str | int) -> None:
-        """Send a signal, by number or by a name without SIG, to the child's process group.
-
-        Raises ProcessExitedAlready.
-        """
-        number = signal.Signals[f"SIG{signalID}"] if isinstance(signalID, str) else signalID
-        if not self.running:
-            raise ProcessExitedAlready
-        self.signal_group(number)
-
     def signal_group(self, number: int) -> None:
-        """Send a signal to what there is of the child's process group, also after its own end."""
+        """Send a signal to the child's process group, also after the child's own end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def read_the_rest(self) -> None:
-        """Do not wait for those who still hold the child's stdout and stderr."""
-        self._stdout.read_the_rest()
-        self._stderr.read_the_rest()
+    def read_remaining(self) -> None:
+        """Read what the pipes hold now, and close them: other processes may keep them open."""
+        self._stdout.read_remaining()
+        self._stderr.read_remaining()
 
     def pauseProducing(self) -> None:
         """Stop reading the child's stdout."""
@@ -158,58 +380,14 @@ class ChildProcess:
         """Read the child's stdout again."""
         self._stdout.resumeProducing()
 
-    def closeChildFD(self, descriptor: int) -> None:
-        """Read no more of the child's stdout or stderr."""
-        for reader in (self._stdout, self._stderr):
-            if reader.name == descriptor:
-                reader.connectionLost(Failure(CONNECTION_DONE))
-
-    def closeStdout(self) -> None:
-        """Read no more of the child's stdout."""
-        self.closeChildFD(STDOUT)
-
-    def closeStderr(self) -> None:
-        """Read no more of the child's stderr."""
-        self.closeChildFD(STDERR)
-
-    def loseConnection(self) -> None:
-        """Read no more of either."""
-        self.closeStdout()
-        self.closeStderr()
-
-    # The rest of the interface: there is nothing to write to.
-
-    def closeStdin(self) -> None:
-        """Do nothing: the child's stdin is at its end from the start."""
-
-    def write(self, data: bytes) -> None:
-        """Refuse: the child's stdin is at its end from the start."""
-        raise NotImplementedError("the child's stdin is at its end")
-
-    def writeSequence(self, data: Any) -> None:
-        """Refuse, as `write` does."""
-        self.write(b"")
-
-    def writeToChild(self, childFD: int, data: bytes) -> None:
-        """Refuse, as `write` does."""
-        self.write(data)
-
-    def getPeer(self) -> IAddress:
-        """Refuse: a process has no address."""
-        raise NotImplementedError("a process has no address")
-
-    def getHost(self) -> IAddress:
-        """Refuse: a process has no address."""
-        raise NotImplementedError("a process has no address")
-
 
 class Spawner:
-    """Starts children and knows those that run, by their process identifiers."""
+    """The children of the daemon: it starts them, and knows which still run."""
 
     def __init__(self, reactor: Any) -> None:
         self._reactor = reactor
         self._children: set[int] = set()
-        self._coming: set[object] = set()
+        self._expected: set[object] = set()
         self._reaped = self._children.discard
 
     def __call__(
@@ -221,42 +399,42 @@ class Spawner:
         *,
         descriptors: Sequence[int] = (),
     ) -> ChildProcess:
-        """Start a child, as `start` says."""
-        started = start(argv, environment, directory, descriptors)
+        """Start a child, as `start_child` does. Blocks, hardly. Raises: OSError."""
+        started = start_child(argv, environment, directory, descriptors)
         self._children.add(started.pid)
         return self.adopt(protocol, started)
 
-    def adopt(self, protocol: ProcessProtocol, started: Started) -> ChildProcess:
-        """Let a child that was started in some other way drive a protocol from now on."""
+    def adopt(self, protocol: ProcessProtocol, started: StartedProcess) -> ChildProcess:
+        """Let a child that another program has started drive a protocol from now on."""
         return ChildProcess(self._reactor, protocol, started, self._reaped)
 
     @contextlib.contextmanager
-    def expecting(self) -> Iterator[Callable[[int], object]]:
-        """Within it a child of ours is started, in any thread; give what is to be told its number.
+    def expect_child(self) -> Iterator[Callable[[int], object]]:
+        """Expect a child that a thread starts in the body; yield a function that takes its number.
 
-        Until then nobody is known to be an orphan, and waited for as one.
+        Until the body ends no unknown child is taken for an orphan and reaped.
         """
         start = object()
-        self._coming.add(start)
+        self._expected.add(start)
         try:
             yield self._children.add
         finally:
-            self._coming.discard(start)
+            self._expected.discard(start)
 
-    def waited_for(self, pid: int) -> None:
-        """Take note that somebody has waited for a child that nobody has adopted."""
+    def forget_child(self, pid: int) -> None:
+        """Forget a child that was reaped elsewhere and never adopted."""
         self._children.discard(pid)
 
     @property
-    def complete(self) -> bool:
-        """Whether there is no child that is not known yet."""
-        return not self._coming
+    def knows_all(self) -> bool:
+        """Whether every child is known: none is expected."""
+        return not self._expected
 
     @property
     def running(self) -> int:
-        """How many children there are that were not waited for yet."""
+        """The number of children that were not reaped yet."""
         return len(self._children)
 
     def is_child(self, pid: int) -> bool:
-        """Tell whether `pid` is a child that was started here and not waited for yet."""
+        """Tell whether `pid` is a known child that was not reaped yet."""
         return pid in self._children

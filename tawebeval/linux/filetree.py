@@ -1,21 +1,162 @@
-"""Removing directories in which a stranger's programs have written. Everything here blocks.
+"""Directory trees that strangers have made: walking, copying and removing them; disk errors.
 
-What is small and shallow, as nearly all are, is removed in this process, which is done before
-another program would have begun. The rest is left to rm(1): it needs no more descriptors for
-more levels, so no stranger can take all of the daemon's, and it does not keep its threads busy.
+A stranger's tree may be deeper than Python's recursion goes, its paths as long as the kernel takes
+them, its modes anything, and any name may become a symbolic link meanwhile. So trees are walked by
+paths relative to an open directory, and no link is followed.
+
+A small and shallow tree, as nearly all are, is removed in this process, before another program
+would have begun. Others are left to rm(1), which needs no more descriptors for more levels, so that
+no stranger can use up the daemon's. Everything here blocks.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.opening import EMPTIED, open_directory
+DISK_FULL_REMEDY = "make room there"
+"""The remedy for a full disk."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def add_path(path: Path) -> Iterator[None]:
+    """Add `path` to an OSError of the body that names none, as errors of writing do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether the disk, or the user's quota, is full."""
+    return error.errno in _FULL
+
+
+def mentions_full_disk(said: str) -> bool:
+    """Tell whether a program's output reports a full disk or quota."""
+    return any(os.strerror(number) in said for number in _FULL)
+
+
+def describe_disk_error(error: OSError) -> str:
+    """Return path and reason of an error, with the remedy if the disk is full."""
+    remedy = f"; {DISK_FULL_REMEDY}" if is_full(error) else ""
+    return f"{error.filename}: {error.strerror}{remedy}"
+
+
+LIST_RIGHTS = stat.S_IRUSR | stat.S_IXUSR
+"""The mode bits to list a directory and to look at its entries."""
+REMOVE_RIGHTS = stat.S_IRWXU
+"""The mode bits to list a directory and to remove its entries."""
+
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_directory(name: str, parent: int | None, rights: int) -> int:
+    """Open a directory of this user's, without following links. Raises: OSError.
+
+    A directory that lacks any of the mode bits `rights` gets all of the owner's.
+    """
+    place = os.open(name, os.O_PATH | _FLAGS, dir_fd=parent)
+    try:
+        if os.fstat(place).st_mode & rights != rights:
+            os.chmod(f"/proc/self/fd/{place}", stat.S_IRWXU)
+        return os.open(".", _FLAGS, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PIECE = 2**30  # maximum bytes to copy by one call
+# Errors of copy_file_range(2) between two file systems, where sendfile(2) works.
+_APART = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def walk(top: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield relative path and status of everything below the open directory `top`.
+
+    A directory comes before its entries. Symbolic links are not followed as long as nobody changes
+    the tree meanwhile. Raises: OSError.
+    """
+    waiting = ["."]
+    while waiting:
+        above = waiting.pop()
+        directory = os.open(above, _FLAGS, dir_fd=top)
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    path = os.path.join(above, entry.name)
+                    status = entry.stat(follow_symlinks=False)
+                    yield path, status
+                    if stat.S_ISDIR(status.st_mode):
+                        waiting.append(path)
+        finally:
+            os.close(directory)
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Copy names, bytes and modes from below `source` into the empty directory `target`.
+
+    Raises: OSError, always with a path; also for entries other than directories, regular files and
+    symbolic links.
+    """
+    below = os.open(source, _FLAGS)
+    try:
+        into = os.open(target, _FLAGS)
+        try:
+            with add_path(target):
+                for path, status in walk(below):
+                    _copy_one(path, stat.S_IFMT(status.st_mode), status, below, into)
+        finally:
+            os.close(into)
+    finally:
+        os.close(below)
+
+
+def _copy_one(path: str, kind: int, status: os.stat_result, below: int, into: int) -> None:
+    if kind == stat.S_IFLNK:
+        os.symlink(os.readlink(path, dir_fd=below), path, dir_fd=into)
+    elif kind == stat.S_IFDIR:
+        os.mkdir(path, dir_fd=into)
+        os.chmod(path, stat.S_IMODE(status.st_mode), dir_fd=into)
+    elif kind == stat.S_IFREG:
+        reading = os.open(path, _READ, dir_fd=below)
+        try:
+            writing = os.open(path, _WRITE, 0o600, dir_fd=into)
+            try:
+                _copy_bytes(reading, writing)
+                os.fchmod(writing, stat.S_IMODE(status.st_mode))
+            finally:
+                os.close(writing)
+        finally:
+            os.close(reading)
+    else:
+        raise OSError(errno.EINVAL, "neither a file, a directory nor a link", path)
+
+
+def _copy_bytes(reading: int, writing: int) -> None:
+    """Copy a file within the kernel; some file systems share the blocks instead."""
+    try:
+        while os.copy_file_range(reading, writing, _PIECE):
+            pass
+    except OSError as error:
+        if error.errno not in _APART:
+            raise
+        while os.sendfile(writing, reading, None, _PIECE):
+            pass
+
 
 _RM, _CHMOD = "/bin/rm", "/bin/chmod"  # whatever the daemon's PATH is
 _COMPLAINT = 8 * 1024  # bytes: more than a line with a path
@@ -24,8 +165,8 @@ _ENTRIES = 500  # that are removed in this process
 
 
 def remove(directory: Path) -> None:
-    """Remove a directory and all in it; one that is gone already is as good. Raises OSError."""
-    if not os.path.lexists(directory) or _removed_here(directory):
+    """Remove a directory with its content, if it exists. Raises: OSError."""
+    if not os.path.lexists(directory) or _remove_small(directory):
         return
     _run(_RM, "-rf", "--", directory)
     if os.path.lexists(directory):  # directories without permissions
@@ -36,13 +177,13 @@ def remove(directory: Path) -> None:
 
 
 def empty(directory: Path) -> None:
-    """Remove all that is in a directory of ours, as `remove` does. Raises OSError."""
+    """Remove the content of a directory. Raises: OSError."""
     for path in directory.iterdir():
         remove(path)
 
 
-def _removed_here(directory: Path) -> bool:
-    """Tell whether the directory has gone; where it is too large for that a part of it has."""
+def _remove_small(directory: Path) -> bool:
+    """Remove a small directory; return False if it, or a part of it, is left."""
     try:
         _Emptying(_ENTRIES).remove(str(directory), None, _LEVELS)
     except (OSError, _TooLarge):
@@ -51,21 +192,21 @@ def _removed_here(directory: Path) -> bool:
 
 
 class _TooLarge(Exception):
-    """There is more to be removed than is done here."""
+    """A tree that is too large to be removed in this process."""
 
 
 @attrs.define
 class _Emptying:
-    """Removes up to `left` entries; raises _TooLarge, or OSError."""
+    """One removal of up to `left` entries. Raises: _TooLarge, OSError."""
 
     left: int
 
     def remove(self, name: str, parent: int | None, levels: int) -> None:
-        """Remove a directory, in which there are no more `levels`; no link is ever followed.
+        """Remove a directory with at most `levels` of directories; never follow a link.
 
-        An overlay leaves a directory without permissions behind, so that there is one is usual.
+        Directories without permissions are common: an overlay leaves one behind.
         """
-        directory = open_directory(name, parent, EMPTIED)
+        directory = open_directory(name, parent, REMOVE_RIGHTS)
         try:
             self._empty(directory, levels)
         finally:
@@ -86,9 +227,9 @@ class _Emptying:
 
 
 def _run(*command: str | Path) -> str:
-    """Run a command to its end; return the first line of what it complains of.
+    """Run a command to its end; return the first line of its stderr.
 
-    There may be a complaint for each file of millions: no more than one is kept.
+    Each of millions of files may cause a line: only the first is kept.
     """
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None, "it is a pipe"

@@ -1,7 +1,9 @@
-"""Starting evaluators, by `launcher`: a small process, where the daemon is large and has threads.
+"""The client of `launcher`, a small process that starts programs for the daemon.
 
-What the daemon would have programs do between fork and exec is done there by a few lines of Python.
-Everything here blocks: some milliseconds, and no longer than `_PATIENCE`.
+The daemon is large and has threads, so forking it is slow, and Python code between fork and exec is
+unsafe. The launcher does this work in a few lines of Python: it mounts overlays, enters cgroups and
+sets limits. `LauncherClient` starts the launcher, sends it requests and replaces it when it ends.
+All methods block: for some milliseconds, and no longer than `_PATIENCE`.
 """
 
 from __future__ import annotations
@@ -21,21 +23,70 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.linux import launcher
+from tawebeval.linux.child import StartedProcess, open_child, open_pipe
 from tawebeval.linux.filetree import remove
-from tawebeval.linux.pipes import open_pipe
 from tawebeval.linux.privileges import User
-from tawebeval.linux.reports import ENDED, REPORT, Overlay, reported
-from tawebeval.linux.starting import Started, taken_over
+
+_ENDED = "the process that starts evaluators has ended"
+
+_MESSAGE = 8 * 1024  # bytes: more than a message with one path
+
+
+class OverlayMountError(OSError):
+    """The failure to mount an overlay."""
+
+
+@attrs.frozen
+class MountedOverlay:
+    """A mounted overlay: a descriptor of its top directory, and the devices of its files."""
+
+    top: int
+    devices: frozenset[int]
+
+
+def read_report(report: socket.socket) -> tuple[int, MountedOverlay | None]:
+    """Return the number of the started child, and its overlay, if any.
+
+    Raises: OSError. ConnectionError and TimeoutError mean that the launcher is of no use any more.
+    """
+    pid, devices, tops = 0, list[int](), list[int]()
+    try:
+        while True:
+            message, descriptors = launcher.receive(report, _MESSAGE, 1)
+            tops += descriptors
+            if not message:
+                break
+            numbers, *failure = message.split(b"\0")
+            pid, *devices = map(int, numbers.split())
+            if failure:
+                raise _failure(*failure)
+        if not pid:
+            raise ConnectionResetError(errno.ECONNRESET, _ENDED)
+    except OSError as error:
+        for top in tops:
+            os.close(top)
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            if not isinstance(error, TimeoutError):  # after that the child may hang in the kernel
+                os.waitpid(pid, 0)
+        raise
+    return pid, MountedOverlay(tops[0], frozenset(devices)) if tops else None
+
+
+def _failure(step: bytes, number: bytes, path: bytes) -> OSError:
+    kind = OverlayMountError if step == launcher.MOUNT else OSError
+    return kind(int(number), os.strerror(int(number)), os.fsdecode(path) or None)
+
 
 _UNSHARE = ("/usr/bin/unshare", "--user", "--map-current-user", "--mount", "--keep-caps", "--")
-# Of the daemon's own Python the user that it has become may not be able to read anything.
+# The service user may lack permission to read the daemon's own Python.
 _PYTHONS = (sys.executable, "/usr/bin/python3")
 _SOURCE = Path(launcher.__file__).read_bytes()  # now, for the same reason
-NAME = "tawebeval-launcher"
-"""By which people find the process among others."""
+LAUNCHER_NAME = "tawebeval-launcher"
+"""The name of the process in process lists."""
 
-FIRST = 3
-"""The number under which a program has the first of its descriptors; the others follow."""
+FIRST_DESCRIPTOR = 3
+"""The number of the first of a program's `descriptors`; the others follow."""
 
 _PATIENCE = 10.0  # seconds for the process to start, and to answer
 _COMPLAINT = 8 * 1024  # bytes of what it says before it fails
@@ -47,12 +98,13 @@ log = Logger()
 
 
 @attrs.frozen
-class Launch:
-    """A program to start.
+class LaunchSpec:
+    """A program to start, with everything that its process gets.
 
-    It gets `descriptors` under the numbers from `FIRST` on, in their order. It enters `groups`, of
-    which these are files to write to. `limits`, soft and hard, are by the numbers of `resource`.
-    Its nice value is the daemon's and `niceness`.
+    - `descriptors`: the program has them under the numbers from `FIRST_DESCRIPTOR` on.
+    - `groups`: the files of cgroups to which the process writes "0" to enter.
+    - `limits`: soft and hard limits, by the RLIMIT numbers of `resource`.
+    - `niceness`: the increment over the daemon's nice value.
     """
 
     argv: Sequence[str]
@@ -65,10 +117,10 @@ class Launch:
 
 
 @attrs.frozen
-class Layers:
-    """What an overlay consists of: what is under it, what changes, and a place for the kernel.
+class OverlayLayers:
+    """The directories of an overlay mount (the kernel's filesystems/overlayfs).
 
-    It is mounted over `upper`, for the program that is started, and nobody else.
+    The overlay is mounted over `upper`, and visible to the started program only.
     """
 
     lower: Path
@@ -76,7 +128,7 @@ class Layers:
     work: Path
 
 
-def _words(launch: Launch, layers: Layers | None) -> bytes:
+def _words(launch: LaunchSpec, layers: OverlayLayers | None) -> bytes:
     return launcher.encode(
         map(os.fsencode, (layers.lower, layers.upper, layers.work) if layers else ()),
         map(os.fsencode, launch.groups),
@@ -88,37 +140,38 @@ def _words(launch: Launch, layers: Layers | None) -> bytes:
 
 
 @attrs.frozen
-class Launcher:
-    """The process of `launcher`, and the connection to it."""
+class LauncherProcess:
+    """A process that runs `launcher`, and the connection to it."""
 
     process: subprocess.Popen[bytes]
     connection: socket.socket
 
-    def ended(self) -> ConnectionError:
-        """Return the error of one that has ended: what it has said of that, if it has."""
+    def read_error(self) -> ConnectionError:
+        """Return the error of a launcher that has ended, with its errno if it has sent one."""
         with contextlib.suppress(OSError):
-            # First of all there is an error to be had, where an order was not taken any more.
+            # A request that the launcher did not take leaves an error on the socket: clear it.
             self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            number = int(self.connection.recv(REPORT, socket.MSG_DONTWAIT) or 0)
+            number = int(self.connection.recv(_MESSAGE, socket.MSG_DONTWAIT) or 0)
             if number:
                 return ConnectionResetError(number, f"{_NO_MORE}: {os.strerror(number)}")
-        return ConnectionResetError(errno.ECONNRESET, ENDED)
+        return ConnectionResetError(errno.ECONNRESET, _ENDED)
 
     def close(self) -> None:
-        """End it, and its spare, even if they hang. What it has started lives on."""
+        """Kill the launcher and its spare process. Programs that it has started live on."""
         self.connection.close()
-        # Its number is that of the group of both, and nobody else's until it was waited for.
+        # Its number is the process group of both, and not free before the launcher is reaped.
         with contextlib.suppress(ChildProcessError, ProcessLookupError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
-def start_launcher(*, mounting: bool, user: User | None = None) -> Launcher:
-    """Start the process, as `user` if one is given. Raises OSError.
+def start_launcher(*, mounting: bool, user: User | None = None) -> LauncherProcess:
+    """Start the launcher, as `user` if one is given. Raises: OSError.
 
-    One that is `mounting` is in a user namespace of its own. The thread that calls this is the
-    parent of all that is started by it: what wants to end with its parent ends with this thread.
+    With `mounting` the launcher runs in a user namespace of its own, in which it may mount. The
+    calling thread becomes the parent of all started programs: a program with PR_SET_PDEATHSIG ends
+    with this thread.
     """
     errors = list[OSError]()
     for python in dict.fromkeys(_PYTHONS):
@@ -126,17 +179,17 @@ def start_launcher(*, mounting: bool, user: User | None = None) -> Launcher:
         try:
             try:
                 return _start(argv, user)
-            except ConnectionError:  # somebody has killed it
-                log.warn("{what} as it began: another one is started", what=ENDED)
+            except ConnectionError:
+                log.warn("{what} as it began: another one is started", what=_ENDED)
                 return _start(argv, user)
         except OSError as error:
             errors.append(error)
-    # One that could be executed, and has just died, is what is wrong; others never did.
+    # A Python that started and then died explains more than one that could not be executed.
     died = [error for error in errors if isinstance(error, ConnectionError)]
     raise OSError(None, "; ".join(dict.fromkeys(str(e.strerror or e) for e in died or errors)))
 
 
-def _start(python: Sequence[str], user: User | None) -> Launcher:
+def _start(python: Sequence[str], user: User | None) -> LauncherProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
         theirs,
@@ -146,13 +199,13 @@ def _start(python: Sequence[str], user: User | None) -> Launcher:
         try:
             ours.settimeout(_PATIENCE)
             process = subprocess.Popen(
-                [*python, "-I", "-S", "/proc/self/fd/0", NAME],
+                [*python, "-I", "-S", "/proc/self/fd/0", LAUNCHER_NAME],
                 env={},
                 cwd="/",
                 stdin=source,
                 stdout=theirs.fileno(),
                 stderr=complaint,
-                start_new_session=True,  # no key on a terminal ends it before the daemon does
+                start_new_session=True,  # a key on the terminal shall not end it before the daemon
                 user=user.uid if user else None,
                 group=user.gid if user else None,
                 extra_groups=() if user else None,
@@ -161,13 +214,13 @@ def _start(python: Sequence[str], user: User | None) -> Launcher:
             ours.close()
             raise
         theirs.close()
-        started = Launcher(process, ours)
+        started = LauncherProcess(process, ours)
         try:
             if ours.recv(len(launcher.READY)) == launcher.READY:
                 return started
             said = os.pread(complaint, _COMPLAINT, 0).decode(errors="replace").strip()
             if not said:
-                raise ConnectionResetError(errno.ECONNRESET, ENDED)
+                raise ConnectionResetError(errno.ECONNRESET, _ENDED)
             raise OSError(None, said.rpartition("\n")[2])
         except OSError:
             started.close()
@@ -184,36 +237,41 @@ def _in_memory(name: str, content: bytes = b"") -> Iterator[int]:
         os.close(descriptor)
 
 
-class Launching:
-    """Starts programs by a launcher, which is replaced when it has ended."""
+class LauncherClient:
+    """The client of one launcher at a time, which is replaced when it has ended."""
 
     def __init__(self, *, mounting: bool = False, user: User | None = None) -> None:
         self._mounting = mounting
         self._user = user
-        self._launcher: Launcher | None = None
+        self._launcher: LauncherProcess | None = None
         self._lock = Lock()
 
     def open(self) -> None:
-        """Start the launcher, which otherwise the first program does. Raises OSError."""
+        """Start the launcher now; otherwise `start` does. Raises: OSError."""
         with self._lock:
             self._current()
 
-    def start(self, launch: Launch, layers: Layers | None = None) -> tuple[Started, Overlay | None]:
-        """Start a program; with `layers` return their overlay, too, whose top the caller closes.
+    def start(
+        self, launch: LaunchSpec, layers: OverlayLayers | None = None
+    ) -> tuple[StartedProcess, MountedOverlay | None]:
+        """Start a program; with `layers` mount their overlay, whose top the caller closes.
 
-        Raises OSError where it cannot be started, and NotMounted where that is for the overlay.
+        Raises: OSError, if the program cannot be started; OverlayMountError, if that is for the
+        overlay.
         """
         try:
             return self._start(launch, layers)
         except (ConnectionError, TimeoutError) as error:
-            # It cannot begin any more: its report would be refused.
+            # The program cannot begin any more: its report would be refused.
             log.warn("{what}: another one is started", what=error.strerror)
-            if layers is not None:  # the kernel takes no work directory that it has had before
+            if layers is not None:  # the kernel refuses a work directory that was used before
                 remove(layers.work)
                 layers.work.mkdir()
             return self._start(launch, layers)
 
-    def _start(self, launch: Launch, layers: Layers | None) -> tuple[Started, Overlay | None]:
+    def _start(
+        self, launch: LaunchSpec, layers: OverlayLayers | None
+    ) -> tuple[StartedProcess, MountedOverlay | None]:
         report, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         report.settimeout(_PATIENCE)
         with contextlib.ExitStack() as reading, report:
@@ -224,50 +282,50 @@ class Launching:
                 given = [words, theirs.fileno(), stdout[1], stderr[1], *launch.descriptors]
                 asked = self._ask(given)
             try:
-                pid, overlay = reported(report)
+                pid, overlay = read_report(report)
             except TimeoutError:
                 self._drop(asked)
                 raise TimeoutError(errno.ETIMEDOUT, _HANGS) from None
             except ConnectionError:
-                error = asked.ended()
+                error = asked.read_error()
                 self._drop(asked)
                 raise error from None
             if overlay is not None:
                 reading.callback(os.close, overlay.top)
-            started = taken_over(pid, stdout[0], stderr[0])
+            started = open_child(pid, stdout[0], stderr[0])
             reading.pop_all()
             return started, overlay
 
-    def _ask(self, descriptors: Sequence[int]) -> Launcher:
-        """Send an order, and return to whom."""
+    def _ask(self, descriptors: Sequence[int]) -> LauncherProcess:
+        """Send a request; return the launcher that got it."""
         with self._lock:
             try:
                 asked = self._current()
             except OSError as error:
-                # Its words may have paths of this machine in them, and go to clients.
+                # The text may have paths of this machine in it, and would go to clients.
                 log.error("{what}: {error}", what=_NONE, error=error.strerror)  # noqa: TRY400
                 raise OSError(error.errno, _NONE) from None
             try:
                 socket.send_fds(asked.connection, [b"\n"], descriptors)
             except (ConnectionError, TimeoutError):
-                why = asked.ended()
+                why = asked.read_error()
                 self._end()
                 raise why from None
             return asked
 
-    def _current(self) -> Launcher:
+    def _current(self) -> LauncherProcess:
         if self._launcher is None:
             self._launcher = start_launcher(mounting=self._mounting, user=self._user)
         return self._launcher
 
-    def _drop(self, launcher: Launcher) -> None:
-        """End one that is of no use any more, unless somebody else has done so."""
+    def _drop(self, launcher: LauncherProcess) -> None:
+        """End a launcher, unless it was replaced already."""
         with self._lock:
             if self._launcher is launcher:
                 self._end()
 
     def close(self) -> None:
-        """End the launcher; what was started runs on."""
+        """End the launcher; started programs run on."""
         with self._lock:
             self._end()
 

@@ -1,31 +1,38 @@
-"""Directories that root makes for the daemon's user, without being led astray by it.
+"""Owners and modes of files: directories that root makes for the daemon's user; secret files.
 
-Whoever may write to a directory on the way to a path decides what the path leads to. So root
-goes step by step from `/`, through directories only that are root's and nobody else's to write
-to, and follows no symbolic link. Everything else is left to the user itself, or to the operator.
+A user with write permission on a directory of a path decides what the path leads to. So root goes
+step by step from `/`, only through directories that are root's and that nobody else may write to,
+and follows no symbolic link. Everything else is left to the user itself, or to the operator.
+
+Secret files are tokens, credentials and signing keys. They are read here, and the operator is
+warned of a file that every user of the machine can read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pwd
 import shlex
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
-from tawebeval.errors import ConfigurationError
+from twisted.logger import Logger
+
+from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.privileges import User
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def give(directory: Path, user: User) -> None:
-    """Make a directory as root and give it to `user`; an empty one of root's is given, too.
+def give_directory(directory: Path, user: User) -> None:
+    """Make `directory` as root, or take an empty one of root's, and give it to `user`.
 
-    One that the user owns stays as it is. Raises ConfigurationError for any other, and where
-    the way there is not root's alone; OSError.
+    A directory that the user owns stays as it is. Raises: ConfigurationError, if another user owns
+    the directory or may write to one on the way there; OSError.
     """
     *parents, name = Path(os.path.abspath(directory)).parts
     with contextlib.ExitStack() as opened:
@@ -65,11 +72,11 @@ def _check_way(directory: Path, part: str, status: os.stat_result, user: User) -
 
 
 def check_owner(directory: Path, names: Iterable[str]) -> None:
-    """Make sure that what has these names in a directory is the effective user's.
+    """Check that the effective user owns `directory` and the entries `names` in it.
 
-    The directory itself is so, too, or root's and open to that user, as volumes of containers
-    are. The path may be a link of anybody's: systemd's DynamicUser= has one of root's. Raises
-    ConfigurationError with a remedy.
+    The directory may also be root's and open to that user, as volumes of containers are. The path
+    may be a symbolic link, such as that of systemd's DynamicUser=. Raises: ConfigurationError, with
+    a remedy.
     """
     uid = os.geteuid()
     directory = directory.resolve()
@@ -81,14 +88,14 @@ def check_owner(directory: Path, names: Iterable[str]) -> None:
         with contextlib.suppress(FileNotFoundError):
             owner = path.lstat().st_uid
             if owner != uid:
-                raise ConfigurationError(_foreign(path, owner, name_of(uid), directory))
+                raise ConfigurationError(_foreign(path, owner, user_name(uid), directory))
 
 
 def _foreign(path: Path, owner: int, user: str, whole: Path | None = None) -> str:
     remedy = shlex.join(["chown", "-R", "--no-dereference", f"{user}:", str(whole or path)])
     return (
-        f"{path} belongs to {name_of(owner)}, and the daemon runs as {user}; if that may have it: "
-        f"{remedy}"
+        f"{path} belongs to {user_name(owner)}, and the daemon runs as {user}; "
+        f"if that may have it: {remedy}"
     )
 
 
@@ -107,9 +114,77 @@ def is_roots_alone(status: os.stat_result) -> bool:
     return status.st_uid == 0 and (not others or bool(status.st_mode & stat.S_ISVTX))
 
 
-def name_of(uid: int) -> str:
-    """Return the name of a user, its number where it has none."""
+def user_name(uid: int) -> str:
+    """Return the name of a user, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+_OTHERS_MODE = 0o007  # the mode bits that give every user of the machine access to a file
+
+Content = TypeVar("Content")
+
+log = Logger()
+
+
+def read_secrets(path: Path, parse: Callable[[str], Content]) -> Content:
+    """Return `parse(text)` of a UTF-8 file. Blocks.
+
+    Raises: ConfigurationError, with the path; also for a ConfigurationError of `parse`.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path}: is not UTF-8") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error.strerror}") from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+
+
+def find_secrets_file(
+    configured: str, credential: str, environment: Mapping[str, str]
+) -> Path | None:
+    """Return the path of a secret file: the configured one, or a credential of systemd's.
+
+    `credential` is the name that systemd uses (LoadCredential=), `environment` the daemon's. None:
+    there is neither. Raises: ConfigurationError, if the credential cannot be looked up.
+    """
+    if configured:
+        return Path(configured).absolute()
+    folder = environment.get("CREDENTIALS_DIRECTORY")
+    if not folder:
+        return None
+    given = Path(folder, credential)
+    try:
+        return given if given.exists() else None
+    except OSError as error:  # treating it as missing could admit everybody
+        raise ConfigurationError(f"{given}: cannot be read: {error.strerror}") from None
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal; "" if it does not exist. Blocks.
+
+    Raises: OSError.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def check_readable_by_others(path: Path, mode: int) -> Problem | None:
+    """Return the problem of a secret file whose `mode` gives every user of the machine access."""
+    if not mode & _OTHERS_MODE:
+        return None
+    what = f"{path}: every user of this machine can get at it"
+    return Problem(what, f"chmod o= {shlex.quote(str(path))}")
+
+
+def warn_of_readable_file(path: Path, mode: int, setting: str) -> None:
+    """Warn if `mode` gives every user access to the file that `setting` names."""
+    problem = check_readable_by_others(path, mode)
+    if problem is not None:
+        log.warn("{setting}: {problem}", setting=setting, problem=str(problem))

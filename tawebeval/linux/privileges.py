@@ -1,27 +1,141 @@
-"""Whom the daemon runs as: never root, and with no more rights than it needs.
+"""The daemon's privileges: it never runs as root, and keeps no right that it does not need.
 
-1. `find_privileges` decides, before anything is done, whom the daemon becomes.
-2. Whatever concerns the user's own files is done as that user already (`acting`).
-3. `step_down`: root becomes the user, for good. Only ports below 1024 may still be bound, so
-   that a UNIX socket is made as the user, too: root, working in a folder of the user's, could
-   be led to another file by a symbolic link.
-4. `renounce`: what is left goes. From here on programs may be run.
-5. `check`: whoever has called the above, or not, or twistd's `--uid`: root runs nothing.
+1. `find_privileges` decides, before anything is done, which user the daemon becomes.
+2. The user's own files are handled with that user's rights already (`act_as_user`).
+3. `become_user`: root becomes the user for good, and keeps only the right to bind ports below 1024.
+   So UNIX sockets are made as the user, too: a symbolic link in a directory of the user's could
+   lead root to another file.
+4. `drop_privileges`: the rest goes. From here on programs may be run.
+5. `check`: nothing of root is left, also after twistd's `--uid`.
+
+`Credentials` is the kernel's view of the process: Python's `os` has neither prctl(2) nor capset(2).
+The rights that these two take away are the calling thread's, so there must be no other thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import grp
 import os
 import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 from twisted.logger import Logger
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.kernel import CAP_NET_BIND_SERVICE, Process
+
+CAP_NET_BIND_SERVICE = 10  # capabilities(7): ports below 1024
+
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
+_PR_SET_KEEPCAPS = 8
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+
+_VERSION_3 = 0x20080522  # of capset's arguments: two words of 32 bits for each set
+_SETS = ("CapInh", "CapPrm", "CapEff", "CapAmb")
+
+
+class Credentials:
+    """The credentials of this process (credentials(7)). Every method raises OSError."""
+
+    def user_ids(self) -> tuple[int, int, int]:
+        """Return the real, effective and saved user."""
+        return os.getresuid()
+
+    def group_ids(self) -> tuple[int, int, int]:
+        """Return the real, effective and saved group."""
+        return os.getresgid()
+
+    def groups(self) -> frozenset[int]:
+        """Return the supplementary groups."""
+        return frozenset(os.getgroups())
+
+    def set_groups(self, groups: Iterable[int]) -> None:
+        """Set the supplementary groups."""
+        os.setgroups(list(groups))
+
+    def set_group_ids(self, real: int, effective: int, saved: int) -> None:
+        """Set the group identifiers; -1 keeps one."""
+        os.setresgid(real, effective, saved)
+
+    def set_user_ids(self, real: int, effective: int, saved: int) -> None:
+        """Set the user identifiers; -1 keeps one."""
+        os.setresuid(real, effective, saved)
+
+    def set_environment(self, variables: Mapping[str, str]) -> None:
+        """Set environment variables."""
+        os.environ.update(variables)
+
+    def threads(self) -> int:
+        """Return the number of threads."""
+        return len(os.listdir("/proc/self/task"))
+
+    def capabilities(self) -> int:
+        """Return the capabilities in any set but the bounding one, as a bit mask."""
+        found = 0
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name in _SETS:
+                    found |= int(value, 16)
+        return found
+
+    def set_capabilities(self, capabilities: int) -> None:
+        """Make `capabilities`, a bit mask, the permitted and effective ones; inherit none."""
+        low, high = capabilities & 0xFFFF_FFFF, capabilities >> 32
+        header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+        # Effective, permitted and inheritable: of the first 32 capabilities, and of the rest.
+        data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+        _check(_libc.capset(header, data))
+        prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
+
+    def keep_capabilities(self) -> None:
+        """Keep the permitted capabilities at the next change from root to another user."""
+        prctl(_PR_SET_KEEPCAPS, 1)
+
+    def empty_bounding_set(self) -> None:
+        """Empty the bounding set: no executed program gains a capability."""
+        for capability in range(64):
+            try:
+                prctl(_PR_CAPBSET_READ, capability)
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # beyond the last capability of this kernel
+                    return
+                raise
+            prctl(_PR_CAPBSET_DROP, capability)
+
+    def set_no_new_privileges(self) -> None:
+        """Ignore setuid bits: no executed program has more rights than this process."""
+        prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+    def hide(self) -> None:
+        """Forbid other processes of the user to trace this one or to read its memory."""
+        prctl(_PR_SET_DUMPABLE, 0)
+
+    def is_hidden(self) -> bool:
+        """Tell whether `hide` is in effect: a change of user may end it."""
+        return prctl(_PR_GET_DUMPABLE) == 0
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, argument: int = 0) -> int:
+    """Set or get a property of this process (man 2 prctl). Raises: OSError."""
+    zero = ctypes.c_ulong(0)
+    return _check(_libc.prctl(option, ctypes.c_ulong(argument), zero, zero, zero))
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
 
 _UNCHANGED = -1
 
@@ -30,7 +144,7 @@ log = Logger()
 
 @attrs.frozen
 class User:
-    """An unprivileged user; `groups` are the supplementary ones."""
+    """An unprivileged user of the machine; `groups` are its supplementary groups."""
 
     name: str
     uid: int
@@ -41,98 +155,96 @@ class User:
 
 @attrs.frozen
 class Privileges:
-    """What `process` has to give up; `user` is whom it becomes, None if it stays who it is."""
+    """The way from the present `credentials` to those of `user`; None keeps the present user."""
 
-    process: Process
+    credentials: Credentials
     user: User | None = None
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return an environment as the user would have it."""
+        """Return an environment with the variables of the user."""
         if self.user is None:
             return dict(given)
         return {**given, **_variables(self.user)}
 
     @contextlib.contextmanager
-    def acting(self) -> Iterator[None]:
-        """Work with the user's rights for a while: its files do not lead root astray."""
+    def act_as_user(self) -> Iterator[None]:
+        """Run the body with the user's rights, so that its symbolic links cannot mislead root."""
         if self.user is None:
             yield
             return
-        process, user = self.process, self.user
-        groups = process.groups()
-        gid, uid = process.group_ids()[1], process.user_ids()[1]
-        process.set_groups(sorted(user.groups))
-        process.set_group_ids(_UNCHANGED, user.gid, _UNCHANGED)
-        process.set_user_ids(_UNCHANGED, user.uid, _UNCHANGED)
+        credentials, user = self.credentials, self.user
+        groups = credentials.groups()
+        gid, uid = credentials.group_ids()[1], credentials.user_ids()[1]
+        credentials.set_groups(sorted(user.groups))
+        credentials.set_group_ids(_UNCHANGED, user.gid, _UNCHANGED)
+        credentials.set_user_ids(_UNCHANGED, user.uid, _UNCHANGED)
         try:
             yield
         finally:
-            process.set_user_ids(_UNCHANGED, uid, _UNCHANGED)
-            process.set_group_ids(_UNCHANGED, gid, _UNCHANGED)
-            process.set_groups(sorted(groups))
+            credentials.set_user_ids(_UNCHANGED, uid, _UNCHANGED)
+            credentials.set_group_ids(_UNCHANGED, gid, _UNCHANGED)
+            credentials.set_groups(sorted(groups))
 
-    def step_down(self) -> None:
-        """Become the user for good, with nothing of root's but ports below 1024.
+    def become_user(self) -> None:
+        """Become the user for good, with no capability but that of binding ports below 1024.
 
-        Raises SystemExit where that is impossible. The groups are set to those that were
-        looked up and judged, instead of by initgroups(3), which would look again; they are
-        not left out, since the user shall have the same rights as if it had started the daemon.
+        The supplementary groups are those that `find_user` has checked; initgroups(3) would look
+        them up again. Raises: SystemExit.
         """
         if self.user is None:
             return
-        process, user = self.process, self.user
+        credentials, user = self.credentials, self.user
         try:
-            if process.threads() != 1:
+            if credentials.threads() != 1:
                 raise SystemExit("tawebeval: service.user: another thread would stay root")
-            port = process.capabilities() & 1 << CAP_NET_BIND_SERVICE
+            port = credentials.capabilities() & 1 << CAP_NET_BIND_SERVICE
             with contextlib.suppress(PermissionError):  # the bounding set is not needed below
-                process.empty_bounding_set()
-            process.keep_capabilities()
-            process.set_groups(sorted(user.groups))
-            process.set_group_ids(user.gid, user.gid, user.gid)
-            process.set_user_ids(user.uid, user.uid, user.uid)
-            process.set_capabilities(port)
-            process.hide()
+                credentials.empty_bounding_set()
+            credentials.keep_capabilities()
+            credentials.set_groups(sorted(user.groups))
+            credentials.set_group_ids(user.gid, user.gid, user.gid)
+            credentials.set_user_ids(user.uid, user.uid, user.uid)
+            credentials.set_capabilities(port)
+            credentials.hide()
         except OSError as error:
             raise SystemExit(
                 f"tawebeval: service.user: cannot become {user.name}: {error.strerror}"
             ) from None
-        process.set_environment(_variables(user))
+        credentials.set_environment(_variables(user))
         log.info("root became {user}", user=user.name)
 
-    def renounce(self) -> None:
-        """Give up every right that is not needed to run, root or not. Raises SystemExit.
+    def drop_privileges(self) -> None:
+        """Drop all capabilities and the effect of setuid bits, root or not. Raises: SystemExit.
 
-        Programs that are executed gain nothing by being setuid either. A sandbox that works by
-        user namespaces does not need that.
+        A sandbox that works by user namespaces needs neither.
         """
-        process = self.process
+        credentials = self.credentials
         try:
-            process.set_capabilities(0)
-            process.gain_nothing()
-            process.hide()
+            credentials.set_capabilities(0)
+            credentials.set_no_new_privileges()
+            credentials.hide()
         except OSError as error:
             raise SystemExit(f"tawebeval: cannot give up rights: {error.strerror}") from None
         self.check()
 
     def check(self) -> None:
-        """Make sure that nothing of root is left or can be had again. Raises SystemExit."""
-        process, user = self.process, self.user
-        if 0 in process.user_ids():
+        """Check that no right of root is left or can be regained. Raises: SystemExit."""
+        credentials, user = self.credentials, self.user
+        if 0 in credentials.user_ids():
             raise SystemExit("tawebeval: " + _ROOT)
-        if process.capabilities() or not process.is_hidden():
+        if credentials.capabilities() or not credentials.is_hidden():
             raise SystemExit("tawebeval: the daemon still has rights that it should have given up")
         if user is None:
             return
         for is_now, shall_be in (
-            (process.user_ids(), (user.uid,) * 3),
-            (process.group_ids(), (user.gid,) * 3),
-            # The kernel may count the primary group among them.
-            (process.groups() | {user.gid}, user.groups | {user.gid}),
+            (credentials.user_ids(), (user.uid,) * 3),
+            (credentials.group_ids(), (user.gid,) * 3),
+            # The kernel may list the primary group here.
+            (credentials.groups() | {user.gid}, user.groups | {user.gid}),
         ):
             if is_now != shall_be:
                 raise SystemExit(f"tawebeval: service.user: root has not become {user.name}")
-        for regain in (process.set_user_ids, process.set_group_ids):
+        for regain in (credentials.set_user_ids, credentials.set_group_ids):
             with contextlib.suppress(OSError):
                 regain(0, 0, 0)
                 raise SystemExit("tawebeval: service.user: the daemon can become root again")
@@ -145,22 +257,22 @@ _ROOT = (
 )
 
 
-def find_privileges(name: str, process: Process) -> Privileges:
-    """Return what to give up; `name` is the setting `service.user`. Raises ConfigurationError."""
-    if 0 in process.user_ids():
+def find_privileges(name: str, credentials: Credentials) -> Privileges:
+    """Return the privileges to give up; `name` is `service.user`. Raises: ConfigurationError."""
+    if 0 in credentials.user_ids():
         if not name:
             raise ConfigurationError(_ROOT)
-        return Privileges(process, find_user(name))
-    if name and find_user(name).uid != process.user_ids()[1]:
+        return Privileges(credentials, find_user(name))
+    if name and find_user(name).uid != credentials.user_ids()[1]:
         raise ConfigurationError(
             f"service.user: only root can become {name!r}; start the daemon as root or as that "
             "user, or leave the setting out"
         )
-    return Privileges(process)
+    return Privileges(credentials)
 
 
 def find_user(name: str) -> User:
-    """Return the user of that name. Raises ConfigurationError for root, and for nobody at all."""
+    """Return a user by name. Raises: ConfigurationError, if it is root or does not exist."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:

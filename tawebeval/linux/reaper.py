@@ -1,12 +1,15 @@
-"""Ending a whole process tree, also those of it who ran away.
+"""Processes without a parent that waits for them: orphans of a run, and those of a dead daemon.
 
-Without a sandbox a process may leave its process group, its session and its parent. It
-then becomes a child of the nearest *subreaper*, which the daemon makes itself. There it
-is found, and recognised by what it inherited: the run's secret markers in its
-environment, or a working directory below the run's own.
+Without a sandbox a process may leave its process group, its session and its parent. It then becomes
+a child of the nearest *subreaper*, which the daemon is (prctl(2)). `Orphans` recognises it by what
+it has inherited: the run's secret markers in its environment, or a working directory below the
+run's own. A process that hides both stays; only a process namespace can promise more.
 
-One that has hidden from all of that stays. Only a sandbox that is a process namespace can
-promise more.
+`end_stale_processes` finds, at the start, the processes of a daemon that was killed. In a sandbox
+or a cgroup they have ended with it or are found there. Without either they live on, and are
+recognised by a variable of their environment, or a working directory, below the daemon's own
+directories, and by having no terminal. So neither the processes of another daemon are meant, nor an
+operator's shell that happens to stand there.
 """
 
 from __future__ import annotations
@@ -14,31 +17,33 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any
 
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from tawebeval.linux.child import Spawner
-from tawebeval.linux.kernel import prctl
+from tawebeval.linux.privileges import prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
 _EXITING = 0x4  # PF_EXITING among the flags of proc(5)'s stat
-_AGAIN = 0.002  # seconds between two looks at what was killed
-_LOOKS = 2500  # the most looks: after 5 s something hangs in the kernel
+_PAUSE = 0.002  # seconds between two searches for killed processes
+_SEARCHES = 2500  # after these 5 s a process hangs in the kernel
 
 log = Logger()
 
 
 def become_subreaper() -> None:
-    """Let orphans among the daemon's descendants become its children (prctl(2))."""
+    """Let orphans among this process's descendants become its children (prctl(2))."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int | str) -> Iterator[int]:
-    """Yield the children of a process (proc(5)), none if it is gone."""
+    """Yield the children of a process (proc(5)); none if it has ended."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
@@ -46,76 +51,76 @@ def children(pid: int | str) -> Iterator[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the children of a process, theirs, and so on, however deep."""
+    """Return all descendants of a process."""
     found = [pid]
     for one in found:
         found.extend(children(one))
     return found[1:]
 
 
-def send(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process that may have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 class Orphans:
-    """Finds and ends the orphans of a run."""
+    """The orphans of runs, which become children of the daemon."""
 
     def __init__(self, reactor: Any, spawner: Spawner) -> None:
         self._reactor = reactor
         self._spawner = spawner
 
-    async def end(self, mark: bytes, directory: str) -> None:
-        """Kill all orphans that bear `mark` in their environment or work below `directory`.
+    async def kill_marked(self, mark: bytes, directory: str) -> None:
+        """Kill the orphans with `mark` in their environment or a directory below `directory`.
 
-        Returns when they are gone, and their descendants.
+        Return when they and their descendants have ended, or after five seconds.
         """
         killed: set[int] = set()
-        for _ in range(_LOOKS):
+        for _ in range(_SEARCHES):
             found = [pid for pid in self._adopted() if _belongs(pid, mark, directory)]
-            # Of these some bear no mark, and may take longer than those that do.
+            # Descendants without the mark may take longer to end than those with it.
             killed = {pid for pid in killed if _is_alive(pid)}
             if not found and not killed:
                 return
             for pid in found:
                 for one in (pid, *descendants(pid)):
-                    send(one, signal.SIGKILL)
+                    send_signal(one, signal.SIGKILL)
                     killed.add(one)
-            await deferLater(self._reactor, _AGAIN)
+            await deferLater(self._reactor, _PAUSE)
         log.error("processes {pids} survive being killed", pids=sorted(killed))
 
-    async def gone(self, pid: int) -> None:
-        """Kill a process that is a child by now, because its parent has ended; return after it."""
-        for _ in range(_LOOKS):
+    async def kill_child(self, pid: int) -> None:
+        """Kill a process that has become a child, and return after its end."""
+        for _ in range(_SEARCHES):
             try:
                 if os.waitpid(pid, os.WNOHANG) != (0, 0):
                     return
-            except ChildProcessError:  # somebody has waited for it already
+            except ChildProcessError:  # it was reaped already
                 return
-            send(pid, signal.SIGKILL)  # nobody else can have its number
-            await deferLater(self._reactor, _AGAIN)
+            send_signal(pid, signal.SIGKILL)  # its number is not free before it is reaped
+            await deferLater(self._reactor, _PAUSE)
         log.error("process {pid} survives being killed", pid=pid)
 
     def reap(self) -> None:
-        """Wait for orphans that have ended by themselves, or with the git command they were of."""
+        """Reap orphans that have ended by themselves, or with their git command."""
         with contextlib.suppress(ChildProcessError):  # there are no children at all
             if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 list(self._adopted())
 
-    def expecting(self) -> AbstractContextManager[Callable[[int], object]]:
-        """Within it a child that is no orphan comes to be, as `Spawner.expecting` says."""
-        return self._spawner.expecting()
+    def expect_child(self) -> AbstractContextManager[Callable[[int], object]]:
+        """Expect a child that is no orphan, as `Spawner.expect_child` does."""
+        return self._spawner.expect_child()
 
-    def waited_for(self, pid: int) -> None:
-        """Take note that somebody has waited for such a child."""
-        self._spawner.waited_for(pid)
+    def forget_child(self, pid: int) -> None:
+        """Forget a child that was reaped elsewhere."""
+        self._spawner.forget_child(pid)
 
     def _adopted(self) -> Iterator[int]:
-        """Yield the living children that nobody here has started, and reap the dead ones."""
+        """Yield the living children that the daemon has not started, and reap the dead ones."""
         found = list(children("self"))
-        # Asked before who is known: none of those found can become known after that.
-        complete = self._spawner.complete
+        # Read before `is_child`: no child that was found can become known after this.
+        complete = self._spawner.knows_all
         for pid in found:
             if not self._spawner.is_child(pid):
                 with contextlib.suppress(ChildProcessError):
@@ -139,7 +144,7 @@ def _belongs(pid: int, mark: bytes, directory: str) -> bool:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             flags = int(file.read().rpartition(")")[2].split()[6])
         if flags & _EXITING:
-            return True  # what it inherited cannot be seen any more: wait for it
+            return True  # its environment cannot be read any more: wait for it
         if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(f"{directory}/"):
             return True
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -148,3 +153,58 @@ def _belongs(pid: int, mark: bytes, directory: str) -> bool:
         return True  # it has died just now
     except PermissionError:
         return False
+
+
+_INHERITED = (b"TEMPORARY_DIRECTORY", b"GIT_DIR")  # by evaluators, and by what git starts
+_STALE_PAUSE = 0.01  # seconds between two searches for stale processes
+_STALE_SEARCHES = 500  # after these 5 s a process hangs in the kernel
+
+
+def end_stale_processes(*roots: Path) -> None:
+    """Kill the processes that a dead daemon has left below `roots`. Blocks, up to five seconds."""
+    ended: set[int] = set()
+    for _ in range(_STALE_SEARCHES):
+        found = list(_find_stale([bytes(root) + b"/" for root in roots]))
+        if not found:
+            break
+        for pid in found:
+            for one in (pid, *descendants(pid)):
+                send_signal(one, signal.SIGKILL)
+        ended.update(found)
+        time.sleep(_STALE_PAUSE)
+    else:
+        log.error("processes {pids} survive being killed", pids=found)
+    if ended:
+        log.warn(
+            "{count} processes were ended that an earlier daemon has left: {pids}",
+            count=len(ended),
+            pids=sorted(ended),
+        )
+
+
+def _find_stale(roots: Collection[bytes]) -> Iterator[int]:
+    own = os.getpid()
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != own:
+            with suppress(OSError):  # another user's process, or one that has just ended
+                if _is_below(f"/proc/{name}", roots) and not _has_terminal(f"/proc/{name}"):
+                    yield int(name)
+
+
+def _is_below(process: str, roots: Collection[bytes]) -> bool:
+    """Tell whether a process's directory or environment lies below one of `roots`."""
+    if any(os.readlink(os.fsencode(f"{process}/cwd")).startswith(root) for root in roots):
+        return True
+    with open(f"{process}/environ", "rb") as file:
+        told = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+        return any(
+            value.startswith(root)
+            for name, _, value in told
+            if name in _INHERITED
+            for root in roots
+        )
+
+
+def _has_terminal(process: str) -> bool:
+    with open(f"{process}/stat", encoding="utf-8", errors="replace") as file:
+        return file.read().rpartition(")")[2].split()[4] != "0"  # tty_nr (proc(5))

@@ -19,8 +19,7 @@ from twisted.logger import Logger
 from tawebeval.admission import count_places
 from tawebeval.config import Configuration, Limits
 from tawebeval.errors import ConfigurationError, Problem
-from tawebeval.linux.cgroups.filesystem import Directory, Kernel
-from tawebeval.linux.cgroups.hierarchies import parse_hierarchies
+from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles, find_mounts
 
 _EVALUATION_DESCRIPTORS = 9  # pipes, pidfd, files of its sandbox, tree; and git's beside them
 _FETCH_DESCRIPTORS = 6  # pipes, pidfd, a filter of the sandbox, a password
@@ -58,7 +57,10 @@ class Allowance:
 
 
 def check_limits(limits: Limits) -> None:
-    """Raise ConfigurationError where the kernel would not let an evaluator have these limits."""
+    """Check that the daemon's hard limits allow an evaluator's limits.
+
+    Raises: ConfigurationError.
+    """
     for name, value, number, directive in (
         ("open_files", limits.open_files, resource.RLIMIT_NOFILE, "LimitNOFILE"),
         ("processes", limits.processes, resource.RLIMIT_NPROC, "LimitNPROC"),
@@ -111,7 +113,7 @@ def descriptors_needed(configuration: Configuration) -> int:
 
 
 def descriptors_allowed() -> int:
-    """Return how many this process may have, once it has raised its limit as far as it may."""
+    """Return the descriptors that this process may have after `raise_descriptor_limit`."""
     hard = _hard(resource.RLIMIT_NOFILE)
     return 2**31 - 1 if hard is None else hard
 
@@ -151,16 +153,16 @@ def processes(configuration: Configuration) -> Allowance:
 
 
 def processes_needed(configuration: Configuration) -> int:
-    """Return how many processes and threads there may be at once, if all evaluators have all."""
+    """Return the processes and threads in use if every evaluator uses its whole limit."""
     running = count_places(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_PROCESSES
     return running * configuration.limits.processes + fetches + _DAEMON_PROCESSES
 
 
 def processes_allowed(proc: Path = Path("/proc/self")) -> int | None:
-    """Return how many the daemon, and all that it starts, may have; None without a limit. Blocks.
+    """Return the processes that the daemon and its descendants may have; None is unlimited.
 
-    Raises OSError.
+    Blocks. Raises: OSError.
     """
     return min(_bounds(proc), default=None)
 
@@ -191,14 +193,11 @@ def _bounds(proc: Path) -> Iterator[int]:
     hard = _hard(resource.RLIMIT_NPROC)
     if hard is not None:
         yield hard
-    texts = (
-        (proc / name).read_text("utf-8", "surrogateescape") for name in ("mountinfo", "cgroup")
-    )
-    found = parse_hierarchies(*texts)
+    found = find_mounts(proc)
     own = found.controllers.get("pids", found.unified)
     if own is not None:
-        for path in (Path(own), *Path(own).parents):  # of those around the mount there is nothing
-            most = Directory(str(path), Kernel()).number("pids.max")
+        for path in (Path(own), *Path(own).parents):  # paths above the mount have no such file
+            most = CgroupDirectory(str(path), CgroupFiles()).number("pids.max")
             if most is not None:
                 yield most
 

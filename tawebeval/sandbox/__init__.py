@@ -1,13 +1,16 @@
-"""What an evaluator, or git, runs in.
+"""The sandbox of evaluators and of git, with the directories and limits of each run.
 
-`base.Sandbox` is made once, at the start, by `probe`, which also tries it out; it makes a cell for
-each run. A cell has the command with which the run is started, the limits that hold it, and the
-figures of what it has used. `bubblewrap` is the sandbox of every installation that has strangers;
-`base.NoSandbox` is for those that trust all evaluators.
+The daemon has one `base.Sandbox`. `probe.open_sandbox` makes it by the setting `sandbox.kind`, and
+`probe.verify` runs a command in it before anything relies on it. For each evaluation it makes a
+`SandboxedRun`, which starts the evaluator, checks its limits, ends its processes and tells its exit
+and usage. `evaluations` calls these methods; other kinds of sandbox implement them (`base`).
 
-- `seccomp` and `bpf`: the system calls that are allowed.
-- `workspace`, `overlay`, `disk`, `project_quotas`: the directories of a run, and how much it may
-  write.
-- `monitor` looks at what the kernel does not stop by itself.
-- `commands` is the sandbox of git's commands.
+- `bubblewrap`: the sandbox of installations that strangers use. `base.NoSandbox` is for
+  installations that trust all evaluators.
+- `seccomp`: the policy of allowed system calls; `bpf`: the assembler of the filter, which only
+  computes.
+- `workspace`: the directories of a run; `overlay`: the writable tree over a checkout.
+- `disk`: disk usage, counted or read from a quota; `project_quotas`: quotas that root sets up.
+- `monitor`: `LimitMonitor` checks, while runs go on, the limits that the kernel does not enforce.
+- `commands`: the sandbox of git commands.
 """

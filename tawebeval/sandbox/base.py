@@ -1,8 +1,11 @@
-"""What an evaluator runs in: what all sandboxes have in common, and the one that is none.
+"""A sandbox and one run in it: what all kinds have in common, and the kind without a sandbox.
 
-A `Sandbox` is the daemon's. It makes a `Cell` for each evaluation, which turns the
-evaluator's command into a process to start, holds its limits, and knows how to end, to
-measure and to judge what becomes of it.
+A `Sandbox` belongs to the daemon. It makes a `SandboxedRun` for each evaluation, which turns the
+evaluator's command into a process to start, holds its limits, signals and ends its processes,
+measures their usage and interprets their exit.
+
+These two classes are the seam for other kinds of sandbox, such as containers or a cluster;
+`SandboxedRun` says what an implementation has to do.
 """
 
 from __future__ import annotations
@@ -22,32 +25,50 @@ import attrs
 from tawebeval.config import Limits
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationError, over_limit
-from tawebeval.linux.cgroups.group import Cgroups
-from tawebeval.linux.cgroups.groups import Group, Usage
-from tawebeval.linux.child import ChildProcess
-from tawebeval.linux.launcher_client import Launch
-from tawebeval.linux.reaper import Orphans, descendants, send
-from tawebeval.linux.starting import Started
-from tawebeval.sandbox.disk import BLOCK, MUCH, DiskWatch
-from tawebeval.sandbox.overlay import Trees
-from tawebeval.sandbox.workspace import NOT_THE_EVALUATORS, View, Workspace
+from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
+from tawebeval.linux.child import ChildProcess, StartedProcess
+from tawebeval.linux.launcher_client import LaunchSpec
+from tawebeval.linux.reaper import Orphans, descendants, send_signal
+from tawebeval.sandbox.disk import BLOCK, LARGE_USAGE, DiskMeter
+from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.workspace import READ_ONLY_NAMES, Workspace, WorkspaceView
 
-_SIGNALS = 1024  # that wait to be taken: they are counted for all of a user's processes
-# Seconds for which it may go unnoticed that a run has met a limit which the kernel enforces: there
-# is nothing more to be had meanwhile.
+_SIGNALS = 1024  # pending signals, which the kernel counts for all processes of a user
+# Seconds for which a limit that the kernel enforces may go unnoticed: the run gains nothing by it.
 _UNNOTICED = 1.0
 
 
 @attrs.frozen
 class Exit:
-    """How an evaluator ended: by its exit status, or by a signal."""
+    """The exit status of an evaluator, or the number of the signal that ended it."""
 
     status: int | None
     signal: int | None = None
 
 
-class Cell(ABC):
-    """What one evaluator runs in."""
+class SandboxedRun(ABC):
+    """One run of one evaluator: its process, limits, cgroup and writable tree.
+
+    A kind of sandbox is a subclass with five methods, and a `Sandbox` that makes it:
+
+    - `make_view`: the paths under which the evaluator sees its workspace.
+    - `make_launch_spec`: the program that runs the command. The program is a child of the daemon,
+      and its stdout and stderr are the evaluator's. For a container or a remote machine it is a
+      client that stays in the foreground, such as `podman run`.
+    - `send_signal`: pass a signal on to all processes of the run.
+    - `kill_remaining`: kill what the first process has left, and return when nothing is left that
+      could write to the workspace.
+    - `interpret_exit`: the evaluator's own exit, as far as the program's exit tells.
+
+    The base class does the rest: it makes the workspace's tree, starts the program in the run's
+    cgroup, checks limits and measures usage. A kind that has its own limits or file system
+    overrides `start`, `check_limits`, `read_usage` and `close`. `probe.open_sandbox` chooses the
+    kind by the setting `sandbox.kind`.
+
+    The order of calls is: `start`; `set_first_process`; any number of `send_signal` and
+    `check_limits`, the latter in a thread; after the first process has exited `kill_remaining`,
+    `interpret_exit`, `check_limits(final=True)` and `read_usage`; `close`, also without a start.
+    """
 
     def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox) -> None:
         limits = self.limits = sandbox.limits
@@ -56,19 +77,19 @@ class Cell(ABC):
         self._cgroups = sandbox.cgroups
         self._orphans = sandbox.orphans
         self._trees = sandbox.trees
-        self._tree: int | None = None  # where it is to be seen for the evaluator alone
-        self._group: Group | None = None
-        # The limit is for what is added. What was checked out is there from the start, or comes
-        # when it is changed: an overlay copies it then.
+        self._tree: int | None = None  # descriptor of the overlay that only the evaluator sees
+        self._group: EvaluationCgroup | None = None
+        # The limit is for what the evaluator adds. The checkout is there from the start, or an
+        # overlay copies a file of it when the evaluator changes the file.
         commit = checkout.commit
         self._most_disk = limits.disk + commit.size + BLOCK * commit.files
         self._most_files = limits.disk_files + commit.files
-        self._disk = DiskWatch(
+        self._disk = DiskMeter(
             workspace.writable,
             self._most_disk,
             self._most_files,
             self._pids,
-            apart=NOT_THE_EVALUATORS,
+            apart=READ_ONLY_NAMES,
             since=time.time(),
             floor=limits.free_disk,
             held=workspace.quota_directory is not None,
@@ -76,27 +97,31 @@ class Cell(ABC):
         self._first: ChildProcess | None = None
 
     @property
-    def view(self) -> View:
-        """How the evaluator sees its workspace."""
-        view = self._seen()
+    def view(self) -> WorkspaceView:
+        """The paths under which the evaluator sees its workspace."""
+        view = self.make_view()
         if self._tree is None:
             return view
         return attrs.evolve(view, opened={self.workspace.tree: self._tree})
 
     @abstractmethod
-    def _seen(self) -> View:
-        """Return what `view` is where nothing is mounted for the evaluator alone."""
+    def make_view(self) -> WorkspaceView:
+        """Return the evaluator's view of the workspace, without an overlay's descriptor."""
 
-    def start(self, command: str, environment: Mapping[str, str], directory: Path) -> Started:
-        """Start the shell that runs `command` in `directory`, a path of ours. Blocks.
+    def start(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> StartedProcess:
+        """Start the shell that runs `command` in `directory`, a path of the daemon's. Blocks.
 
-        Raises OSError. The child is known as ours, and somebody has to adopt it.
+        The caller has to adopt the child (`Spawner.adopt`). Raises: OSError.
         """
-        # Other users can read the names of groups: not by the identifier.
+        # Other users can read the names of cgroups: the identifier must not be among them.
         self._group = self._cgroups.make(self.workspace.root.name, self.limits)
-        launch = self.launch(command, environment, directory)
-        launch = attrs.evolve(launch, groups=self._group.entry(), niceness=self._cgroups.niceness)
-        with self._orphans.expecting() as tell:
+        launch = self.make_launch_spec(command, environment, directory)
+        launch = attrs.evolve(
+            launch, groups=self._group.list_entry_files(), niceness=self._cgroups.niceness
+        )
+        with self._orphans.expect_child() as tell:
             started, overlay = self._trees.start(self._checkout.path, self.workspace, launch)
             tell(started.pid)
         if overlay is not None:
@@ -104,40 +129,42 @@ class Cell(ABC):
         return started
 
     @abstractmethod
-    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return what to start so that the shell runs `command` in `directory`, a path of ours.
+    def make_launch_spec(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Return the program by which the shell runs `command` in `directory`.
 
-        Raises OSError. Groups are not its concern.
+        `directory` is a path of the daemon's. `start` adds cgroups and the nice value. Raises:
+        OSError.
         """
 
     @abstractmethod
-    def signal(self, child: ChildProcess, number: int) -> None:
-        """Send a signal to all processes of the run, of which `child` is the first."""
+    def send_signal(self, child: ChildProcess, number: int) -> None:
+        """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
     @abstractmethod
-    async def end(self) -> None:
-        """End what the first process has left behind, and return when it is gone."""
+    async def kill_remaining(self) -> None:
+        """Kill the processes that the first one has left, and return after their end."""
 
     @abstractmethod
-    def exit(self, status: int | None, number: int | None) -> Exit:
-        """Return how the evaluator ended, whose first process ended so.
+    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+        """Return the evaluator's exit, by the exit status or signal of the first process.
 
-        Raises EvaluationError where the evaluator was not even started.
+        Raises: EvaluationError, if the evaluator was not even started.
         """
 
-    def started(self, child: ChildProcess) -> None:
-        """Take note of the run's first process."""
+    def set_first_process(self, child: ChildProcess) -> None:
+        """Set the run's first process, once it was adopted."""
         self._first = child
 
-    def exceeded(self, final: bool = False, work: float = inf) -> EvaluationError | None:
-        """Return which limit has been gone over, if one has. Blocks.
+    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationError | None:
+        """Return the error of the first exceeded limit; None if all are kept. Blocks.
 
-        `final` is for a run that has failed: it asks more closely why. Raises TooMuchWork where
-        more than `work` looks at the disk are needed to tell; then no other limit has been gone
-        over.
+        `final`, for a run that has failed, looks more closely. `work` is the maximum number of
+        looks at the disk. Raises: TooMuchWork, if more are needed and no other limit is exceeded.
         """
         limits = self.limits
-        # What has exited may wait for its readers for long, and takes nothing but room on the disk.
+        # An exited run may wait for its readers for long, and uses nothing but the disk.
         if self._group is not None and (final or self._running):
             over = self._group.exceeded(0 if final else _UNNOTICED)
             if "memory" in over:
@@ -153,46 +180,53 @@ class Cell(ABC):
             return over_limit("disk", "disk_files", "files on disk", limits.disk_files)
         if final and disk.largest >= limits.file_size:
             return over_limit("file_size", "file_size", "bytes in one file", limits.file_size)
-        if final and self.short and (self.written >= MUCH or self.free < MUCH):
-            return self.nearly_full()
+        if (
+            final
+            and self.is_disk_short
+            and (self.disk_bytes >= LARGE_USAGE or self.free_disk < LARGE_USAGE)
+        ):
+            return self.make_disk_error()
         return None
 
     @property
-    def written(self) -> int:
-        """How many bytes the run has on the disk, as they were counted last."""
+    def disk_bytes(self) -> int:
+        """The bytes of the run on the disk, as last counted."""
         return self._disk.use.size
 
     @property
-    def free(self) -> float:
-        """How many bytes of the disk were free at the last look."""
+    def free_disk(self) -> float:
+        """The free bytes of the disk at the last look."""
         return self._disk.free
 
     @property
-    def short(self) -> bool:
-        """Whether less was free at the last look than has to be."""
-        return self.free < self.limits.free_disk
+    def is_disk_short(self) -> bool:
+        """Whether less than `limits.free_disk` was free at the last look."""
+        return self.free_disk < self.limits.free_disk
 
-    def nearly_full(self) -> EvaluationError:
-        """Return the error of a run that ends because the disk is nearly full."""
+    def make_disk_error(self) -> EvaluationError:
+        """Return the error of a run that is stopped because the disk is nearly full."""
         floor = self.limits.free_disk
         return EvaluationError(
             "disk",
             "the disk of this machine is nearly full: less than limits.free_disk"
-            f" ({floor} bytes) is free, and this run had {self.written} bytes on it",
+            f" ({floor} bytes) is free, and this run had {self.disk_bytes} bytes on it",
             {"limit": "limits.free_disk", "value": floor},
         )
 
-    def usage(self, waited: resource.struct_rusage | None) -> Usage:
-        """Return what was used, as `Group.usage`, when all processes have ended. Blocks."""
+    def read_usage(self, waited: resource.struct_rusage | None) -> Usage:
+        """Return the usage, when all processes have ended. Blocks.
+
+        `waited` is the usage that wait4(2) has returned; None if it was not called.
+        """
         if self._group is None:
             return Usage(None, None)
         return self._group.usage(waited)
 
     def close(self) -> None:
-        """Remove what the start has made, and kill whoever is still in it. Blocks.
+        """Kill the remaining processes and remove what `start` has made. Blocks.
 
-        There is time then to make what the next start needs. Raises OSError where those who were
-        killed have not gone soon; it may be called again.
+        Then make a cgroup ahead, for the next start. Raises: OSError, if killed processes do not
+        end soon; call again later.
         """
         if self._tree is not None:
             os.close(self._tree)
@@ -207,15 +241,16 @@ class Cell(ABC):
         return self._first is not None and self._first.running
 
     def _pids(self) -> Iterable[int]:
-        # Once the first one has ended its number may be another process's.
+        # After the first process has ended another one may have its number.
         return descendants(self._first.pid) if self._first is not None and self._running else ()
 
-    def _bounds(self, *, apart: bool) -> Mapping[str, tuple[int, int]]:
-        """Return the limits of each single process, soft and hard, by their names.
+    def _list_rlimits(self, *, apart: bool) -> Mapping[str, tuple[int, int]]:
+        """Return the resource limits of each process, soft and hard, by their names.
 
-        What groups limit as a whole is left to them. `apart` tells whether the user's processes
-        are counted for this run alone. The hard limits of core dumps and, where a group measures
-        it, of processor time are the daemon's: programs set higher ones for what they start.
+        Resources that the cgroup limits are left out. `apart`: the kernel counts the user's
+        processes for this run alone, as in a user namespace. The hard limits of core dumps and, if
+        the cgroup measures it, of processor time are the daemon's: some programs raise the soft
+        limits of their children.
         """
         limits, core = self.limits, _hard(resource.RLIMIT_CORE)
         measured = "cpu" in self._cgroups.enforced
@@ -243,65 +278,71 @@ def _hard(number: int) -> int:
 
 
 class Sandbox(Protocol):
-    """Makes cells, and has what these share."""
+    """One kind of sandbox, as the daemon has set it up: it makes runs, and has what they share.
 
-    limits: Limits  # of the cells that are made from now on
+    `limits` are those of later runs; a reload replaces them.
+    """
+
+    limits: Limits
     cgroups: Cgroups
     orphans: Orphans
-    trees: Trees
+    trees: WritableTrees
 
-    def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
-        """Return what the evaluator of this evaluation is to run in."""
+    def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
+        """Return the run of an evaluation, not started yet."""
 
 
-class NoCell(Cell):
-    """Runs the command as it is, with the rights of the daemon, and finds what it leaves."""
+class UnsandboxedRun(SandboxedRun):
+    """A run with the rights of the daemon, whose orphans are found by a mark they inherit."""
 
-    _mark = b""  # until something is started
+    _mark = b""  # empty before the start
 
-    def _seen(self) -> View:
-        return self.workspace.as_it_is()
+    def make_view(self) -> WorkspaceView:
+        """Return the evaluator's view of the workspace."""
+        return self.workspace.make_unsandboxed_view()
 
-    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return what runs the command by the shell."""
-        # A secret of this run alone, which all of its processes inherit.
+    def make_launch_spec(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Return the shell with the command."""
+        # A secret of this run, which all of its processes inherit.
         self._mark = environment["EVALUATION_DATA_BEGIN"].encode()
-        bounds = self._bounds(apart=False)
-        return Launch(
+        bounds = self._list_rlimits(apart=False)
+        return LaunchSpec(
             ["/bin/sh", "-c", command],
             environment,
             str(directory),
             limits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
         )
 
-    def signal(self, child: ChildProcess, number: int) -> None:
+    def send_signal(self, child: ChildProcess, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
         strays = descendants(child.pid)
-        child.signalProcess(number)
+        child.signal_group(number)
         for pid in strays:
-            send(pid, number)
+            send_signal(pid, number)
 
-    async def end(self) -> None:
-        """Find the orphans of the run, and kill them."""
+    async def kill_remaining(self) -> None:
+        """Kill the process group, and the orphans of the run."""
         if self._first is not None:
             self._first.signal_group(signal.SIGKILL)
         if self._mark:
-            await self._orphans.end(self._mark, str(self.workspace.writable))
+            await self._orphans.kill_marked(self._mark, str(self.workspace.writable))
 
-    def exit(self, status: int | None, number: int | None) -> Exit:
-        """Return how the shell ended."""
+    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+        """Return the exit of the shell."""
         return Exit(status, number)
 
 
 @attrs.define
 class NoSandbox:
-    """Runs commands as they are, with the rights of the daemon."""
+    """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon."""
 
     limits: Limits
     cgroups: Cgroups
     orphans: Orphans
-    trees: Trees = attrs.field(factory=Trees, eq=False)
+    trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)
 
-    def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
-        """Return what the evaluator of this evaluation is to run in."""
-        return NoCell(workspace, checkout, self)
+    def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
+        """Return the run of an evaluation, not started yet."""
+        return UnsandboxedRun(workspace, checkout, self)

@@ -1,4 +1,4 @@
-"""Programs of classic BPF that answer system calls (seccomp(2)), assembled from a table.
+"""Assembler of classic BPF programs for seccomp(2), from a table of answers to system calls.
 
 libseccomp cannot write them: where a call is allowed, it has no way to refuse two values of one
 argument. A search in halves over the numbers also keeps the program short, and each evaluation
@@ -27,21 +27,23 @@ _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENT = 16 + (4 if struct.pack("=H", 1)[0] == 0 else 0)
 
 Instruction = tuple[int, int, int, int]
-"""Its code, how many to skip if its test holds and if not, and its value."""
+"""Code, instructions to skip if the test holds and if not, and value."""
 
 
 def fail_with(number: int) -> int:
-    """Return the answer that fails a call with this errno; with 0 the call seems to succeed."""
+    """Return the answer that fails a call with an errno; with 0 the call seems to succeed."""
     return _ERRNO | number
 
 
 @attrs.frozen
 class Condition:
-    """The lower 32 bits of an argument are one of `values`.
+    """The condition that the lower 32 bits of an argument are one of `values`.
 
-    With `has_bit` they have a bit of one of these. Bits that are not in `mask` count as 0.
-    `argument` is the argument's index, from 0 to 5. Of arguments that are neither addresses nor
-    sizes the kernel ignores the upper half, and so does the program.
+    - `argument`: its index, from 0 to 5.
+    - `has_bit`: the condition is instead that a bit of one of `values` is set.
+    - `mask`: other bits of the argument count as 0.
+
+    The kernel ignores the upper half of arguments other than addresses and sizes; so does this.
     """
 
     argument: int
@@ -86,7 +88,7 @@ def assemble(decisions: Mapping[int, Decision], otherwise: int, architecture: in
 def _spans(
     decisions: Mapping[int, Decision], otherwise: Decision
 ) -> Sequence[tuple[int, Decision]]:
-    """Return from which number on which decision holds, in ascending order."""
+    """Return each decision with the first call number to which it applies, in order."""
     spans: list[tuple[int, Decision]] = []
     for start in sorted({0, *decisions, *(number + 1 for number in decisions)}):
         decision = decisions.get(start, otherwise)

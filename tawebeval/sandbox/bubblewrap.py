@@ -1,18 +1,18 @@
-"""The sandbox: bubblewrap (bwrap(1)), without any privilege.
+"""The sandbox of bubblewrap (bwrap(1)), which needs no privilege.
 
-What runs in it has namespaces of its own for users, processes, mounts, the network, IPC, the
-host's name and cgroups; no capability, and no way to get one; a filter of system calls; and a
-file system with nothing in it but
+An evaluator in it has namespaces of its own for users, processes, mounts, network, IPC, host name
+and cgroups; no capability, and no way to get one; a filter of system calls; and a file system of
 
 /usr, /bin, ...         the system, read-only, and a few files of /etc that programs there need
 /evaluation/tree        the commit's tree, writable; the evaluator runs in a directory of it
-/evaluation/submission  what was sent, read-only
+/evaluation/submission  the uploaded files, read-only
 /evaluation/tmp         TEMPORARY_DIRECTORY
 /evaluation/home        HOME
-/tmp, /dev/shm          directories of the workspace: on the disk, so that one limit is for all
+/tmp, /dev/shm          directories of the workspace, so that one disk limit holds for all
 /init                   the first process
 
-and what the operator lets in. When its first process ends, or the daemon, the kernel ends all.
+and the paths of `sandbox.readable`. When the first process or the daemon ends, the kernel ends all
+processes of the sandbox.
 """
 
 from __future__ import annotations
@@ -33,22 +33,48 @@ from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationError
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import ChildProcess
-from tawebeval.linux.diskfaults import naming
-from tawebeval.linux.launcher_client import FIRST, Launch
-from tawebeval.linux.reaper import Orphans
-from tawebeval.sandbox.base import Cell, Exit
-from tawebeval.sandbox.bwrap import reopened, signal_inside, unprivileged
-from tawebeval.sandbox.overlay import Trees
-from tawebeval.sandbox.workspace import View, Workspace
+from tawebeval.linux.filetree import add_path
+from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
+from tawebeval.linux.reaper import Orphans, descendants, send_signal
+from tawebeval.sandbox.base import Exit, SandboxedRun
+from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView
 
-# The first process, whose end is that of all others, waits for the command. The evaluator is the
-# same user and could change it by /proc/1/mem, or read what it has of secrets, if it were not a
-# program that this user may execute and not read: its processes are closed to others (execve(2)).
-# What it says itself of the command's end goes nowhere, and stdin is of the sandbox's own `/dev`.
-# Before the command it notes that it could make a process for it: its status does not tell. No
-# process has the descriptor for that once it has begun.
+
+def isolation_options(hostname: str) -> Sequence[str]:
+    """Return the bwrap options for all namespaces, no capability, and no way to get one."""
+    return (
+        *("--unshare-user", "--unshare-all", "--disable-userns", "--die-with-parent"),
+        *("--new-session", "--uid", "1000", "--gid", "1000", "--hostname", hostname),
+        *("--cap-drop", "ALL"),
+    )
+
+
+def reopen_filter(filter_: int) -> int:
+    """Return a descriptor of the filter for one bwrap, with a file offset of its own."""
+    return os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def signal_sandbox(child: ChildProcess, number: int) -> None:
+    """Send a signal to the processes in a sandbox, of which `child` is bwrap.
+
+    bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
+    process, which ignores signals, the program has not begun or has ended: then kill everything.
+    """
+    inside = descendants(child.pid)
+    for pid in inside:
+        send_signal(pid, number if len(inside) > 1 else signal.SIGKILL)
+    if not inside:
+        child.signal_group(signal.SIGKILL)
+
+
+# The first process waits for the command; all others end with it. The evaluator is the same user,
+# and could change it by /proc/1/mem or read its secrets. So it is a program that this user may
+# execute and not read, which closes its process to others (execve(2)). Its own messages go nowhere,
+# and stdin is the sandbox's own /dev/null. Before the command it notes that it could make a
+# process: its exit status does not tell that. The command does not get the note's descriptor.
 _INIT = "/init"
-_NOTES = FIRST + 3  # the descriptor for that
+_NOTES = FIRST_DESCRIPTOR + 3  # the descriptor for that
 _BEGUN = '"begun"'
 _WAIT = (
     "exec 3>&2 2>/dev/null </dev/null;"
@@ -78,9 +104,9 @@ _GROUPS = b"evaluator:x:1000:\nnogroup:x:65534:\n"
 
 
 def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
-    """Yield the arguments that show the system, read-only. Blocks.
+    """Yield the bwrap options that show the system, read-only. Blocks.
 
-    `accounts` is the directory of `write_accounts`.
+    `accounts` is the directory of `write_sandbox_files`.
     """
     yield from programs_view(accounts)
     yield from _etc(_ETC)
@@ -89,7 +115,7 @@ def system_view(accounts: Path, *, network: bool) -> Iterator[str]:
 
 
 def programs_view(accounts: Path) -> Iterator[str]:
-    """Yield those of them without which hardly a program runs. Blocks."""
+    """Yield the options for what nearly every program needs. Blocks."""
     yield from ("--ro-bind", "/usr", "/usr")
     for name in _ROOT:
         path = Path("/", name)
@@ -103,7 +129,7 @@ def programs_view(accounts: Path) -> Iterator[str]:
 
 
 def network_view() -> Iterator[str]:
-    """Yield those by which programs use a network. Blocks."""
+    """Yield the options for what programs need to use a network. Blocks."""
     yield from _etc(_ETC_NETWORK)
 
 
@@ -113,29 +139,29 @@ def _etc(patterns: Sequence[str]) -> Iterator[str]:
             yield from ("--ro-bind-try", os.path.realpath(found), found)
 
 
-def write_accounts(directory: Path) -> None:
-    """Write what the sandbox has of its own. Blocks. Raises OSError with the path.
+def write_sandbox_files(directory: Path) -> None:
+    """Write the sandbox's own passwd and group, and the program of its first process.
 
-    These are users and groups, none of the machine's, and the program of the first process: a
-    shell that may not be read.
+    That program is a shell that the evaluator may execute and not read. Blocks. Raises: OSError,
+    with the path.
     """
     new = directory / "init.new"
     shell = Path("/bin/sh").read_bytes()
-    with naming(new):
+    with add_path(new):
         new.write_bytes(shell)
         new.chmod(0o111)
         new.replace(directory / "init")
     for name, content in (("passwd", _USERS), ("group", _GROUPS)):
-        with naming(directory / name):
+        with add_path(directory / name):
             (directory / name).write_bytes(content)
 
 
 @attrs.frozen
 class Descriptors:
-    """Files that are open for bwrap: two to read from, and one to write to.
+    """The descriptors that bwrap needs.
 
-    `filter` is the filter of system calls, `environment` the evaluator's, in the words of
-    bwrap's arguments. In `status` it notes what becomes of the sandbox.
+    bwrap reads the system call filter from `filter` and the evaluator's environment, as options,
+    from `environment`. It writes JSON about the sandbox to `status`.
     """
 
     filter: int
@@ -143,21 +169,23 @@ class Descriptors:
     status: int
 
     def __iter__(self) -> Iterator[int]:
-        # The last one once more: bwrap hands on what is not its own.
+        # The last one twice: bwrap hands a descriptor on that is not its own.
         return iter((self.filter, self.environment, self.status, self.status))
 
 
-_GIVEN = Descriptors(FIRST, FIRST + 1, FIRST + 2)
-"""The numbers that bwrap has for them; `_NOTES` follows."""
+_GIVEN = Descriptors(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + 1, FIRST_DESCRIPTOR + 2)
+"""The numbers that these have in bwrap; `_NOTES` follows."""
 
 
 @attrs.define
 class Bubblewrap:
-    """Makes cells of bubblewrap.
+    """The sandbox of `sandbox.kind = "bubblewrap"`.
 
-    `program` is the path of bwrap, `accounts` the directory of `write_accounts`, `filter` a
-    descriptor of the filter of system calls, `shown` the arguments of `system_view`, `readable`
-    what else may be read, `trees` what makes the trees that evaluators may write to.
+    - `program`: the path of bwrap.
+    - `accounts`: the directory of `write_sandbox_files`.
+    - `filter`: a descriptor of the system call filter.
+    - `shown`: the options of `system_view`.
+    - `readable`: other paths that evaluators may read (`sandbox.readable`).
     """
 
     program: str
@@ -166,20 +194,20 @@ class Bubblewrap:
     shown: Sequence[str]
     readable: Sequence[str]
     network: bool
-    trees: Trees
+    trees: WritableTrees
     limits: Limits
     cgroups: Cgroups
     orphans: Orphans
 
-    def cell(self, workspace: Workspace, checkout: Checkout) -> Cell:
-        """Return what the evaluator of this evaluation is to run in."""
-        return BubblewrapCell(workspace, checkout, self)
+    def make_run(self, workspace: Workspace, checkout: Checkout) -> SandboxedRun:
+        """Return the run of an evaluation, not started yet."""
+        return BubblewrapRun(workspace, checkout, self)
 
-    def argv(self, view: View, directory: Path, command: Sequence[str]) -> Sequence[str]:
-        """Return what runs `command` in `directory`, a path inside."""
+    def argv(self, view: WorkspaceView, directory: Path, command: Sequence[str]) -> Sequence[str]:
+        """Return the arguments that run `command` in `directory`, a path in the sandbox."""
         argv = [
             self.program,
-            *unprivileged("evaluation"),
+            *isolation_options("evaluation"),
             "--as-pid-1",
             *(("--share-net",) if self.network else ()),
         ]
@@ -187,7 +215,7 @@ class Bubblewrap:
         argv += ["--json-status-fd", str(_GIVEN.status)]
         argv += ["--args", str(_GIVEN.environment)]
         argv += [*self.shown, "--proc", "/proc", "--dev", "/dev"]
-        # What the operator shows may lie below /tmp, and hides nothing of the evaluation's.
+        # A path of `readable` may lie below /tmp, and must not hide the evaluation's own.
         own = [pair for pair in view.writable if pair[0].is_relative_to(view.root)]
         for inside, outside in view.writable:
             if (inside, outside) not in own:
@@ -209,7 +237,7 @@ def _shown(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
-class BubblewrapCell(Cell):
+class BubblewrapRun(SandboxedRun):
     """One run of bubblewrap."""
 
     def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Bubblewrap) -> None:
@@ -218,29 +246,32 @@ class BubblewrapCell(Cell):
         self._opened = contextlib.ExitStack()
         self._descriptors: Descriptors | None = None
 
-    def _seen(self) -> View:
-        return self.workspace.elsewhere(_ROOM)
+    def make_view(self) -> WorkspaceView:
+        """Return the evaluator's view of the workspace."""
+        return self.workspace.make_sandboxed_view(_ROOM)
 
-    def launch(self, command: str, environment: Mapping[str, str], directory: Path) -> Launch:
-        """Return what runs the command in the sandbox, by the shell. Raises OSError.
+    def make_launch_spec(
+        self, command: str, environment: Mapping[str, str], directory: Path
+    ) -> LaunchSpec:
+        """Return bwrap with the shell and the command in it. Raises: OSError.
 
-        bwrap has another environment: the evaluator could read it, and so could whatever it runs,
-        also if it hides its own.
+        The environment of bwrap itself is empty: a submission could read it even if the evaluator
+        hides its own.
         """
         opened = self._open()
         words = ["--clearenv"]
         for name, value in environment.items():
             words += ["--setenv", name, value]
         os.pwrite(opened.environment, os.fsencode("\0".join(words)), 0)
-        view = self._seen()
+        view = self.make_view()
         inside = [*self._limiter(), "/bin/sh", "-c", command]
-        argv = self._sandbox.argv(view, view.of(directory), inside)
-        return Launch(argv, {}, "/", tuple(opened))
+        argv = self._sandbox.argv(view, view.translate(directory), inside)
+        return LaunchSpec(argv, {}, "/", tuple(opened))
 
     def _open(self) -> Descriptors:
-        """Open, once, what there is for bwrap."""
+        """Open the descriptors for bwrap, once."""
         if self._descriptors is None:
-            filter_ = reopened(self._sandbox.filter)
+            filter_ = reopen_filter(self._sandbox.filter)
             self._opened.callback(os.close, filter_)
             files = []
             for name in ("environment", "status"):
@@ -250,23 +281,23 @@ class BubblewrapCell(Cell):
         return self._descriptors
 
     def _limiter(self) -> Sequence[str]:
-        """Return what sets limits within, where the user's processes are those of this run."""
-        bounds = self._bounds(apart=True).items()
+        """Return prlimit(1), which sets the limits inside, where the user has only this run."""
+        bounds = self._list_rlimits(apart=True).items()
         options = (f"--{name}={soft}:{_shown(hard)}" for name, (soft, hard) in bounds)
         return ["/usr/bin/prlimit", *options, "--"]
 
-    def signal(self, child: ChildProcess, number: int) -> None:
-        """Send a signal to those in the sandbox."""
-        signal_inside(child, number)
+    def send_signal(self, child: ChildProcess, number: int) -> None:
+        """Send a signal to the processes in the sandbox."""
+        signal_sandbox(child, number)
 
-    async def end(self) -> None:
-        """End the first process in the sandbox, should it outlive bwrap; with it all others end."""
+    async def kill_remaining(self) -> None:
+        """Kill the first process in the sandbox if it outlives bwrap; all others end with it."""
         told = re.search(rb'"child-pid": (\d+)', self._told())
         if told:
-            await self._orphans.gone(int(told[1]))
+            await self._orphans.kill_child(int(told[1]))
 
-    def exit(self, status: int | None, number: int | None) -> Exit:
-        """Return how the evaluator ended, of which bwrap tells as shells do."""
+    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+        """Return the evaluator's exit; bwrap reports a signal as shells do, by 128 more."""
         told = self._told()
         if number is not None:  # bwrap itself was killed
             if b'"child-pid"' in told:
@@ -284,11 +315,11 @@ class BubblewrapCell(Cell):
         return Exit(status or 0)
 
     def _told(self) -> bytes:
-        """Return what bwrap has noted: objects of JSON."""
+        """Return the JSON objects that bwrap has written."""
         return os.pread(self._descriptors.status, 4096, 0) if self._descriptors else b""
 
     def close(self) -> None:
-        """Remove what the start has made. Blocks. Raises OSError."""
+        """Close the descriptors, and remove what the start has made. Blocks. Raises: OSError."""
         self._descriptors = None
         self._opened.close()
         super().close()

@@ -1,10 +1,9 @@
-"""The sandbox of git: bubblewrap again, for programs that are trusted more than what they read.
+"""The sandbox of git commands: bubblewrap, for trusted programs that read strangers' data.
 
-Git parses what strangers' servers and repositories send it. Should that ever make it do
-something else, it is without privileges, behind a filter of system calls as evaluators are, and
-sees the system's programs, read-only, and of the daemon nothing but the one repository that the
-command is about. It may write there only if the command is to. Only a fetch has the network, and
-one from this machine has the repository that it serves to itself instead.
+Git parses what strangers' servers and repositories send. In case that subverts it, git has no
+privileges, the same system call filter as evaluators, and sees only the system's programs,
+read-only, and the one repository of the command, writable only for commands that write. Only a
+fetch has the network; a fetch from this machine sees the source repository instead.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from typing import Protocol
 import attrs
 
 from tawebeval.linux.child import ChildProcess
-from tawebeval.sandbox.bwrap import reopened, signal_inside, unprivileged
+from tawebeval.sandbox.bubblewrap import isolation_options, reopen_filter, signal_sandbox
 
-COMPLAINT = "bwrap: "
-"""How the sandbox itself begins what it has to say, where it cannot be made."""
+BWRAP_PREFIX = "bwrap: "
+"""The beginning of bwrap's own error messages."""
 
 _TEMPORARY = 16 * 2**20  # bytes: git itself needs none
 _KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
 
 
 @attrs.frozen
-class Reach:
-    """What a command can reach in a sandbox, besides reading its repository and the system.
+class SandboxAccess:
+    """The access of a command, besides reading its repository and the system.
 
-    `readable` need not be there.
+    `writable` are paths in the repository, `readable` other paths, which need not exist.
     """
 
     writable: Sequence[Path] = ()
@@ -40,27 +39,29 @@ class Reach:
     network: bool = False
 
 
-JUST_READ = Reach()
+READ_ONLY = SandboxAccess()
 
 
-class Box(Protocol):
-    """Runs commands in a sandbox, or in none."""
+class CommandSandbox(Protocol):
+    """A way to run commands, in a sandbox or without one."""
 
     def enter(
-        self, repository: Path, reach: Reach
+        self, repository: Path, access: SandboxAccess
     ) -> AbstractContextManager[tuple[Sequence[str], int | None]]:
-        """Give what to put in front of a command, and a descriptor that it needs to start."""
+        """Yield the arguments before a command, and a descriptor that its start needs, if any."""
 
     def kill(self, child: ChildProcess) -> None:
-        """Kill a command that was started so, with all that it has started."""
+        """Kill a command and its descendants."""
 
 
-class NoBox:
-    """Runs them as they are, with the rights of the daemon."""
+class UnsandboxedCommands:
+    """Commands with the rights of the daemon."""
 
     @contextmanager
-    def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int | None]]:
-        """Give nothing."""
+    def enter(
+        self, repository: Path, access: SandboxAccess
+    ) -> Iterator[tuple[Sequence[str], int | None]]:
+        """Yield nothing."""
         yield (), None
 
     def kill(self, child: ChildProcess) -> None:
@@ -69,12 +70,12 @@ class NoBox:
 
 
 @attrs.frozen
-class GitBox:
-    """Runs commands of git in a sandbox.
+class SandboxedCommands:
+    """Commands in a sandbox of bubblewrap.
 
-    `program` is the path of bwrap, `filter` a descriptor of the filter of system calls,
-    `shown` the arguments that show what programs need, `online` those for what they need besides
-    to use a network. Each file that is shown makes the start longer.
+    `program` is the path of bwrap, `filter` a descriptor of the system call filter. `shown` are the
+    bwrap options that show what programs need, `online` those for what a network needs besides.
+    Each shown file makes the start longer.
     """
 
     program: str
@@ -83,31 +84,35 @@ class GitBox:
     online: Sequence[str] = ()
 
     @contextmanager
-    def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int]]:
-        """Give what to put in front of a command, and the descriptor that it needs to start."""
-        filter_ = reopened(self.filter)
+    def enter(self, repository: Path, access: SandboxAccess) -> Iterator[tuple[Sequence[str], int]]:
+        """Yield the arguments before a command, and the descriptor that its start needs."""
+        filter_ = reopen_filter(self.filter)
         try:
-            yield self.argv(repository, reach, filter_), filter_
+            yield self.argv(repository, access, filter_), filter_
         finally:
             os.close(filter_)
 
-    def argv(self, repository: Path, reach: Reach, filter_: int) -> Sequence[str]:
-        """Return what to put in front of a command; `filter_` is a descriptor of the filter."""
-        argv = [self.program, *unprivileged("git"), *(("--share-net",) if reach.network else ())]
+    def argv(self, repository: Path, access: SandboxAccess, filter_: int) -> Sequence[str]:
+        """Return the arguments before a command; `filter_` is a descriptor of the filter."""
+        argv = [
+            self.program,
+            *isolation_options("git"),
+            *(("--share-net",) if access.network else ()),
+        ]
         argv += ["--seccomp", str(filter_), *self.shown, "--proc", "/proc", "--dev", "/dev"]
         argv += ["--size", str(_TEMPORARY), "--tmpfs", "/tmp"]  # noqa: S108  (a path inside)
-        if reach.network:
+        if access.network:
             argv += self.online
             argv += ["--ro-bind-try", _KNOWN_HOSTS, _KNOWN_HOSTS]
-        for path in reach.readable:
+        for path in access.readable:
             argv += ["--ro-bind-try", path, path]
         argv += ["--ro-bind", str(repository), str(repository)]
-        for writable in reach.writable:
+        for writable in access.writable:
             argv += ["--bind", str(writable), str(writable)]
         for place in ("/proc", "/dev", "/"):
             argv += ["--remount-ro", place]
         return [*argv, "--chdir", "/", "--"]
 
     def kill(self, child: ChildProcess) -> None:
-        """Kill what runs in the sandbox: when bwrap has ended nothing writes any more."""
-        signal_inside(child, signal.SIGKILL)
+        """Kill the processes in the sandbox; bwrap ends after the last of them."""
+        signal_sandbox(child, signal.SIGKILL)

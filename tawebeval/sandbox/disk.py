@@ -1,12 +1,12 @@
-"""How much of the disk a run takes. Everything here blocks.
+"""Disk usage of a run, counted or read from a project quota. Everything here blocks.
 
-A file system without project quotas does not tell it. So the files in the run's directories are
-counted, and those without a name that a process of the run has open. A count is repeated when the
-file system has become fuller by a good part of what the run may still take, and now and then.
+Without project quotas a file system does not know the usage of a run. So the files in the run's
+directories are counted, and the unlinked files that its processes have open. A count is repeated
+when the file system has filled up by half of what the run may still take, and at least every ten
+seconds.
 
-A file that is mapped and not open is not counted: /proc tells which part of it is mapped, not how
-large it is. And a process with many threads can keep whoever reads its mappings waiting for as
-long as it likes, since both take the same lock.
+A file that is mapped and not open is not counted: /proc has the mapped part, not the size. And a
+process with many threads can keep a reader of its mappings waiting, since both take the same lock.
 """
 
 from __future__ import annotations
@@ -21,36 +21,35 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.linux.opening import LISTED, open_directory
+from tawebeval.linux.filetree import LIST_RIGHTS, open_directory
 
-# Levels of directories, for each of which a descriptor is open: what is deeper was made to be in
-# the way.
+# Levels of directories, each of which takes a descriptor. Deeper trees are made to do harm.
 _DEEPEST = 100
-_ANYWAY = 10.0  # seconds after which is counted although the file system looks as before
+_ANYWAY = 10.0  # seconds after which files are counted in any case
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE)
 
-LITTLE = 5_000
-"""Looks that a count may take where others wait for it: some 50 ms."""
+QUICK_LOOKS = 5_000
+"""Maximum looks of a count that other runs wait for: some 50 ms."""
 
 BLOCK = 4096
-"""Bytes that a small file takes at most beyond its own."""
-MUCH = 2**20
-"""Bytes that a run has on the disk before it matters to a disk that is nearly full."""
+"""Maximum bytes that a file takes beyond its own size."""
+LARGE_USAGE = 2**20
+"""Bytes on the disk from which on a run matters to a nearly full disk."""
 
 
 class TooMuchWork(Exception):
-    """A count would take more looks than it may."""
+    """A count would take more looks at the disk than allowed."""
 
 
-class _Enough(Exception):
-    """It is known that there is more than there may be."""
+class _LimitExceeded(Exception):
+    """A count has exceeded its limits already."""
 
 
 @contextmanager
-def _gone() -> Iterator[None]:
-    """Pass over what is gone meanwhile, or not ours; never over what is just not to be seen now.
+def _ignore_missing() -> Iterator[None]:
+    """Ignore files that are removed meanwhile or not accessible.
 
-    Without descriptors nothing could be looked at, and the count would be 0.
+    A lack of descriptors is not ignored: the count would be 0.
     """
     try:
         yield
@@ -60,11 +59,11 @@ def _gone() -> Iterator[None]:
 
 
 @attrs.define
-class DiskUse:
-    """What was counted: bytes on the disk, files and directories, the size of the largest.
+class DiskUsage:
+    """A finished count: bytes on the disk, files and directories, bytes of the largest file.
 
-    `too_deep` tells that there are directories below those that were counted, `looks` how many
-    entries of directories, threads and descriptors were looked at.
+    `too_deep`: there are directories below those that were counted. `looks`: the directory entries,
+    threads and descriptors that the count has looked at.
     """
 
     size: int = 0
@@ -75,12 +74,11 @@ class DiskUse:
 
 
 @attrs.define
-class Count(DiskUse):
-    """What has been counted until now, and what is needed to count on.
+class DiskCount(DiskUsage):
+    """A count in progress.
 
-    What has not changed `since` then, in seconds since the epoch, is no candidate for the
-    largest. `most` is how many bytes and files are enough to know; `work` how many looks the
-    count may take.
+    Files unchanged since `since`, in seconds since the epoch, are not the largest. The count stops
+    beyond `most` bytes and files, and fails after `work` looks.
     """
 
     _since: float = attrs.field(default=0.0, repr=False, eq=False)
@@ -89,7 +87,7 @@ class Count(DiskUse):
     _seen: set[tuple[int, int]] = attrs.field(factory=set, repr=False, eq=False)
 
     def add(self, status: os.stat_result) -> None:
-        """Count a file; of several names of one only the first takes room."""
+        """Count a file; only the first of several names takes room."""
         self.files += 1
         file = status.st_dev, status.st_ino
         if file not in self._seen:
@@ -99,7 +97,7 @@ class Count(DiskUse):
             if status.st_ctime >= self._since:
                 self.largest = max(self.largest, status.st_size)
         if self.size > self._most[0] or self.files > self._most[1]:
-            raise _Enough
+            raise _LimitExceeded
 
     def _look(self) -> None:
         self.looks += 1
@@ -109,9 +107,9 @@ class Count(DiskUse):
     def add_below(
         self, directory: int, depth: int = 0, apart: Collection[str] = frozenset()
     ) -> None:
-        """Count what is below an open directory, without ever following a symbolic link.
+        """Count everything below an open directory, except the names `apart` in it.
 
-        What has one of the names `apart` there is not counted.
+        Symbolic links are not followed.
         """
         below = []
         with os.scandir(directory) as entries:
@@ -119,7 +117,7 @@ class Count(DiskUse):
                 if entry.name in apart:
                     continue
                 self._look()
-                with _gone():
+                with _ignore_missing():
                     self.add(entry.stat(follow_symlinks=False))
                     if entry.is_dir(follow_symlinks=False):
                         below.append(entry.name)
@@ -128,26 +126,26 @@ class Count(DiskUse):
             return
         for name in below:
             self._look()
-            with _gone():
-                inner = open_directory(name, directory, LISTED)
+            with _ignore_missing():
+                inner = open_directory(name, directory, LIST_RIGHTS)
                 try:
                     self.add_below(inner, depth + 1)
                 finally:
                     os.close(inner)
 
     def add_nameless(self, pid: int, devices: Collection[int]) -> None:
-        """Count what a process has open on those devices although it was removed.
+        """Count the unlinked files on `devices` that a process has open.
 
         Each of its threads may have a table of descriptors of its own, and has one although the
         first thread has ended.
         """
-        with _gone():
+        with _ignore_missing():
             for thread in os.listdir(f"/proc/{pid}/task"):
                 self._look()
-                with _gone(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
+                with _ignore_missing(), os.scandir(f"/proc/{pid}/task/{thread}/fd") as descriptors:
                     for descriptor in descriptors:
                         self._look()
-                        with _gone():
+                        with _ignore_missing():
                             status = os.stat(descriptor.path)
                             if status.st_nlink == 0 and status.st_dev in devices:
                                 self._add_once(status)
@@ -165,47 +163,50 @@ def measure(
     devices: Collection[int] = frozenset(),
     most: tuple[float, float] = (inf, inf),
     work: float = inf,
-) -> DiskUse:
-    """Return what lies below `directory`, and what those processes hold of its file system.
+) -> DiskUsage:
+    """Count the files below `directory`, and the unlinked ones that the processes `pids` hold.
 
-    `apart`, `since`, `most` and `work` are as `Count` says. On `devices` they hold of it, too:
-    those are of overlays, whose changes lie in it. Raises OSError, TooMuchWork.
+    `devices` are those of overlays whose changes lie in the directory: unlinked files there count,
+    too. `apart`, `since`, `most` and `work` are as in `DiskCount`. Raises: OSError, TooMuchWork.
     """
-    count = Count(since=since, most=most, work=work)
+    count = DiskCount(since=since, most=most, work=work)
     top = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         count.add_below(top, apart=apart)
         devices = {os.fstat(top).st_dev, *devices}
         for pid in pids:
             count.add_nameless(pid, devices)
-    except _Enough:
+    except _LimitExceeded:
         pass
     finally:
         os.close(top)
-    return DiskUse(count.size, count.files, count.largest, count.too_deep, count.looks)
+    return DiskUsage(count.size, count.files, count.largest, count.too_deep, count.looks)
 
 
-def told_use(directory: Path, system: os.statvfs_result) -> DiskUse | None:
-    """Return what the file system says that a directory takes which it holds to a quota.
+def read_quota_usage(directory: Path, system: os.statvfs_result) -> DiskUsage | None:
+    """Return the usage of a directory with a project quota; None without a quota.
 
-    `system` is what it says of itself; None is that it says the same of the directory. Raises
-    OSError.
+    `system` is the state of the whole file system. Raises: OSError.
     """
     there = os.statvfs(directory)
     if there.f_blocks >= system.f_blocks:
         return None
-    return DiskUse((there.f_blocks - there.f_bfree) * there.f_frsize, there.f_files - there.f_ffree)
+    return DiskUsage(
+        (there.f_blocks - there.f_bfree) * there.f_frsize, there.f_files - there.f_ffree
+    )
 
 
 @attrs.define
-class DiskWatch:
-    """Keeps an eye on one directory, which may take `size` bytes and `files` files.
+class DiskMeter:
+    """The meter of one directory, which may take `size` bytes and `files` files.
 
-    What in it is called as one of `apart` is not the run's. `since` is when the run began, in
-    seconds since the epoch. `devices` are as `measure` says. While less than `floor` bytes of the
-    file system are free, each look counts anew. Where the directory is `held` to a quota the file
-    system tells how much is in it. `use` is what was found last, `free` how many bytes were free at
-    the last look.
+    - `pids`: returns the processes whose unlinked files count.
+    - `apart`: names in the directory that are not the run's.
+    - `since`: the start of the run, in seconds since the epoch.
+    - `devices`: as in `measure`.
+    - `floor`: while fewer bytes of the file system are free, each look counts anew.
+    - `held`: the directory has a project quota, which tells the usage.
+    - `use`, `free`: the last usage, and the free bytes at the last look.
     """
 
     _directory: Path
@@ -218,22 +219,22 @@ class DiskWatch:
     _time: Callable[[], float] = time.monotonic
     _floor: int = 0
     _held: bool = False
-    use: DiskUse = attrs.field(factory=DiskUse)
+    use: DiskUsage = attrs.field(factory=DiskUsage)
     free: float = inf
     _left: tuple[int, int] | None = None  # of the file system, at the last count
     _counted: float = 0.0
 
-    def look(self, again: bool = False, work: float = inf) -> DiskUse:
-        """Return what was found last; files are counted anew if `again` or where it may matter.
+    def look(self, again: bool = False, work: float = inf) -> DiskUsage:
+        """Return the usage; count the files anew if `again` or if it may have changed.
 
-        Raises OSError, and TooMuchWork where that takes more than `work` looks, as the last count
-        may have told.
+        Raises: OSError; TooMuchWork, if a count takes, or has taken last time, more than `work`
+        looks.
         """
         system = os.statvfs(self._directory.parent if self._held else self._directory)
         self.free = system.f_bavail * system.f_frsize
         left = system.f_bfree * system.f_frsize, system.f_ffree
-        told = told_use(self._directory, system) if self._held else None
-        if again or (told is None and self._stale(left)):
+        quota = read_quota_usage(self._directory, system) if self._held else None
+        if again or (quota is None and self._stale(left)):
             if self.use.looks > work:
                 raise TooMuchWork
             self.use = measure(
@@ -247,8 +248,8 @@ class DiskWatch:
             )
             self._left = left
             self._counted = self._time()
-        if told is not None:
-            self.use = attrs.evolve(self.use, size=told.size, files=told.files)
+        if quota is not None:
+            self.use = attrs.evolve(self.use, size=quota.size, files=quota.files)
         return self.use
 
     def _stale(self, left: tuple[int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""The look at limits that the kernel does not enforce, or does not tell of, while a run goes on."""
+"""The monitor of limits that the kernel does not enforce, or enforces without a notice."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from twisted.python.failure import Failure
 
 from tawebeval.deferreds import Threads
 from tawebeval.errors import EvaluationError
-from tawebeval.sandbox.base import Cell
-from tawebeval.sandbox.disk import LITTLE, MUCH, TooMuchWork
+from tawebeval.sandbox.base import SandboxedRun
+from tawebeval.sandbox.disk import LARGE_USAGE, QUICK_LOOKS, TooMuchWork
 
-_PAUSE = 0.25  # seconds from the end of one look at all cells to the next
-_PATIENCE = 4  # looks after a stop until the files of a run have been removed, as a rule
-_BLIND = 8  # looks running that may fail: one that is just being removed fails once or twice
+_PAUSE = 0.25  # seconds between two looks at all runs
+_PATIENCE = 4  # looks until the files of a stopped run are removed, as a rule
+_BLIND = 8  # failed looks in a row; a run that is being removed fails once or twice
 
 log = Logger()
 
@@ -29,71 +29,72 @@ Stop = Callable[[EvaluationError], object]
 
 
 @attrs.define
-class Relief:
-    """Chooses which run to stop while the disk is nearly full: the one that has most on it.
+class DiskRelief:
+    """The choice of a run to stop while the disk is nearly full: the one with most bytes on it.
 
-    The next one is chosen when the files of the first can have been removed, or at once if the disk
-    goes on filling up. If no run has much there, and the disk goes on filling up, a run hides what
-    it writes: then all are chosen, one after the other, the youngest first.
+    The next run is chosen after the time to remove the files of the first, or at once if the disk
+    goes on filling up. If the disk fills up and no run has many bytes there, a run hides its files:
+    then all runs are chosen, one after the other, the youngest first.
     """
 
-    _mark: float = 0  # bytes that were free; a MiB less means that the disk goes on filling up
-    _patience: int = 0  # looks for which nobody is chosen
+    _mark: float = 0  # free bytes; one MiB less means that the disk goes on filling up
+    _patience: int = 0  # looks for which no run is chosen
 
-    def choose(self, cells: Iterable[Cell]) -> Cell | None:
-        """Return which of the cells, the oldest first, to stop now, after a look at each."""
-        short = [cell for cell in cells if cell.short]
+    def choose(self, runs: Iterable[SandboxedRun]) -> SandboxedRun | None:
+        """Return the run to stop now, if any; `runs` are in the order of their start."""
+        short = [run for run in runs if run.is_disk_short]
         if not short:
             self._mark, self._patience = 0, 0
             return None
-        free = min(cell.free for cell in short)
-        filling = free < self._mark - MUCH
+        free = min(run.free_disk for run in short)
+        filling = free < self._mark - LARGE_USAGE
         if filling or free > self._mark:
             self._mark = free
         if self._patience and not filling:
             self._patience -= 1
             return None
-        chosen = max(short, key=lambda cell: cell.written)
-        if chosen.written < MUCH:
+        chosen = max(short, key=lambda run: run.disk_bytes)
+        if chosen.disk_bytes < LARGE_USAGE:
             if not filling:
                 return None
-            chosen = short[-1]  # without whom it was not nearly full before
+            chosen = short[-1]  # the disk was not nearly full before its start
         self._patience = _PATIENCE
         return chosen
 
 
-class Watch:
-    """Looks at all cells in turn, in one thread, as long as there are any.
+class LimitMonitor:
+    """The monitor of all runs: it looks at each in turn, in one of `threads`.
 
-    A cell that takes more than `LITTLE` work is looked at by `others`, and delays only its like.
+    A run that takes more than `QUICK_LOOKS` looks at the disk is looked at by `others`, so that it
+    does not delay small runs.
     """
 
     def __init__(self, clock: Any, threads: Threads, others: Threads) -> None:
         self._clock = clock
         self._threads = threads
         self._others = others
-        self._watched: dict[Cell, Stop] = {}
-        # How many looks have failed since the last that did not, where any have.
-        self._failures: Counter[Cell] = Counter()
-        self._apart: set[Cell] = set()  # those that the others look at just now
-        self._relief = Relief()
-        self._relieved: set[Cell] = set()  # those that it has chosen
+        self._watched: dict[SandboxedRun, Stop] = {}
+        # Failed looks in a row.
+        self._failures: Counter[SandboxedRun] = Counter()
+        self._apart: set[SandboxedRun] = set()  # looked at by `others` just now
+        self._relief = DiskRelief()
+        self._relieved: set[SandboxedRun] = set()  # chosen by `_relief` already
         self._next: IDelayedCall | None = None
         self._looking = False
 
-    def begin(self, cell: Cell, stop: Stop) -> None:
-        """Look at `cell` from now on, and call `stop` with the limit that it has gone over.
+    def add_run(self, run: SandboxedRun, stop: Stop) -> None:
+        """Look at `run` from now on; call `stop(error)` when it exceeds a limit.
 
-        So it is called, with `lost`, where the cell cannot be looked at several times running.
+        The error's reason is `lost` if several looks in a row fail.
         """
-        self._watched[cell] = stop
+        self._watched[run] = stop
         self._plan()
 
-    def end(self, cell: Cell) -> None:
-        """Look at `cell` no more."""
-        del self._watched[cell]
-        self._failures.pop(cell, None)
-        self._relieved.discard(cell)
+    def remove_run(self, run: SandboxedRun) -> None:
+        """Stop looking at `run`."""
+        del self._watched[run]
+        self._failures.pop(run, None)
+        self._relieved.discard(run)
         if not self._watched and self._next is not None:
             self._next.cancel()
             self._next = None
@@ -109,67 +110,69 @@ class Watch:
 
     async def _look(self) -> None:
         try:
-            cells = {cell: 0 if cell in self._apart else LITTLE for cell in self._watched}
-            for cell, found in await self._threads.run(exceeded, cells):
-                if cell in self._watched:  # it may have ended meanwhile
-                    self._take(cell, found)
+            runs = {run: 0 if run in self._apart else QUICK_LOOKS for run in self._watched}
+            for run, found in await self._threads.run(check_runs, runs):
+                if run in self._watched:  # it may have ended meanwhile
+                    self._take(run, found)
             self._relieve()
         finally:
             self._looking = False
             self._plan()
 
     def _relieve(self) -> None:
-        chosen = self._relief.choose(cell for cell in self._watched if cell not in self._relieved)
+        chosen = self._relief.choose(run for run in self._watched if run not in self._relieved)
         if chosen is not None:
             self._relieved.add(chosen)
             log.warn(
                 "{free} bytes of the disk are free, less than limits.free_disk ({least} bytes): the"
                 " run that has most there, {written} bytes, is stopped",
-                free=chosen.free,
+                free=chosen.free_disk,
                 least=chosen.limits.free_disk,
-                written=chosen.written,
+                written=chosen.disk_bytes,
             )
-            self._watched[chosen](chosen.nearly_full())
+            self._watched[chosen](chosen.make_disk_error())
 
-    async def _look_apart(self, cell: Cell) -> None:
-        self._apart.add(cell)
+    async def _look_apart(self, run: SandboxedRun) -> None:
+        self._apart.add(run)
         try:
-            ((_, found),) = await self._others.run(exceeded, {cell: inf})
+            ((_, found),) = await self._others.run(check_runs, {run: inf})
         finally:
-            self._apart.remove(cell)
-        if cell in self._watched:
-            self._take(cell, found)
+            self._apart.remove(run)
+        if run in self._watched:
+            self._take(run, found)
 
-    def _take(self, cell: Cell, found: Exception | None) -> None:
-        """Do what follows from a look."""
+    def _take(self, run: SandboxedRun, found: Exception | None) -> None:
+        """Act on the result of a look."""
         if isinstance(found, TooMuchWork):
-            if cell not in self._apart:
-                Deferred.fromCoroutine(self._look_apart(cell))
+            if run not in self._apart:
+                Deferred.fromCoroutine(self._look_apart(run))
             return
         if found is None or isinstance(found, EvaluationError):
-            self._failures.pop(cell, None)
+            self._failures.pop(run, None)
             if found is not None:
-                self._watched[cell](found)
+                self._watched[run](found)
             return
-        self._failures[cell] += 1
-        if self._failures[cell] == _BLIND:
+        self._failures[run] += 1
+        if self._failures[run] == _BLIND:
             log.failure("a run is stopped, for its limits cannot be looked at", Failure(found))
-            self._watched[cell](
+            self._watched[run](
                 EvaluationError("lost", "the limits could not be looked at any more")
             )
 
 
-def exceeded(cells: Mapping[Cell, float]) -> Sequence[tuple[Cell, Exception | None]]:
-    """Return of each cell which limit it has gone over, or why it could not be looked at. Blocks.
+def check_runs(
+    runs: Mapping[SandboxedRun, float],
+) -> Sequence[tuple[SandboxedRun, Exception | None]]:
+    """Return the result of a look at each run. Blocks.
 
-    None is one that has gone over nothing, an EvaluationError a limit. With each cell comes how
-    many looks at the disk it may take.
+    None: all limits are kept; EvaluationError: the exceeded limit; another exception: the look has
+    failed. `runs` has the maximum looks at the disk for each run.
     """
-    return [(cell, _look_at(cell, work)) for cell, work in cells.items()]
+    return [(run, _look_at(run, work)) for run, work in runs.items()]
 
 
-def _look_at(cell: Cell, work: float) -> Exception | None:
+def _look_at(run: SandboxedRun, work: float) -> Exception | None:
     try:
-        return cell.exceeded(work=work)
-    except Exception as error:  # noqa: BLE001  (the other cells are to be looked at)
+        return run.check_limits(work=work)
+    except Exception as error:  # noqa: BLE001  (the other runs need their look)
         return error

@@ -1,11 +1,11 @@
-"""A tree of its own for each evaluation, over a checkout that nobody may change.
+"""The writable tree of each evaluation, over a checkout that does not change.
 
-It is an overlay: what is changed is kept apart, and nothing is copied before. Only root may mount,
-be it root of a user namespace that a user has made for himself. So what starts evaluators is in
-such a namespace, and mounts each overlay in a mount namespace of its own, which is that
-evaluator's. The daemon, which cannot be in another user namespace, reads the tree by a descriptor.
+The tree is an overlay mount: changes go to a directory of the evaluation, and nothing is copied in
+advance. Mounting needs a capability, which a user has in a user namespace of its own. So the
+launcher runs in such a namespace and mounts each overlay in a new mount namespace, which is the
+evaluator's. The daemon, outside of that namespace, reads the tree by a descriptor.
 
-Where that cannot be done, and without a sandbox, it is a copy.
+Without a sandbox, or where overlays do not work, the tree is a copy.
 """
 
 from __future__ import annotations
@@ -14,74 +14,81 @@ from pathlib import Path
 
 from twisted.logger import Logger
 
-from tawebeval.linux import copying
-from tawebeval.linux.launcher_client import Launch, Launching, Layers
+from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.filetree import copy_tree
+from tawebeval.linux.launcher_client import (
+    LauncherClient,
+    LaunchSpec,
+    MountedOverlay,
+    OverlayLayers,
+    OverlayMountError,
+)
 from tawebeval.linux.privileges import User
-from tawebeval.linux.reports import NotMounted, Overlay
-from tawebeval.linux.starting import Started
 from tawebeval.sandbox.workspace import Workspace
 
 log = Logger()
 
 
-class Trees:
-    """Makes writable trees, and starts in them what is to write to them.
+class WritableTrees:
+    """The maker of writable trees, which also starts the programs that write to them.
 
-    They are overlays as long as `problem` is None, and copies where that says why.
+    Trees are overlays if `problem` is None, and otherwise copies for that reason.
     """
 
     def __init__(self) -> None:
         self.problem: str | None = "nothing is mounted yet"
-        self._launching = Launching()
-        self._proven = False  # that the file systems allow overlays
+        self._launching = LauncherClient()
+        self._proven = False  # whether an overlay was mounted since `use_overlays`
 
-    def mount(self, user: User | None = None) -> None:
-        """Make overlays from now on, or copies if it cannot; as `user`, if one is given. Blocks.
+    def use_overlays(self, user: User | None = None) -> None:
+        """Make overlays from now on, or copies if overlays do not work. Blocks.
 
-        Raises OSError where nothing can be started, whatever its tree.
+        `user` runs the launcher; None is the present user. Raises: OSError, if the launcher cannot
+        be started at all.
         """
         try:
-            self._open(Launching(mounting=True, user=user))
+            self._open(LauncherClient(mounting=True, user=user))
         except OSError as error:
-            self.copy(str(error.strerror or error), user)
+            self.use_copies(str(error.strerror or error), user)
         else:
             self.problem = None
             self._proven = False
 
-    def copy(self, problem: str, user: User | None = None) -> None:
-        """Make copies from now on, for that reason. Blocks. Raises OSError as `mount` does."""
+    def use_copies(self, problem: str, user: User | None = None) -> None:
+        """Make copies from now on; `problem` is the reason. Blocks. Raises: OSError."""
         self.problem = problem
-        self._open(Launching(user=user))
+        self._open(LauncherClient(user=user))
 
-    def _open(self, launching: Launching) -> None:
+    def _open(self, launching: LauncherClient) -> None:
         self._launching.close()
         self._launching = launching
         launching.open()
 
     def start(
-        self, checkout: Path, workspace: Workspace, launch: Launch
-    ) -> tuple[Started, Overlay | None]:
-        """Start what has, as the tree of the workspace, one that is in the beginning as `checkout`.
+        self, checkout: Path, workspace: Workspace, launch: LaunchSpec
+    ) -> tuple[StartedProcess, MountedOverlay | None]:
+        """Start a program, with a tree of the workspace that begins as `checkout`. Blocks.
 
-        Return the overlay, too, which only that process sees; the caller closes its top. Blocks,
-        with a copy the longer the larger that is. Raises OSError, and NotMounted where none could
-        be mounted since `mount`: after the first one a copy stands in for what is refused.
+        Copying blocks the longer the larger the checkout is. Return the overlay, too, if there is
+        one: only the program sees it, and the caller closes its top. Raises: OSError;
+        OverlayMountError, if no overlay was mounted since `use_overlays`. After the first one, a
+        copy stands in for an overlay that cannot be mounted.
         """
         if self.problem is None:
-            layers = Layers(checkout, workspace.tree, workspace.work)
+            layers = OverlayLayers(checkout, workspace.tree, workspace.work)
             layers.work.mkdir()
             try:
                 started = self._launching.start(launch, layers)
-            except NotMounted as error:
+            except OverlayMountError as error:
                 if not self._proven:
                     raise
                 log.warn("{path} is copied: {error}", path=checkout, error=error)
             else:
                 self._proven = True
                 return started
-        copying.copy(checkout, workspace.tree)
+        copy_tree(checkout, workspace.tree)
         return self._launching.start(launch)
 
     def close(self) -> None:
-        """Start nothing any more; what was started runs on. Blocks, hardly."""
+        """End the launcher; started programs run on. Blocks, hardly."""
         self._launching.close()

@@ -1,4 +1,4 @@
-"""Which sandbox there is: the configured one, tried out before anything relies on it."""
+"""The choice of the configured sandbox, and the probe that shows whether it works."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from tawebeval.config import Configuration
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.cgroups.group import Cgroups
-from tawebeval.linux.diskfaults import MAKE_ROOM, is_full, naming, says_full
-from tawebeval.linux.filetree import remove
+from tawebeval.linux.child import wait_for_exit
+from tawebeval.linux.filetree import DISK_FULL_REMEDY, add_path, is_full, mentions_full_disk, remove
+from tawebeval.linux.launcher_client import OverlayMountError
 from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import Orphans
-from tawebeval.linux.reports import NotMounted
-from tawebeval.linux.starting import wait_for
 from tawebeval.sandbox.base import NoSandbox, Sandbox
 from tawebeval.sandbox.bubblewrap import Bubblewrap, network_view, programs_view, system_view
-from tawebeval.sandbox.commands import Box, GitBox, NoBox
-from tawebeval.sandbox.overlay import Trees
+from tawebeval.sandbox.commands import CommandSandbox, SandboxedCommands, UnsandboxedCommands
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_filter
 from tawebeval.sandbox.workspace import Workspace
 
 COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
-"""What follows where overlays do not work."""
+"""The consequence of overlays that do not work."""
 _OVERLAYS = (
     "Linux 5.11 or newer, a python3 that every user can execute, and a state directory on a file"
     " system with attributes of users, such as ext4, xfs or btrfs"
 )
 _PYTHON = "install a python3 that the daemon's user can execute"
 
-# Changes a file, and replaces a directory: an overlay that may not set attributes could not.
+# The probe changes a file and replaces a directory: an overlay needs extended attributes for that.
 _DIRECTORY = "directory"
 _WHOLE = "as it was"
-# What the command prints in the end. Its status would not do: in a daemon that runs whoever reaps
-# orphans may be the first to learn of it.
+# The last output of the command. Its exit status would not do: in a running daemon the reaper of
+# orphans may be the first to get it.
 _SOUND = "sound"
-_TRIAL = (
+_PROBE = (
     f"cd {_DIRECTORY} && read -r line <file; [ \"$line\" = '{_WHOLE}' ] && echo changed >file"
     f" && cd .. && rm -r {_DIRECTORY} && mkdir {_DIRECTORY} && [ ! -e {_DIRECTORY}/file ]"
     f" && echo {_SOUND}"
 )
-_PATIENCE = 20.0  # seconds for an empty sandbox to start and end
+_PATIENCE = 20.0  # seconds for the probe to start and end
 
 _OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
 _REMEDIES = {
@@ -74,7 +73,7 @@ _PERMITTED = (
     "AppArmorProfile=-tawebeval in the unit, and the profile loaded:"
     " apparmor_parser --replace /etc/apparmor.d/tawebeval"
 )
-# Where the daemon is the main process of a unit of systemd, whose lines can be the reason.
+# For the main process of a systemd unit, whose settings can be the reason.
 _UNIT_REMEDIES = {
     "setting up uid map": _PERMITTED,
     "Creating new namespace failed: Permission denied": _PERMITTED,
@@ -90,14 +89,14 @@ P = ParamSpec("P")
 
 
 @attrs.frozen
-class Places:
-    """Where checkouts and workspaces lie; None is for where temporary files do."""
+class ProbeDirectories:
+    """The directories of probe checkouts and workspaces; None is that of temporary files."""
 
     checkouts: Path | None = None
     workspaces: Path | None = None
 
 
-ANYWHERE = Places()
+TEMPORARY_DIRECTORIES = ProbeDirectories()
 
 log = Logger()
 
@@ -105,10 +104,10 @@ log = Logger()
 def open_sandbox(
     configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Orphans
 ) -> Sandbox:
-    """Return the sandbox that the configuration asks for, not tried yet. Blocks.
+    """Return the configured sandbox, not probed yet. Blocks.
 
-    `accounts` is a directory for the files of its users and groups. Raises ConfigurationError,
-    with the remedy, where it is not installed.
+    `accounts` is the directory of `write_sandbox_files`. Raises: ConfigurationError, with the
+    remedy, if the sandbox is not installed.
     """
     if configuration.sandbox.kind == "none":
         return NoSandbox(configuration.limits, cgroups, orphans)
@@ -116,20 +115,22 @@ def open_sandbox(
 
 
 def check_sandbox(
-    sandbox: Sandbox, privileges: Privileges | None = None, places: Places = ANYWHERE
+    sandbox: Sandbox,
+    privileges: Privileges | None = None,
+    places: ProbeDirectories = TEMPORARY_DIRECTORIES,
 ) -> None:
-    """Try out whether evaluators can be started in a sandbox; blocks.
+    """Check that evaluators can be started in a sandbox. Blocks.
 
-    With `privileges` that is tried as their user. Raises ConfigurationError with the remedy.
+    `privileges`: probe as their user. Raises: ConfigurationError, with the remedy.
     """
     if isinstance(sandbox, Bubblewrap):
-        problem = try_with_overlays(sandbox, privileges, places)
+        problem = probe_with_overlays(sandbox, privileges, places)
         if problem is not None:
             what, remedy = problem
             raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
     else:
         try:
-            sandbox.trees.copy("there is no sandbox", privileges.user if privileges else None)
+            sandbox.trees.use_copies("there is no sandbox", privileges.user if privileges else None)
         except OSError as error:
             raise ConfigurationError(
                 f"no evaluator can be started: {error.strerror}", _PYTHON
@@ -137,10 +138,7 @@ def check_sandbox(
 
 
 def find_problems(sandbox: Sandbox) -> Iterator[Problem]:
-    """Yield how a sandbox that was verified does less than it could.
-
-    Without a sandbox, which is the operator's decision, that is what evaluators may do.
-    """
+    """Yield the shortcomings of a sandbox that was checked, and the lack of a sandbox."""
     if not isinstance(sandbox, Bubblewrap):
         yield Problem(
             'sandbox.kind is "none": whoever can send a request can do on this machine all that the'
@@ -151,8 +149,8 @@ def find_problems(sandbox: Sandbox) -> Iterator[Problem]:
         yield Problem(f"{COPIED} ({sandbox.trees.problem})", _OVERLAYS)
 
 
-def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
-    """Verify a sandbox and log its problems; blocks. Exits with a message if it does not work."""
+def verify(sandbox: Sandbox, places: ProbeDirectories = TEMPORARY_DIRECTORIES) -> None:
+    """Check a sandbox, and log its problems. Blocks. Raises: SystemExit, with a message."""
     try:
         check_sandbox(sandbox, places=places)
     except ConfigurationError as error:
@@ -162,15 +160,15 @@ def rely_on(sandbox: Sandbox, places: Places = ANYWHERE) -> None:
 
 
 def close_sandbox(sandbox: Sandbox) -> None:
-    """Give back what `rely_on` has made. Blocks, hardly."""
+    """Release what `verify` has made. Blocks, hardly."""
     sandbox.trees.close()
 
 
-def open_box(sandbox: Sandbox, accounts: Path) -> Box:
-    """Return what git is to run in: as evaluators, but it sees less, and fetches. Blocks."""
+def open_command_sandbox(sandbox: Sandbox, accounts: Path) -> CommandSandbox:
+    """Return the sandbox of git commands that goes with `sandbox`. Blocks."""
     if not isinstance(sandbox, Bubblewrap):
-        return NoBox()
-    return GitBox(
+        return UnsandboxedCommands()
+    return SandboxedCommands(
         sandbox.program,
         make_filter(internet=True),
         tuple(programs_view(accounts)),
@@ -181,7 +179,7 @@ def open_box(sandbox: Sandbox, accounts: Path) -> Box:
 def open_bubblewrap(
     configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Orphans
 ) -> Bubblewrap:
-    """Return the sandbox of bubblewrap, not tried yet. Raises ConfigurationError; blocks."""
+    """Return the sandbox of bubblewrap, not probed yet. Blocks. Raises: ConfigurationError."""
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError(
@@ -198,42 +196,45 @@ def open_bubblewrap(
         tuple(system_view(accounts, network=network)),
         configuration.sandbox.readable,
         network,
-        Trees(),
+        WritableTrees(),
         configuration.limits,
         cgroups,
         orphans,
     )
 
 
-def try_with_overlays(
-    sandbox: Bubblewrap, privileges: Privileges | None = None, places: Places = ANYWHERE
+def probe_with_overlays(
+    sandbox: Bubblewrap,
+    privileges: Privileges | None = None,
+    places: ProbeDirectories = TEMPORARY_DIRECTORIES,
 ) -> Problem | None:
-    """Return why the sandbox does not work, as `try_out`, with overlays if these work. Blocks.
+    """Probe the sandbox with overlays, or else with copies. Blocks.
 
-    If they do not its `trees` says why, and copies.
+    `sandbox.trees.problem` is why overlays do not work; None if they do.
     """
     user = privileges.user if privileges else None
     try:
-        sandbox.trees.mount(user)
-        problem = try_out(sandbox, privileges, places)
+        sandbox.trees.use_overlays(user)
+        problem = probe(sandbox, privileges, places)
         if problem is not None and sandbox.trees.problem is None:
-            sandbox.trees.copy(problem[0], user)
-            problem = try_out(sandbox, privileges, places)
+            sandbox.trees.use_copies(problem[0], user)
+            problem = probe(sandbox, privileges, places)
     except OSError as error:
         return Problem(f"nothing can be started: {error.strerror}", _PYTHON)
     return problem
 
 
-def try_out(
-    sandbox: Bubblewrap, privileges: Privileges | None = None, places: Places = ANYWHERE
+def probe(
+    sandbox: Bubblewrap,
+    privileges: Privileges | None = None,
+    places: ProbeDirectories = TEMPORARY_DIRECTORIES,
 ) -> Problem | None:
-    """Return why the sandbox does not work, and what can be done about it. Blocks.
+    """Return why the sandbox does not work, with a remedy; None if it works. Blocks.
 
-    It does if a command in it, started as evaluators are, comes to its end, has changed its tree,
-    and nothing of what that was made of. With `privileges` that is tried as their user. What
-    evaluators rely on has to be there already: the trial makes nothing of it.
+    The probe starts a command as evaluators are started. The command has to end, to have changed
+    its tree, and to have left the checkout unchanged. `privileges`: probe as their user.
     """
-    acting = privileges.acting if privileges else contextlib.nullcontext
+    acting = privileges.act_as_user if privileges else contextlib.nullcontext
     with contextlib.ExitStack() as made:
         try:
             with acting():
@@ -244,41 +245,38 @@ def try_out(
                 checkout, folder = folders
                 whole = checkout / _DIRECTORY / "file"
                 whole.parent.mkdir()
-                with naming(whole):
+                with add_path(whole):
                     whole.write_text(_WHOLE)
                 upload = folder / "upload"
                 (upload / "submission").mkdir(parents=True)
                 workspace = Workspace(folder.resolve() / "probe")
-                cell = sandbox.cell(
+                run = sandbox.make_run(
                     workspace, Checkout(Commit("", ""), checkout.resolve(), lambda: None)
                 )
-                workspace.create(upload, cell.view)
-                # What stays of it now goes at the daemon's end.
+                workspace.create(upload, run.view)
+                # A cgroup that stays now is removed at the daemon's end.
                 made.enter_context(contextlib.suppress(OSError))
-                made.callback(_as(acting, cell.close))
-                started = cell.start(_TRIAL, {"PATH": "/usr/bin:/bin"}, workspace.tree)
+                made.callback(_as(acting, run.close))
+                started = run.start(_PROBE, {"PATH": "/usr/bin:/bin"}, workspace.tree)
             try:
-                problem = _judge(*wait_for(started, _PATIENCE))
+                problem = _judge(*wait_for_exit(started, _PATIENCE))
             finally:
-                sandbox.orphans.waited_for(started.pid)
+                sandbox.orphans.forget_child(started.pid)
             untouched = whole.read_text() == _WHOLE
-        except NotMounted as error:
+        except OverlayMountError as error:
             return Problem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
         except TimeoutError as error:
             return Problem(f"an empty sandbox: {error.strerror}", _MEND)
         except OSError as error:
-            return Problem(str(error), MAKE_ROOM if is_full(error) else _MEND)
+            return Problem(str(error), DISK_FULL_REMEDY if is_full(error) else _MEND)
     if problem is None and not untouched:
         return Problem("what an evaluator writes gets into the cache", _MEND)
     return problem
 
 
-def try_again(sandbox: Sandbox, places: Places) -> Problem | None:
-    """Return why a sandbox that was relied on does not work any more. Blocks.
-
-    Of one that is none there is nothing to try.
-    """
-    return try_out(sandbox, places=places) if isinstance(sandbox, Bubblewrap) else None
+def probe_again(sandbox: Sandbox, places: ProbeDirectories) -> Problem | None:
+    """Probe a sandbox that has worked before; None without a sandbox. Blocks."""
+    return probe(sandbox, places=places) if isinstance(sandbox, Bubblewrap) else None
 
 
 def _as(
@@ -300,9 +298,9 @@ def _judge(status: int, output: bytes) -> Problem | None:
     for sign, remedy in {**_REMEDIES, **remedies}.items():
         if sign in said:
             return Problem(said, f"{remedy}, {_OTHERWISE}")
-    return Problem(said, MAKE_ROOM if says_full(said) else _MEND)
+    return Problem(said, DISK_FULL_REMEDY if mentions_full_disk(said) else _MEND)
 
 
 def _is_main_process() -> bool:
-    """Tell whether a unit of systemd has started this process, and not one that started this."""
+    """Tell whether this process is the main process of a systemd unit."""
     return os.environ.get("SYSTEMD_EXEC_PID") == str(os.getpid())

@@ -1,10 +1,10 @@
-"""Project quotas: directories of which the file system bounds the bytes and the files.
+"""Project quotas: directories whose bytes and files the file system limits.
 
-A *quota directory* holds all that one evaluation at a time can write. It has a project of its own,
-which each file that is made in it inherits, and root gives that project a quota (`prepare_quotas`).
+A *quota directory* holds everything that one evaluation at a time can write. It has a project of
+its own, which new files in it inherit, and root gives that project a quota (`prepare_quotas`).
 The daemon can neither give nor lift a quota, and an evaluator, in its user namespace, cannot move a
-file to another project. statvfs(2) of the directory tells every user what its project has, at once
-and exactly. ext4 and xfs have project quotas: quotactl(2); FS_IOC_FSSETXATTR in linux/fs.h.
+file to another project. statvfs(2) of the directory tells every user the usage of its project, at
+once and exactly. ext4 and xfs have project quotas: quotactl(2); FS_IOC_FSSETXATTR in linux/fs.h.
 Everything here blocks.
 """
 
@@ -25,10 +25,9 @@ import attrs
 from tawebeval.admission import count_places
 from tawebeval.config import MIB, Configuration
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.diskfaults import is_full, naming
-from tawebeval.linux.kernel import Process
-from tawebeval.linux.ownership import name_of
-from tawebeval.linux.privileges import Privileges, User
+from tawebeval.linux.filetree import add_path, is_full
+from tawebeval.linux.ownership import user_name
+from tawebeval.linux.privileges import Credentials, Privileges, User
 from tawebeval.sandbox.disk import BLOCK
 
 _NAME = "quotas"
@@ -55,14 +54,14 @@ _REMEDY = (
 
 @attrs.frozen
 class Quota:
-    """The most that a project may have: bytes, a multiple of 64 KiB, and files and directories."""
+    """The limits of a project: bytes, a multiple of 64 KiB; files and directories together."""
 
     size: int
     files: int
 
 
 def quota_of(configuration: Configuration) -> Quota:
-    """Return the quota of each evaluation: more than its limits allow, however large its tree."""
+    """Return the quota of each evaluation: its limits, plus those of its tree, and a reserve."""
     limits, trees = configuration.limits, configuration.repositories
     size = limits.disk + trees.tree_bytes + BLOCK * trees.tree_files + MIB
     return Quota(-(-size // _UNIT) * _UNIT, limits.disk_files + trees.tree_files + 16)
@@ -75,7 +74,10 @@ def find_quota_directories(state: Path) -> Sequence[Path]:
 
 
 def read_quota(directory: Path) -> Quota | None:
-    """Return the quota that the file system enforces on a directory, if any. Raises OSError."""
+    """Return the quota that the file system enforces on a directory; None if there is none.
+
+    Raises: OSError.
+    """
     own, around = os.statvfs(directory), os.statvfs(directory.parent)
     if own.f_blocks >= around.f_blocks:
         return None
@@ -83,7 +85,7 @@ def read_quota(directory: Path) -> Quota | None:
 
 
 def check_quotas(directories: Sequence[Path], configuration: Configuration) -> None:
-    """Make sure that quota directories, if there are any, are enough and have their quotas.
+    """Check that quota directories, if any, are enough and have sufficient quotas.
 
     Raises ConfigurationError, OSError.
     """
@@ -110,7 +112,7 @@ def check_quotas(directories: Sequence[Path], configuration: Configuration) -> N
 
 
 def try_quotas(directories: Sequence[Path]) -> None:
-    """Make sure that each quota directory, which is empty, takes no more than its quota.
+    """Check that each quota directory, which has to be empty, takes no more than its quota.
 
     Raises ConfigurationError, OSError.
     """
@@ -119,7 +121,7 @@ def try_quotas(directories: Sequence[Path]) -> None:
         assert quota is not None, "it was checked"
         file = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            with naming(directory):
+            with add_path(directory):
                 os.posix_fallocate(file, 0, quota.size + MIB)
         except OSError as error:
             if not is_full(error):
@@ -132,19 +134,21 @@ def try_quotas(directories: Sequence[Path]) -> None:
             os.close(file)
 
 
-def prepare_quotas(state: Path, configuration: Configuration, first: int, process: Process) -> int:
-    """Make a quota directory for each evaluation that may run; return how many exist. For root.
+def prepare_quotas(
+    state: Path, configuration: Configuration, first: int, credentials: Credentials
+) -> int:
+    """Make a quota directory for each concurrent evaluation, as root; return their number.
 
-    All that exist get the quota of this configuration. They belong to the owner of `state`. The
-    first has the project `first`, each other the next number. Raises ConfigurationError.
+    All existing ones get the quota of this configuration. They belong to the owner of `state`. The
+    first has the project number `first`, the others those after it. Raises: ConfigurationError.
     """
     quota, running = quota_of(configuration), count_places(configuration.evaluations.running)
     limits = _QUOTA.pack(quota.size // 1024, 0, 0, quota.files, 0, 0, 0, 0, _LIMITS)
-    if process.user_ids()[1] != 0:
+    if credentials.user_ids()[1] != 0:
         raise ConfigurationError("only root can set quotas; run this as root")
     try:
         with _entered(state.resolve()) as top:
-            user = Privileges(process, _owner(top, state))
+            user = Privileges(credentials, _owner(top, state))
             _count_files(top, first)  # fails where there are no quotas, before anything is made
             with _made(_NAME, top, user) as above:
                 existing = (int(path.name) for path in find_quota_directories(state))
@@ -173,7 +177,7 @@ def _entered(name: str | Path, parent: int | None = None) -> Iterator[int]:
 def _made(name: str, parent: int, user: Privileges) -> Iterator[int]:
     """Open a directory that is made if it is missing; as the user, whose links lead nowhere."""
     with contextlib.ExitStack() as opened:
-        with user.acting():
+        with user.act_as_user():
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, mode=0o700, dir_fd=parent)
             place = opened.enter_context(_entered(name, parent))
@@ -186,7 +190,7 @@ def _hold(place: int, directory: Path, project: int, limits: bytes, user: Privil
     if current != project or not flags & _INHERIT:
         _check_unused(place, directory, project)
         wanted = _ATTRIBUTES.pack(flags | _INHERIT, *more, project, copied)
-        with user.acting():
+        with user.act_as_user():
             fcntl.ioctl(place, _FSSETXATTR, wanted)
     _quotactl(place, _SET, project, limits)
 
@@ -195,7 +199,7 @@ def _owner(place: int, state: Path) -> User:
     status = os.fstat(place)
     if status.st_uid == 0:
         raise ConfigurationError(f"{state} belongs to root; chown it to the user of the daemon")
-    return User(name_of(status.st_uid), status.st_uid, status.st_gid, frozenset(), "/")
+    return User(user_name(status.st_uid), status.st_uid, status.st_gid, frozenset(), "/")
 
 
 def _check_unused(place: int, directory: Path, project: int) -> None:

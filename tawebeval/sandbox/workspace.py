@@ -1,13 +1,13 @@
-"""The directories of one evaluation, from the upload to the removal. Everything here blocks.
+"""The directories of one evaluation, from upload to removal. Everything here blocks.
 
 <evaluation>/submission/<field>/<filename>   as uploaded
-<evaluation>/tree/                           the commit's tree, writable; what differs in it, where
-                                             it is an overlay
+<evaluation>/tree/                           the commit's tree, writable; the changes, if the tree
+                                             is an overlay
 <evaluation>/tmp/                            TEMPORARY_DIRECTORY
 <evaluation>/home/                           HOME
-<evaluation>/work/                           what an overlay needs beside it
-<evaluation>/scratch/                        /tmp, where there is a sandbox
-<evaluation>/shm/                            /dev/shm, likewise
+<evaluation>/work/                           the work directory of an overlay
+<evaluation>/scratch/                        /tmp, in a sandbox
+<evaluation>/shm/                            /dev/shm, in a sandbox
 
 With project quotas (`project_quotas`) all but the first lie in a quota directory.
 """
@@ -28,21 +28,20 @@ from tawebeval.linux.filetree import empty, remove
 
 _SUBMISSION = "submission"
 _EXCERPT = 80  # characters of a path in a message
-NOT_THE_EVALUATORS = frozenset({_SUBMISSION})
-"""What in a workspace an evaluator cannot write to, by name."""
+READ_ONLY_NAMES = frozenset({_SUBMISSION})
+"""The names in a workspace that an evaluator cannot write to."""
 
 
 class FileRefused(Exception):
-    """A path that an evaluator gave is not one to read; `str()` is a sentence for people."""
+    """An evaluator's path that is not read; `str()` is the reason, for people."""
 
 
 @attrs.frozen
-class View:
-    """How an evaluator sees its workspace, all of which lies below `root` there.
+class WorkspaceView:
+    """The paths under which an evaluator sees its workspace, all of them below `root`.
 
-    The places it may read only, and those it may write to, are pairs of its path for them and
-    ours. `opened` has descriptors of those, by our paths, that are mounted for the evaluator
-    alone.
+    `writable` and `readable` are pairs: the evaluator's path and the daemon's. `opened` has the
+    descriptors of directories that are mounted for the evaluator only, by the daemon's path.
     """
 
     root: Path
@@ -51,8 +50,8 @@ class View:
     opened: Mapping[Path, int] = attrs.field(factory=dict)
     _ours: Sequence[Path] = attrs.field(kw_only=True)
 
-    def of(self, path: Path) -> Path:
-        """Return the evaluator's path for a path of ours in the workspace."""
+    def translate(self, path: Path) -> Path:
+        """Return the evaluator's path for one of the daemon's in the workspace."""
         top = next(top for top in self._ours if path.is_relative_to(top))
         return self.root / path.relative_to(top)
 
@@ -61,7 +60,7 @@ class View:
 class Workspace:
     """The directories below `root`, an absolute path without symbolic links.
 
-    Those that the evaluator may write to lie in `quota_directory`, if there is one.
+    Those that the evaluator may write to are in `quota_directory`, if there is one.
     """
 
     root: Path
@@ -69,60 +68,57 @@ class Workspace:
 
     @property
     def writable(self) -> Path:
-        """The directory of those that the evaluator may write to."""
+        """The parent of the directories that the evaluator may write to."""
         return self.quota_directory or self.root
 
     @property
     def tree(self) -> Path:
-        """Where the evaluator has the commit's tree.
-
-        If that is an overlay, others find here what the evaluator has changed.
-        """
+        """The commit's tree; outside of the sandbox an overlay shows only its changes here."""
         return self.writable / "tree"
 
     @property
     def temporary(self) -> Path:
-        """What the evaluator knows as TEMPORARY_DIRECTORY."""
+        """The evaluator's TEMPORARY_DIRECTORY."""
         return self.writable / "tmp"
 
     @property
     def home(self) -> Path:
-        """What the evaluator knows as HOME."""
+        """The evaluator's HOME."""
         return self.writable / "home"
 
     @property
     def work(self) -> Path:
-        """What the kernel needs for the tree, if that is an overlay."""
+        """The work directory of the tree's overlay."""
         return self.writable / "work"
 
     @property
     def submission(self) -> Path:
-        """Where the submitted files lie."""
+        """The directory of the submitted files."""
         return self.root / _SUBMISSION
 
     @property
     def scratch(self) -> Path:
-        """What the evaluator knows as /tmp, if it does not see the machine's."""
+        """The evaluator's /tmp in a sandbox."""
         return self.writable / "scratch"
 
     @property
     def shared_memory(self) -> Path:
-        """What the evaluator knows as /dev/shm, likewise."""
+        """What the evaluator knows as /dev/shm, in a sandbox."""
         return self.writable / "shm"
 
     def submission_path(self, file: SubmissionFile) -> Path:
-        """Return where a file of the submission lies."""
+        """Return the path of a submitted file."""
         return self.submission / file.field / file.filename
 
-    def as_it_is(self) -> View:
-        """Return the view of an evaluator that sees what we see."""
+    def make_unsandboxed_view(self) -> WorkspaceView:
+        """Return the view of an evaluator that sees the daemon's paths."""
         own = (self.tree, self.temporary, self.home)
-        return View(Path("/"), [(path, path) for path in own], ours=[Path("/")])
+        return WorkspaceView(Path("/"), [(path, path) for path in own], ours=[Path("/")])
 
-    def elsewhere(self, root: Path) -> View:
-        """Return the view of an evaluator that sees its workspace, and no other, at `root`."""
+    def make_sandboxed_view(self, root: Path) -> WorkspaceView:
+        """Return the view of an evaluator that sees its own workspace only, at `root`."""
         inside = Workspace(root)
-        return View(
+        return WorkspaceView(
             root,
             [
                 (inside.tree, self.tree),
@@ -135,17 +131,16 @@ class Workspace:
             ours=[self.root, self.writable],
         )
 
-    def create(self, upload: Path, view: View) -> None:
-        """Make what an evaluator with that view may write to, taking over what was uploaded."""
+    def create(self, upload: Path, view: WorkspaceView) -> None:
+        """Take over the uploaded files, and make the directories that `view` lets be written."""
         upload.rename(self.root)
         for _, directory in view.writable:
             directory.mkdir()
 
     def working_directory(self, directory: str, checkout: Path) -> Path:
-        """Return where the evaluator runs. Raises EvaluationError.
+        """Return the path in the tree of `directory`, the form's field. Raises: EvaluationError.
 
-        `directory` is as the form gave it; a symbolic link may not lead out of the tree, which
-        lies in `checkout` as it was committed.
+        Symbolic links are resolved in `checkout`, and may not lead out of it.
         """
         try:
             path = (checkout / directory).resolve()
@@ -160,15 +155,15 @@ class Workspace:
             raise EvaluationError("directory", f"{shown!r} is no directory of that commit")
         return self.tree / path.relative_to(checkout)
 
-    def read_file(self, path: str, directory: Path, limit: int, view: View) -> bytes:
+    def read_file(self, path: str, directory: Path, limit: int, view: WorkspaceView) -> bytes:
         """Return the content of a file that the evaluator, working in `directory`, names.
 
-        It must be a regular file of at most `limit` bytes in one of the places that `view`
-        lets it write to, reached without a symbolic link. Raises FileRefused.
+        The file must be a regular one of at most `limit` bytes, in a directory that `view` lets be
+        written, and reached without a symbolic link. Raises: FileRefused.
         """
         if "\0" in path:
             raise FileRefused("a file block's path contains NUL")
-        absolute = Path(os.path.normpath(view.of(directory) / path))
+        absolute = Path(os.path.normpath(view.translate(directory) / path))
         for inside, ours in view.writable:
             if absolute.is_relative_to(inside):
                 top = view.opened.get(ours)
@@ -176,24 +171,24 @@ class Workspace:
         raise FileRefused(f"{path!r} lies outside of the evaluator's own directories")
 
     def remove(self) -> None:
-        """Remove everything but the quota directory, whatever modes the evaluator has left."""
+        """Remove everything but the quota directory itself, whatever the modes are."""
         remove(self.root)
         if self.quota_directory is not None:
             empty(self.quota_directory)
 
 
 def directory_of(identifier: str) -> str:
-    """Return the name of an evaluation's directory.
+    """Return the name of an evaluation's directory, a digest of the identifier.
 
-    Evaluators can read it among their mounts; the identifier gives rights to who knows it.
+    Evaluators can read the name in /proc/self/mountinfo, and the identifier alone gives access.
     """
     return hashlib.sha256(identifier.encode()).hexdigest()[:32]
 
 
 def log_name(identifier: str) -> str:
-    """Return what the log calls an evaluation: how the name of its directory begins.
+    """Return an evaluation's name in the log: the beginning of its directory's name.
 
-    Without tokens whoever knows an identifier may read and cancel; who reads the log may not.
+    Without tokens the identifier lets anybody read and cancel; readers of the log must not.
     """
     return directory_of(identifier)[:16]
 
@@ -201,9 +196,9 @@ def log_name(identifier: str) -> str:
 def _read_beneath(
     root: Path, opened: int | None, parts: Iterable[str], limit: int, path: str
 ) -> bytes:
-    """Read a file below `root` component by component: the evaluator may change it meanwhile.
+    """Read a file below `root` by one component at a time: the evaluator may change the path.
 
-    Where `root` is `opened` already its path is not looked at.
+    `opened` is a descriptor of `root`, if there is one.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = -1

@@ -12,7 +12,7 @@ import attrs
 from tawebeval.config import Callers, Metrics
 from tawebeval.core.tokens import ANYBODY, Tokens, parse_tokens
 from tawebeval.errors import ConfigurationError, OverShare
-from tawebeval.linux.secretfiles import find_file, read_secrets
+from tawebeval.linux.ownership import find_secrets_file, read_secrets
 from tawebeval.reloadable import Rereading
 
 _CREDENTIAL = "tokens"
@@ -106,7 +106,7 @@ def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None
     ConfigurationError where there is one, and anybody may call all the same, and where that
     cannot be told.
     """
-    found = find_file(callers.tokens, _CREDENTIAL, environment)
+    found = find_secrets_file(callers.tokens, _CREDENTIAL, environment)
     if found is not None and callers.open:
         raise ConfigurationError(
             f"callers.open: is true, but there are tokens in {found}; one of them is a mistake"
@@ -121,7 +121,7 @@ def find_metrics_tokens(metrics: Metrics, environment: Mapping[str, str]) -> Pat
     """
     if metrics.readers != "tokens":
         return None
-    found = find_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
+    found = find_secrets_file(metrics.tokens, _METRICS_CREDENTIAL, environment)
     if found is None:
         raise ConfigurationError(
             'metrics.readers: is "tokens", and no file of them is named (metrics.tokens), nor does'

@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.linux.secretfiles import find_file, read_secrets, warn_of_strangers
+from tawebeval.linux.ownership import find_secrets_file, read_secrets, warn_of_readable_file
 from tawebeval.reloadable import Rereading
 from tawebeval.webhooks.signatures import Secrets, parse_secrets
 
@@ -50,7 +50,7 @@ def read_signing(path: Path) -> Secrets:
         mode = path.stat().st_mode
     except (ConfigurationError, OSError) as error:
         raise ConfigurationError(f"{_SETTING}: {error}") from None
-    warn_of_strangers(path, mode, _SETTING)
+    warn_of_readable_file(path, mode, _SETTING)
     return found
 
 
@@ -59,7 +59,7 @@ def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
 
     `environment` is the daemon's. Raises: ConfigurationError if there is neither.
     """
-    found = find_file(configured, _CREDENTIAL, environment)
+    found = find_secrets_file(configured, _CREDENTIAL, environment)
     if found is not None:
         return found
     raise ConfigurationError(

@@ -23,7 +23,7 @@ from tawebeval.git.credentials import Login
 from tawebeval.git.keyring import Keyring
 from tawebeval.git.remotes import Remotes
 from tawebeval.git.repository import FetchLimits
-from tawebeval.sandbox.commands import JUST_READ, Reach
+from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
 from tests.fake_resolver import FakeResolver
 from tests.fakes import OID, TREE, InlineThreads
 
@@ -49,7 +49,7 @@ class Command:
     max_file_size: int | None = None
     login: Login | None = None
     source: str | None = None
-    reach: Reach = JUST_READ
+    reach: SandboxAccess = READ_ONLY
 
     @property
     def name(self) -> str:

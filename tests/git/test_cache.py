@@ -16,7 +16,7 @@ from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationError
 from tawebeval.git import repository
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.commands import Reach
+from tawebeval.sandbox.commands import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes import OID, TREE
 
@@ -41,7 +41,7 @@ class CheckOutTests(CacheTestCase):
             (f"--work-tree={unfinished}/tree", "read-tree", "--reset", "-u", TREE),
         )
         self.assertEqual(command.environment, {"GIT_INDEX_FILE": f"{unfinished}/index/index"})
-        self.assertEqual(command.reach, Reach((unfinished / "tree", unfinished / "index")))
+        self.assertEqual(command.reach, SandboxAccess((unfinished / "tree", unfinished / "index")))
 
     def test_known_commit(self) -> None:
         """A marked commit is not requested again, neither over the network nor from git."""

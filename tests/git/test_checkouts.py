@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import EvaluationError
 from tawebeval.git.checkouts import Checkouts
-from tawebeval.linux.copying import walk
+from tawebeval.linux.filetree import walk
 from tests.fakes import OID, InlineThreads, SlowThreads
 from tests.gates import Gate
 

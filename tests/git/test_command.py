@@ -19,7 +19,7 @@ from tawebeval.errors import ConfigurationError, EvaluationError
 from tawebeval.git import command
 from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
-from tawebeval.sandbox.commands import JUST_READ, Reach
+from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
 from tests.fakes import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
@@ -247,12 +247,12 @@ class BoxTests(GitTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.entered: list[tuple[Path, Reach]] = []
+        self.entered: list[tuple[Path, SandboxAccess]] = []
         self.killed: list[Any] = []
         self.git = Git(self.clock, self.spawn, ("https",), box=self)
 
     @contextmanager
-    def enter(self, repository: Path, reach: Reach) -> Iterator[tuple[Sequence[str], int]]:
+    def enter(self, repository: Path, reach: SandboxAccess) -> Iterator[tuple[Sequence[str], int]]:
         """Return a prefix for the command, and a descriptor."""
         self.entered.append((repository, reach))
         yield ("box", "--"), 9
@@ -263,7 +263,7 @@ class BoxTests(GitTestCase):
 
     def test_command(self) -> None:
         """The sandbox is inside the limits, around git, and gets its descriptor."""
-        reach = Reach(network=True)
+        reach = SandboxAccess(network=True)
         self.run_git("fetch", reach=reach)
         self.run_git("log")
         first, second = self.spawn.children
@@ -271,7 +271,7 @@ class BoxTests(GitTestCase):
             self.assertEqual(list(child.argv)[BEFORE : BEFORE + 3], ["box", "--", "git"])
             self.assertEqual(list(child.descriptors), [9])
             child.end()
-        self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, JUST_READ)])
+        self.assertEqual(self.entered, [(REPOSITORY, reach), (REPOSITORY, READ_ONLY)])
 
     def test_killed(self) -> None:
         """Commands are killed by the sandbox: after a timeout, a refusal or a cancellation."""

@@ -13,7 +13,7 @@ from tawebeval.errors import EvaluationError
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.repository import FetchLimits, fetch_within_limits
-from tawebeval.sandbox.commands import JUST_READ, Reach
+from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
 from tests.fakes import OID, TREE, InlineThreads
 
@@ -133,7 +133,7 @@ class ArgumentsTests(CacheTestCase):
         self.get("/srv/x")
         self.get(oid=OTHER)
         reaches = [(c.name, c.reach, c.follows) for c in self.git.commands]
-        fetching = Reach((path,), network=True)
+        fetching = SandboxAccess((path,), network=True)
         unfinished = Path(f"{self.checkouts[0].path}.new1")
         self.assertEqual(
             reaches[:4],
@@ -141,12 +141,12 @@ class ArgumentsTests(CacheTestCase):
                 ("fetch", fetching, False),
                 ("log", fetching, True),
                 ("ls-tree", fetching, True),
-                ("read-tree", Reach((unfinished / "tree", unfinished / "index")), False),
+                ("read-tree", SandboxAccess((unfinished / "tree", unfinished / "index")), False),
             ],
         )
-        self.assertEqual(reaches[-2:], [("log", JUST_READ, False), ("ls-tree", JUST_READ, True)])
+        self.assertEqual(reaches[-2:], [("log", READ_ONLY, False), ("ls-tree", READ_ONLY, True)])
         local = next(command for command in self.git.commands if command.source)
-        self.assertEqual(local.reach, Reach((local.repository,), ("/srv/x", "/srv/x.git")))
+        self.assertEqual(local.reach, SandboxAccess((local.repository,), ("/srv/x", "/srv/x.git")))
 
 
 class DeadlineTests(CacheTestCase):

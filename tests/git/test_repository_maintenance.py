@@ -11,7 +11,7 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 
 from tawebeval.core.checkout import Commit
 from tawebeval.git.command import GitResult
-from tawebeval.sandbox.commands import Reach
+from tawebeval.sandbox.commands import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
 from tests.fakes import OID
 
@@ -110,7 +110,7 @@ class DueTests(MaintenanceTestCase):
         before = self.cache.sizes["repositories"]
         self.maintain()
         (repack, *rest) = self.git.commands[-3:]
-        self.assertEqual(repack.reach, Reach((self.path(),)))
+        self.assertEqual(repack.reach, SandboxAccess((self.path(),)))
         self.assertEqual((repack.timeout, repack.max_file_size), (60, before))
         self.assertIn("--geometric=2", repack.arguments)
         self.assertTrue(all(command.follows for command in rest))

@@ -21,7 +21,7 @@ from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.state import label_of
-from tawebeval.linux.launcher_client import NAME
+from tawebeval.linux.launcher_client import LAUNCHER_NAME
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import children, command_line
@@ -207,7 +207,7 @@ class Daemon:
     def children(self) -> list[int]:
         """Return its children, also dead ones, but for what mounts overlays as long as it runs."""
         found = children(self.pid)
-        return [pid for pid in found if NAME.encode() not in command_line(pid)]
+        return [pid for pid in found if LAUNCHER_NAME.encode() not in command_line(pid)]
 
     def remains(self) -> list[str]:
         """Return what there is of them besides children: directories, forms, control groups."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from tawebeval.linux.cgroups.hierarchies import parse_hierarchies
+from tawebeval.linux.cgroups.filesystem import parse_mounts
 from tests.integration.processes import alive
 from tests.own_python import printed_by
 
@@ -40,7 +40,7 @@ def start(group, inside):
         return pid
     try:
         signal.alarm(300)
-        for path in group.entry():
+        for path in group.list_entry_files():
             with open(path, "w") as file:
                 file.write("0")
         inside()
@@ -92,7 +92,7 @@ def until(true):
         time.sleep(0.005)
 
 def members(group):
-    with open(group.entry()[0]) as file:
+    with open(group.list_entry_files()[0]) as file:
         return file.read().split()
 
 SCRIPT
@@ -114,7 +114,7 @@ def reason_to_skip() -> str | None:
     if os.geteuid() != 0:
         return "only root can give cgroups to another user"
     texts = (Path(f"/proc/self/{name}").read_text() for name in ("mountinfo", "cgroup"))
-    found = parse_hierarchies(*texts)
+    found = parse_mounts(*texts)
     for own in (found.controllers.get("memory"), found.controllers.get("pids"), found.unified):
         if own is not None:
             try:
@@ -165,7 +165,7 @@ class LifeTests(CgroupsTestCase):
         result = self.daemon(
             """
 group = cgroups.make("group", LIMITS)
-result["paths"] = [os.path.dirname(path) for path in group.entry()]
+result["paths"] = [os.path.dirname(path) for path in group.list_entry_files()]
 """
         )
         self.assertEqual(groups(self.name), [])
@@ -180,7 +180,7 @@ result["paths"] = [os.path.dirname(path) for path in group.entry()]
             """
 group = cgroups.make("good", LIMITS)
 script = "for file; do echo 0 > $file || exit; done; exec dd if=/dev/zero of=/dev/null bs=1M"
-ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.entry()])
+ran = subprocess.run(["sh", "-c", f"{script} count=2000", "sh", *group.list_entry_files()])
 result["status"], result["exceeded"] = ran.returncode, sorted(group.exceeded())
 result["cpu"] = group.usage(None).cpu_seconds
 group.remove()
@@ -297,7 +297,7 @@ end(pid)
 result["number"] = len(members(group))
 result["exceeded"] = sorted(group.exceeded())
 group.remove()
-result["entrances"] = [each for each in group.entry() if os.path.exists(each)]
+result["entrances"] = [each for each in group.list_entry_files() if os.path.exists(each)]
 """
         )
         self.assertEqual(result["number"], 15)  # the one that found no place has ended
@@ -312,7 +312,7 @@ group = cgroups.make("bomb", Limits(processes=100, memory=512 * MIB))
 pid = start(group, bomb)
 until(group.exceeded)
 group.remove()
-result["entrances"] = [each for each in group.entry() if os.path.exists(each)]
+result["entrances"] = [each for each in group.list_entry_files() if os.path.exists(each)]
 result["killed"] = end(pid)
 """
         )

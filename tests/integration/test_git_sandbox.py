@@ -17,8 +17,8 @@ from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
-from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_accounts
-from tawebeval.sandbox.commands import JUST_READ, GitBox, Reach
+from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_sandbox_files
+from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess, SandboxedCommands
 from tawebeval.sandbox.seccomp import make_filter
 from tests.integration.harness import until
 from tests.integration.processes import command_line, everybody
@@ -35,11 +35,11 @@ class SandboxTests(TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
         accounts = self.folder / "accounts"
         accounts.mkdir()
-        write_accounts(accounts)
+        write_sandbox_files(accounts)
         filter_ = make_filter(internet=True)
         self.addCleanup(os.close, filter_)
         shown, online = tuple(programs_view(accounts)), tuple(network_view())
-        box = GitBox(shutil.which("bwrap") or "", filter_, shown, online)
+        box = SandboxedCommands(shutil.which("bwrap") or "", filter_, shown, online)
         self.git = Git(reactor, Spawner(reactor), ("https",), box=box)
         self.own, self.other = self.folder / "own.git", self.folder / "other.git"
         for path in (self.own, self.other):
@@ -49,14 +49,14 @@ class SandboxTests(TestCase):
         (self.folder / "key").write_text("a secret")
 
     async def run_script(
-        self, script: str, reach: Reach = JUST_READ, login: Login | None = None
+        self, script: str, reach: SandboxAccess = READ_ONLY, login: Login | None = None
     ) -> GitResult:
         """Return what becomes of a shell's script that git runs."""
         return await self.git.run(
             self.own, "-c", f"alias.attack=!{script}", "attack", reach=reach, login=login
         )
 
-    async def check(self, script: str, printed: str, reach: Reach = JUST_READ) -> None:
+    async def check(self, script: str, printed: str, reach: SandboxAccess = READ_ONLY) -> None:
         """Check what a script prints."""
         outcome = await self.run_script(script, reach)
         self.assertEqual(outcome.stdout.split(), printed.split(), outcome.stderr)
@@ -71,7 +71,7 @@ class SandboxTests(TestCase):
         await self.check("ls /etc/shadow /etc/gitconfig /etc/ssh || echo no", "no")
         hosts = "test -e /etc/hosts && echo hosts || echo no"
         await self.check(hosts, "no")
-        await self.check(hosts, "hosts", Reach(network=True))
+        await self.check(hosts, "hosts", SandboxAccess(network=True))
 
     async def test_followed(self) -> None:
         """What follows runs in the same sandbox, and only if what was before has ended well."""
@@ -87,9 +87,9 @@ class SandboxTests(TestCase):
         everywhere = f"for d in {self.own} {self.tree} / /usr /etc /dev /dev/shm; do"
         script = f"{everywhere} touch $d/x 2>/dev/null && echo $d; done; true"
         await self.check(script, "")
-        await self.check(script, f"{self.own}", Reach((self.own,)))
-        await self.check(script, f"{self.tree}", Reach((self.tree,)))
-        await self.run_script(f"touch {self.folder}/x", Reach((self.own,)))
+        await self.check(script, f"{self.own}", SandboxAccess((self.own,)))
+        await self.check(script, f"{self.tree}", SandboxAccess((self.tree,)))
+        await self.run_script(f"touch {self.folder}/x", SandboxAccess((self.own,)))
         self.assertFalse((self.folder / "x").exists(), "it is another directory of that name")
 
     async def test_processes(self) -> None:
@@ -109,7 +109,7 @@ class SandboxTests(TestCase):
             port = server.getsockname()[1]
             script = f"bash -c 'echo >/dev/tcp/127.0.0.1/{port}' && echo connected || echo no"
             await self.check(script, "no")
-            await self.check(script, "connected", Reach(network=True))
+            await self.check(script, "connected", SandboxAccess(network=True))
 
     async def test_login(self) -> None:
         """A login is read once, by the one who asks git for it; in no environment, no argument."""
@@ -145,7 +145,7 @@ class SandboxTests(TestCase):
 
     async def test_no_sandbox(self) -> None:
         """Where the sandbox cannot be made git does not run, and it is no fault of a repository."""
-        reach = Reach((self.folder / "missing",))
+        reach = SandboxAccess((self.folder / "missing",))
         error = await self.assertFailure(
             Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationError
         )

@@ -21,8 +21,8 @@ from tawebeval.git.commits import TreeLimits
 from tawebeval.git.remotes import Remotes
 from tawebeval.git.repository import BareRepository, FetchLimits
 from tawebeval.linux.child import Spawner
-from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_accounts
-from tawebeval.sandbox.commands import GitBox
+from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_sandbox_files
+from tawebeval.sandbox.commands import SandboxedCommands
 from tawebeval.sandbox.seccomp import make_filter
 from tests.fake_resolver import FakeResolver
 from tests.integration.repositories import GitRepository, HttpServer, git
@@ -48,11 +48,11 @@ class MaintenanceTests(TestCase):
         self.addCleanup(self.threads.stop)
         accounts = self.folder / "accounts"
         accounts.mkdir()
-        write_accounts(accounts)
+        write_sandbox_files(accounts)
         filter_ = make_filter(internet=True)
         self.addCleanup(os.close, filter_)
         views = tuple(programs_view(accounts)), tuple(network_view())
-        box = GitBox(shutil.which("bwrap") or "", filter_, *views)
+        box = SandboxedCommands(shutil.which("bwrap") or "", filter_, *views)
         self.path = self.folder / "cached.git"
         self.bare = BareRepository(
             self.path,

@@ -7,10 +7,14 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.filetree import remove
-from tawebeval.linux.launcher_client import Launch, Launching, Layers
-from tawebeval.linux.reports import NotMounted
-from tawebeval.linux.starting import wait_for
+from tawebeval.linux.launcher_client import (
+    LauncherClient,
+    LaunchSpec,
+    OverlayLayers,
+    OverlayMountError,
+)
 from tests.integration.unprivileged import WHO, give, temporary_folder
 from tests.patience import PATIENCE
 
@@ -19,11 +23,11 @@ class MountingTests(SynchronousTestCase):
     """A launcher that mounts, and three directories for it."""
 
     def setUp(self) -> None:
-        self.launching = Launching(mounting=True, user=WHO)
+        self.launching = LauncherClient(mounting=True, user=WHO)
         self.addCleanup(self.launching.close)
         folder = temporary_folder()
         self.addCleanup(remove, folder)  # the kernel closes a directory of its own in it
-        self.layers = Layers(*(folder / name for name in ("lower", "upper", "work")))
+        self.layers = OverlayLayers(*(folder / name for name in ("lower", "upper", "work")))
         for path in (self.layers.lower, self.layers.upper, self.layers.work):
             path.mkdir()
             give(path)
@@ -31,11 +35,11 @@ class MountingTests(SynchronousTestCase):
 
     def run_it(self, command: str) -> str:
         """Return what a shell command prints that runs above the overlay."""
-        launch = Launch(["/bin/sh", "-c", command], {}, str(self.layers.upper))
+        launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.layers.upper))
         started, overlay = self.launching.start(launch, self.layers)
         assert overlay is not None
         os.close(overlay.top)
-        status, printed = wait_for(started, PATIENCE)
+        status, printed = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode()
 
@@ -52,7 +56,7 @@ class MountingTests(SynchronousTestCase):
             moved = Path(f"{path}.moved")
             path.rename(moved)
             path.symlink_to(moved)
-            with self.assertRaises(NotMounted, msg=path) as caught:
+            with self.assertRaises(OverlayMountError, msg=path) as caught:
                 self.run_it("true")
             self.assertEqual(caught.exception.filename, str(path))
             path.unlink()

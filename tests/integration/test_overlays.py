@@ -13,11 +13,11 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux import launcher_client
+from tawebeval.linux.child import wait_for_exit
 from tawebeval.linux.filetree import remove
-from tawebeval.linux.launcher_client import Launch
-from tawebeval.linux.starting import wait_for
+from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.disk import measure
-from tawebeval.sandbox.overlay import Trees
+from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
 from tests.integration.unprivileged import WHO, give, temporary_folder
 from tests.patience import PATIENCE
@@ -37,7 +37,7 @@ class OverlaysTests(SynchronousTestCase):
     file = "file"
 
     def setUp(self) -> None:
-        self.trees = Trees()
+        self.trees = WritableTrees()
         self.addCleanup(self.trees.close)
         folder = temporary_folder()
         self.addCleanup(remove, folder)  # the kernel closes directories of its own in it
@@ -57,11 +57,11 @@ class OverlaysTests(SynchronousTestCase):
         file.write_text("from below\n")
         for path in (file.parent, file):
             give(path)
-        launch = Launch(["/bin/sh", "-c", command], {}, str(self.workspace.tree))
+        launch = LaunchSpec(["/bin/sh", "-c", command], {}, str(self.workspace.tree))
         started, self.overlay = self.trees.start(self.checkout, self.workspace, launch)
         assert self.overlay is not None
         os.close(self.overlay.top)
-        status, printed = wait_for(started, PATIENCE)
+        status, printed = wait_for_exit(started, PATIENCE)
         self.assertEqual(status, 0, printed)
         return printed.decode().splitlines()
 
@@ -76,7 +76,7 @@ class OverlaysTests(SynchronousTestCase):
             "            os.kill(os.getpid(), signal.SIGKILL)\n"
         )
         self.patch(launcher_client, "_SOURCE", source.replace(mounted, mounted + die).encode())
-        self.trees.mount(WHO)
+        self.trees.use_overlays(WHO)
         with capturedLogs() as events:
             told = self.run_it("cat file; echo more >>file; cat file")
         self.assertTrue(killed.exists())
@@ -86,7 +86,7 @@ class OverlaysTests(SynchronousTestCase):
 
     def check_devices(self, count: int) -> None:
         """Hold that a directory, a new file, an old one and a changed one have known devices."""
-        self.trees.mount(WHO)
+        self.trees.use_overlays(WHO)
         told = self.run_it(
             "echo >new; stat -c %d . new; cd folder; stat -c %d file; echo >>file; stat -c %d file"
         )
@@ -99,14 +99,14 @@ class OverlaysTests(SynchronousTestCase):
     def check_nameless(self) -> None:
         """Hold that a new file and a changed one count when both have lost their names."""
         remove(self.workspace.work)
-        launch = Launch(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree))
+        launch = LaunchSpec(["/bin/sh", "-c", NAMELESS], {}, str(self.workspace.tree))
         started, overlay = self.trees.start(self.checkout, self.workspace, launch)
         assert overlay is not None
         os.close(overlay.top)
         os.set_blocking(started.stdout, True)
         self.assertEqual(os.read(started.stdout, 6), b"ready\n")
         use = measure(self.workspace.tree, [started.pid], devices=overlay.devices)
-        self.assertRaises(TimeoutError, wait_for, started, 0)
+        self.assertRaises(TimeoutError, wait_for_exit, started, 0)
         self.assertGreaterEqual(use.size, 2 * 1_000_000)
 
     def test_one_file_system(self) -> None:
@@ -138,7 +138,7 @@ class OverlaysTests(SynchronousTestCase):
         except PermissionError:
             raise SkipTest("the kernel's log is root's") from None
         self.addCleanup(os.close, log)
-        self.trees.mount(WHO)
+        self.trees.use_overlays(WHO)
         for _ in range(_MOUNTS):
             os.lseek(log, 0, os.SEEK_END)
             self.run_it("true")

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import time
 
-from tawebeval.config import Sandbox
+from tawebeval.config import SandboxSettings
 from tests.integration.attacks import bombs, budgets, calls, fillers, views
 from tests.integration.attacks.case import MIB
 from tests.integration.attacks.cell import (
@@ -133,7 +133,7 @@ class FilterTests(CellTestCase):
 class NamespaceTests(CellTestCase):
     """Without one of the namespaces."""
 
-    settings = Sandbox(loopback=True)  # by which sockets of the Internet's families open
+    settings = SandboxSettings(loopback=True)  # by which sockets of the Internet's families open
 
     def test_network(self) -> None:
         """With the machine's network its servers and abstract sockets are reached."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from tawebeval.linux.copying import walk
-from tawebeval.linux.launcher_client import NAME
+from tawebeval.linux.filetree import walk
+from tawebeval.linux.launcher_client import LAUNCHER_NAME
 from tawebeval.sandbox.probe import COPIED
 from tests.integration.client import data, python, text
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
@@ -167,7 +167,7 @@ async def launchers(daemon: Daemon) -> list[int]:
     """Return a daemon's processes that start evaluators, as soon as there are two."""
 
     def both() -> list[int]:
-        found = [pid for pid in children(daemon.pid) if NAME.encode() in command_line(pid)]
+        found = [pid for pid in children(daemon.pid) if LAUNCHER_NAME.encode() in command_line(pid)]
         return found if len(found) == 2 else []
 
     found: list[int] = await until(both, "there is a launcher, and its spare")
@@ -200,7 +200,7 @@ class OverlaidTests(WritableTreeCase, DaemonTestCase):
             " cat /proc/[0-9]*/cmdline"
         )
         seen = text(events)
-        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", NAME, ".tree"):
+        for hidden in (str(self.daemon.cache), "work\n", "mnt:[", LAUNCHER_NAME, ".tree"):
             self.assertNotIn(hidden, seen)
 
     async def test_it_ends_with_the_run(self) -> None:

@@ -26,7 +26,8 @@ python3 -m venv /tmp/venv
 """
 _TEST = """
 python3 scripts/bootstrap --extras test
-exec .venv/bin/python tests/run.py $(ls tests/test_*.py | sed 's:/:.:; s:[.]py$::')
+tests=$(ls tests/test_*.py tests/linux/test_*.py tests/sandbox/test_*.py)
+exec .venv/bin/python tests/run.py $(echo "$tests" | sed 's:/:.:g; s:[.]py$::')
 """
 
 

@@ -1,7 +1,6 @@
-"""What cgroups limit and measure, in the words of either version of them.
+"""Cgroup controllers (memory, pids, cpu), each in version 1 and version 2.
 
-The files of version 1 are described in the kernel's admin-guide/cgroup-v1, those of version
-2 in admin-guide/cgroup-v2.
+The kernel's admin-guide/cgroup-v1 and admin-guide/cgroup-v2 describe the files.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ import re
 import attrs
 
 from tawebeval.config import Limits
-from tawebeval.linux.cgroups.filesystem import Directory
+from tawebeval.linux.cgroups.filesystem import CgroupDirectory
 
 WEIGHT, SHARES = 100, 1024
-"""What a new group has of `cpu.weight` (version 2) and of `cpu.shares` (version 1)."""
+"""The defaults of a new cgroup: `cpu.weight` (version 2) and `cpu.shares` (version 1)."""
 
 # The kernel rounds bytes down to pages, which are of 64 KiB at most.
 _PAGE = 65536
 
-# For eight pages at once the kernel still kills somebody; more it just refuses.
+# The kernel kills a process for a request of up to eight pages; a larger one it only refuses.
 _LAST_REQUEST = 8 * _PAGE
 
 # The lines of `memory.stat` for memory that is no page cache, of both versions.
@@ -27,97 +26,93 @@ _ANONYMOUS = re.compile("^(?:anon|rss|shmem) ([0-9]+)$", re.MULTILINE)
 
 
 @attrs.frozen
-class Charged:
-    """Bytes of memory that a group is charged for, with the page cache: at the peak, and now."""
+class MemoryCharge:
+    """Bytes of memory charged to a cgroup, page cache included: at the peak, and now."""
 
     peak: int
     now: int
 
 
-class Control:
-    """One limit, or one measure, of all processes in a group together.
+class Controller:
+    """One limit, or one measure, of all processes in a cgroup together.
 
-    `controller` is what the kernel calls it, or the file of what needs none. Subclasses override
-    what they have.
+    `name` is the kernel's name of the controller, or the file of a measure that needs none.
+    Subclasses override the methods that apply to them.
     """
 
-    controller: str
+    name: str
 
-    def limit(self, group: Directory, limits: Limits) -> None:
-        """Set the limit; raises OSError."""
+    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
+        """Set the limit. Raises: OSError."""
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether the group really has this limit, or can be measured."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether the cgroup really has this limit, or can be measured."""
         raise NotImplementedError
 
-    def exceeded(self, group: Directory) -> bool:
-        """Tell whether the limit, and no other, has stopped somebody in the group."""
+    def exceeded(self, group: CgroupDirectory) -> bool:
+        """Tell whether this limit, and no other, has stopped a process in the cgroup."""
         return False
 
-    def cpu_seconds(self, group: Directory) -> float | None:
-        """Return the processor time of all processes that are or were in the group."""
+    def cpu_seconds(self, group: CgroupDirectory) -> float | None:
+        """Return the processor time of all processes, also ended ones; None if unknown."""
         return None
 
-    def memory(self, group: Directory) -> int | None:
-        """Return the bytes that processes of the group have now, without the page cache.
-
-        None where the kernel does not say.
-        """
+    def memory(self, group: CgroupDirectory) -> int | None:
+        """Return the bytes in use now, without the page cache; None if unknown."""
         return None
 
-    def charged(self, group: Directory) -> Charged | None:
-        """Return what is charged to the group; None where the kernel does not say."""
+    def charged(self, group: CgroupDirectory) -> MemoryCharge | None:
+        """Return the memory charged to the cgroup; None if unknown."""
         return None
 
 
-class Memory(Control):
-    """Memory, under version 2."""
+class MemoryController(Controller):
+    """The memory limit, in version 2."""
 
-    controller = "memory"
+    name = "memory"
 
-    def limit(self, group: Directory, limits: Limits) -> None:
-        """Set the limit; no swap beyond it, and the end of all is the end of one."""
+    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
+        """Set the limit: without swap, and the kernel kills all processes together."""
         group.write("memory.max", str(limits.memory))
-        group.write_if_there("memory.swap.max", "0")
-        group.write_if_there("memory.oom.group", "1")
+        group.write_if_exists("memory.swap.max", "0")
+        group.write_if_exists("memory.oom.group", "1")
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether the group has this limit."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether the cgroup has this limit."""
         return _rounded(group.number("memory.max"), limits.memory)
 
-    def exceeded(self, group: Directory) -> bool:
-        """Tell whether somebody was killed, and this group's limit was met.
+    def exceeded(self, group: CgroupDirectory) -> bool:
+        """Tell whether the kernel killed a process, and this cgroup met its limit.
 
-        Without the second one it is the machine that was out of memory, or a group around
-        this one.
+        Otherwise the machine, or a cgroup above this one, was out of memory.
         """
         counts = group.counts("memory.events")
         return counts.get("oom_kill", 0) > 0 and counts.get("max", 0) > 0
 
-    def memory(self, group: Directory) -> int | None:
+    def memory(self, group: CgroupDirectory) -> int | None:
         """Return the bytes of anonymous and shared memory."""
         return group.sum("memory.stat", _ANONYMOUS)
 
-    def charged(self, group: Directory) -> Charged | None:
-        """Return what is charged (since Linux 5.19)."""
+    def charged(self, group: CgroupDirectory) -> MemoryCharge | None:
+        """Return the memory charged to the cgroup (since Linux 5.19)."""
         return _charged(group, "memory.peak", "memory.current")
 
 
-class LegacyMemory(Memory):
-    """Memory, under version 1."""
+class LegacyMemoryController(MemoryController):
+    """The memory limit, in version 1."""
 
-    def limit(self, group: Directory, limits: Limits) -> None:
+    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
         """Set the limit, for memory and then, where swap is counted, for both together."""
         group.write("memory.limit_in_bytes", str(limits.memory))
-        group.write_if_there("memory.memsw.limit_in_bytes", str(limits.memory))
-        group.write_if_there("memory.swappiness", "0")
+        group.write_if_exists("memory.memsw.limit_in_bytes", str(limits.memory))
+        group.write_if_exists("memory.swappiness", "0")
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether the group has this limit."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether the cgroup has this limit."""
         return _rounded(group.number("memory.limit_in_bytes"), limits.memory)
 
-    def exceeded(self, group: Directory) -> bool:
-        """Tell whether somebody was killed, and this group's limit was met.
+    def exceeded(self, group: CgroupDirectory) -> bool:
+        """Tell whether the kernel killed a process, and this cgroup met its limit.
 
         The peak shows the latter: `memory.failcnt` stays 0 in some kernels.
         """
@@ -127,29 +122,29 @@ class LegacyMemory(Memory):
         names = ("memory.max_usage_in_bytes", "memory.memsw.max_usage_in_bytes")
         return any((group.number(name) or 0) > limit - _LAST_REQUEST for name in names)
 
-    def charged(self, group: Directory) -> Charged | None:
-        """Return what is charged."""
+    def charged(self, group: CgroupDirectory) -> MemoryCharge | None:
+        """Return the memory charged to the cgroup."""
         return _charged(group, "memory.max_usage_in_bytes", "memory.usage_in_bytes")
 
 
-class Processes(Control):
-    """Processes and threads, under both versions."""
+class PidsController(Controller):
+    """The limit of processes and threads, in both versions."""
 
-    controller = "pids"
+    name = "pids"
 
-    def limit(self, group: Directory, limits: Limits) -> None:
+    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
         """Set the limit."""
         group.write("pids.max", str(limits.processes))
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether the group has this limit."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether the cgroup has this limit."""
         return group.number("pids.max") == limits.processes
 
-    def exceeded(self, group: Directory) -> bool:
-        """Tell whether a fork has failed, and this group's limit was met.
+    def exceeded(self, group: CgroupDirectory) -> bool:
+        """Tell whether a fork has failed, and this cgroup met its limit.
 
-        It may have been the limit of a group around this one, which many kernels count here. Before
-        Linux 6.6 nothing tells.
+        Many kernels also count here a fork that failed for the limit of a cgroup above. Before
+        Linux 6.6 the two cannot be told apart.
         """
         if not group.counts("pids.events").get("max"):
             return False
@@ -157,52 +152,52 @@ class Processes(Control):
         return peak is None or limit is None or peak >= limit
 
 
-class Cpu(Control):
+class CpuController(Controller):
     """Processor time, which version 2 measures without any controller."""
 
-    controller = "cpu.stat"
+    name = "cpu.stat"
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether it can be measured."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether processor time can be measured."""
         return self.cpu_seconds(group) is not None
 
-    def cpu_seconds(self, group: Directory) -> float | None:
-        """Return the seconds that were used."""
+    def cpu_seconds(self, group: CgroupDirectory) -> float | None:
+        """Return the used processor time in seconds."""
         used = group.counts("cpu.stat").get("usage_usec")
         return None if used is None else used / 10**6
 
 
-class LegacyCpu(Control):
-    """Processor time, under version 1."""
+class LegacyCpuController(Controller):
+    """Processor time, in version 1."""
 
-    controller = "cpuacct"
+    name = "cpuacct"
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether it can be measured."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether processor time can be measured."""
         return self.cpu_seconds(group) is not None
 
-    def cpu_seconds(self, group: Directory) -> float | None:
-        """Return the seconds that were used."""
+    def cpu_seconds(self, group: CgroupDirectory) -> float | None:
+        """Return the used processor time in seconds."""
         used = group.number("cpuacct.usage")
         return None if used is None else used / 10**9
 
 
 @attrs.frozen
-class Weight(Control):
-    """The share of the processors where others want them, too: that of every new group."""
+class CpuWeight(Controller):
+    """The share of contended processors: that of every new cgroup."""
 
     _file: str
     _share: int
-    controller = "cpu"
+    name = "cpu"
 
-    def holds(self, group: Directory, limits: Limits) -> bool:
-        """Tell whether the group has this share."""
+    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+        """Tell whether the cgroup has this share."""
         return group.number(self._file) == self._share
 
 
-def _charged(group: Directory, peak: str, now: str) -> Charged | None:
+def _charged(group: CgroupDirectory, peak: str, now: str) -> MemoryCharge | None:
     most, left = group.number(peak), group.number(now)
-    return None if most is None or left is None else Charged(most, left)
+    return None if most is None or left is None else MemoryCharge(most, left)
 
 
 def _rounded(number: int | None, wanted: int) -> bool:

@@ -1,7 +1,12 @@
-"""A cgroup as the kernel shows it: a directory of small files (cgroups(7)).
+"""Cgroups as the kernel shows them: mounted hierarchies, directories of small files (cgroups(7)).
 
-Everything here may raise OSError: a container shows its cgroups without the right to
-write, a kernel lacks a controller, a group is still busy.
+There are two versions, and a machine may have both at once: in version 1 each controller has a
+hierarchy of its own, or shares one with others; version 2 has one hierarchy for all controllers
+that version 1 does not have. A mount may show a part of a hierarchy only, as in containers, and a
+process may be outside of that part.
+
+Any operation on a cgroup may raise OSError: a container shows its cgroups without write
+permission, a kernel lacks a controller, a cgroup is still busy.
 """
 
 from __future__ import annotations
@@ -14,30 +19,109 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import attrs
 
-# How long to wait for a group to become empty, in seconds: about one in all.
-_WAITS = tuple(0.001 * 2**n for n in range(10))
-_PASSES = 50  # the most looks for processes that were started while others were killed
-_BATCH = 64  # the most pidfds that are open at once
-_READ = 4096  # bytes: the kernel writes down a page at a time
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # of spaces and the like in mountinfo
 
-_SYSTEMD = "/run/systemd/system"  # is there where systemd runs (sd_booted(3))
+_UNIFIED = ""  # the "controller" of version 2, as /proc/PID/cgroup writes it
+
+
+@attrs.frozen
+class CgroupMounts:
+    """The directories of a process's own cgroups, as absolute paths.
+
+    `controllers` has the directory for each controller of version 1, `unified` is the directory in
+    version 2; None without version 2.
+    """
+
+    controllers: Mapping[str, str]
+    unified: str | None
+
+
+@attrs.frozen
+class _Mount:
+    root: str  # the cgroup that is shown at `point`
+    point: str
+    controllers: frozenset[str]
+
+
+def find_mounts(proc: Path = Path("/proc/self")) -> CgroupMounts:
+    """Return the cgroups of a process, by its directory in /proc. Blocks. Raises: OSError."""
+    mountinfo, membership = (
+        (proc / name).read_text("utf-8", "surrogateescape") for name in ("mountinfo", "cgroup")
+    )
+    return parse_mounts(mountinfo, membership)
+
+
+def parse_mounts(mountinfo: str, membership: str) -> CgroupMounts:
+    """Parse /proc/PID/mountinfo and /proc/PID/cgroup (proc(5)); unknown lines are left out."""
+    mounts = list(_mounts(mountinfo))
+    found = {}
+    for line in membership.splitlines():
+        _, controllers, own = line.split(":", 2)
+        for controller in controllers.split(","):
+            # The shortest mount point; of two mounts at one place the upper one.
+            places = [
+                (-len(mount.point), number, place)
+                for number, mount in enumerate(mounts)
+                if controller in mount.controllers and (place := _place(mount, own)) is not None
+            ]
+            if places:
+                found[controller] = max(places)[-1]
+    unified = found.pop(_UNIFIED, None)
+    return CgroupMounts(found, unified)
+
+
+def _mounts(mountinfo: str) -> Iterator[_Mount]:
+    for line in mountinfo.splitlines():
+        # ID, parent, device, root, mount point, options, any number of tags - type, source,
+        # options of the file system, which in version 1 name its controllers.
+        mount, _, kind = line.partition(" - ")
+        root, point = (_unescape(field) for field in mount.split(" ")[3:5])
+        name, *_, options = kind.split(" ")
+        if name == "cgroup2":
+            yield _Mount(root, point, frozenset([_UNIFIED]))
+        elif name == "cgroup":
+            yield _Mount(root, point, frozenset(options.split(",")))
+
+
+def _place(mount: _Mount, own: str) -> str | None:
+    """Return the path at which a mount shows the cgroup `own`; None if the mount does not."""
+    root = mount.root.rstrip("/")
+    if ".." in (*root.split("/"), *own.split("/")):  # outside of the cgroup namespace
+        return None
+    if not f"{own}/".startswith(f"{root}/"):
+        return None
+    return (mount.point + own[len(root) :]).rstrip("/")
+
+
+def _unescape(field: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), field)
+
+
+# Seconds between attempts to remove a cgroup; about one second in all.
+_WAITS = tuple(0.001 * 2**n for n in range(10))
+_PASSES = 50  # maximum searches for processes that start while others are killed
+_BATCH = 64  # maximum pidfds that are open at once
+_READ = 4096  # bytes: the kernel returns a page at a time
+
+_SYSTEMD = "/run/systemd/system"  # exists where systemd runs (sd_booted(3))
 _PATIENCE = 10.0  # seconds for systemd to answer
 
 _WAIT_FOR = frozenset({errno.EBUSY, errno.ENOTEMPTY})
 
 
-class Kernel:
-    """All that is done to groups, other than reading their files; tests have another."""
+class CgroupFiles:
+    """Every change to cgroups, and systemd's view of them; a seam for tests."""
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep. Blocks."""
         time.sleep(seconds)
 
     def write(self, path: str, text: str) -> None:
-        """Write to a file of a group; there has to be one."""
+        """Write to a file of a cgroup; the file has to exist."""
         descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
@@ -48,22 +132,21 @@ class Kernel:
             os.close(descriptor)
 
     def make(self, path: str) -> None:
-        """Make a group; the kernel puts its files there."""
+        """Make a cgroup; the kernel adds its files."""
         os.mkdir(path, 0o755)
 
     def remove(self, path: str) -> None:
-        """Remove a group, which has to be empty; its files go with it."""
+        """Remove a cgroup, which has to be empty, with its files."""
         os.rmdir(path)
 
     def give(self, path: str, owner: tuple[int, int]) -> None:
-        """Make a group, or a file of one, a user's and a group of users'."""
+        """Give a cgroup, or a file of one, to a user and a group of users."""
         os.chown(path, *owner)
 
     def kill(self, pids: Collection[int], still: Callable[[], Collection[int]]) -> None:
-        """Kill processes, of which only those in `still()` are meant.
+        """Kill those of `pids` that are still in `still()` once pidfds hold them.
 
-        That is asked when they are held fast, so that none is killed who has got the number of
-        one that has ended.
+        So no process is killed that has got the number of an ended one.
         """
         held = {}
         try:
@@ -78,11 +161,11 @@ class Kernel:
                 os.close(descriptor)
 
     def is_delegated(self, path: str) -> bool:
-        """Tell whether systemd leaves the groups below one alone. Blocks, as long as systemd does.
+        """Tell whether systemd has delegated a cgroup. Blocks, as long as systemd does.
 
-        Without this, systemd takes the controllers away from there again when it likes, and ends
-        the daemon when an evaluation meets its limit of memory (OOMPolicy=). To a user the rights
-        of the files say the same, but for those of the user's own systemd, which marks nothing.
+        Without delegation systemd takes controllers away at any time, and ends the daemon when an
+        evaluation meets its memory limit (OOMPolicy=). For a user the permissions of the files
+        tell the same, except below the user's own systemd, which marks nothing.
         """
         if not os.path.isdir(_SYSTEMD):
             return True
@@ -94,17 +177,16 @@ class Kernel:
         return "/user@" not in path or _unit_property(path, "Delegate") == "yes"
 
     def oom_policy(self, path: str) -> str:
-        """Return what systemd does when the kernel kills for want of memory in or below a group.
+        """Return systemd's reaction to an out-of-memory kill in or below a cgroup.
 
-        That is "stop" or "kill" where systemd ends the unit, and "" where nobody knows. Blocks, as
-        long as systemd does.
+        "stop" and "kill" end the unit; "" is unknown. Blocks, as long as systemd does.
         """
         return _unit_property(path, "OOMPolicy") if os.path.isdir(_SYSTEMD) else ""
 
     def systemd_run(self) -> str | None:
-        """Return the command by which this user starts something under systemd.
+        """Return the `systemd-run` command of this user.
 
-        That is "" where the user has no systemd, and None where the machine has none.
+        "" means that the user has no systemd, None that the machine has none.
         """
         if not os.path.isdir(_SYSTEMD):
             return None
@@ -118,7 +200,7 @@ class Kernel:
 
 
 def _unit_property(path: str, name: str) -> str:
-    """Return a property of the systemd unit that a group belongs to; "" if it is not known.
+    """Return a property of the systemd unit that owns a cgroup; "" if unknown.
 
     Blocks, as long as systemd does.
     """
@@ -147,20 +229,20 @@ def _runtime_directory() -> str:
 
 
 @attrs.frozen
-class Directory:
-    """One group in one hierarchy, at `path`."""
+class CgroupDirectory:
+    """One cgroup in one hierarchy, at the absolute `path`."""
 
     path: str
-    kernel: Kernel = attrs.field(repr=False, eq=False)
+    files: CgroupFiles = attrs.field(repr=False, eq=False)
 
-    def __truediv__(self, name: str) -> Directory:
-        return Directory(f"{self.path}/{name}", self.kernel)
+    def __truediv__(self, name: str) -> CgroupDirectory:
+        return CgroupDirectory(f"{self.path}/{name}", self.files)
 
     def read(self, name: str) -> str:
-        """Return what a file of the group says.
+        """Return the content of a file of the cgroup.
 
-        Without an object of Python's for the file, which asks the kernel twice as many things: all
-        running groups are read again and again.
+        A Python file object would take twice as many system calls, and all running cgroups are
+        read again and again.
         """
         descriptor = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -169,22 +251,22 @@ class Directory:
             os.close(descriptor)
 
     def write(self, name: str, text: str) -> None:
-        """Write to a file of the group; there has to be one."""
-        self.kernel.write(f"{self.path}/{name}", text)
+        """Write to a file of the cgroup; the file has to exist."""
+        self.files.write(f"{self.path}/{name}", text)
 
-    def write_if_there(self, name: str, text: str) -> None:
+    def write_if_exists(self, name: str, text: str) -> None:
         """Write to a file that not every kernel has."""
         with suppress(FileNotFoundError):
             self.write(name, text)
 
     def number(self, name: str) -> int | None:
-        """Return a number that stands alone in a file; None without one."""
+        """Return the number that is the whole content of a file; None without one."""
         with suppress(OSError, ValueError):
             return int(self.read(name))
         return None
 
     def counts(self, name: str) -> Mapping[str, int]:
-        """Return the numbers of a file with a name and a number on each line."""
+        """Return the numbers of a flat keyed file, by name."""
         found = {}
         with suppress(OSError):
             for line in self.read(name).splitlines():
@@ -194,60 +276,60 @@ class Directory:
         return found
 
     def sum(self, name: str, figures: re.Pattern[str]) -> int | None:
-        """Return the sum of the numbers that a pattern finds in a file; None where it has none."""
+        """Return the sum of the numbers that a pattern finds in a file; None without one."""
         with suppress(OSError):
             found = figures.findall(self.read(name))
             return sum(map(int, found)) if found else None
         return None
 
     def has(self, name: str) -> bool:
-        """Tell whether the group has a file of this name."""
+        """Tell whether the cgroup has a file of this name."""
         return os.path.exists(f"{self.path}/{name}")
 
     def make(self) -> None:
-        """Make the group."""
-        self.kernel.make(self.path)
+        """Make the cgroup."""
+        self.files.make(self.path)
 
     def make_if_missing(self) -> None:
-        """Make the group where it is not there."""
+        """Make the cgroup unless it exists."""
         with suppress(FileExistsError):
             self.make()
 
     def remove(self) -> None:
-        """Remove the group, which has to be empty."""
-        self.kernel.remove(self.path)
+        """Remove the cgroup, which has to be empty."""
+        self.files.remove(self.path)
 
     def give(self, owner: tuple[int, int], *names: str) -> None:
-        """Let a user make groups in this one, and write to those files of it that are named."""
+        """Let a user make children of this cgroup, and write to the named files of it."""
         for path in (self.path, *(f"{self.path}/{name}" for name in names)):
-            self.kernel.give(path, owner)
+            self.files.give(path, owner)
 
     def enter(self) -> None:
-        """Move this process, with all of its threads, into the group."""
+        """Move this process, with all of its threads, into the cgroup."""
         self.write("cgroup.procs", "0")
 
-    def entrance(self) -> str:
-        """Return the file to which a process with a single thread writes "0" to get in.
+    def find_entry_file(self) -> str:
+        """Return the file to which a process with a single thread writes "0" to enter.
 
-        Version 1 has one for single threads. The other is for all threads of a process: for that
-        the kernel keeps everybody from starting any, and waits some 15 ms until that is sure.
+        Version 1 has `tasks`, for single threads. With `cgroup.procs` the kernel moves all threads
+        of a process and first keeps every process from starting one, which takes some 15 ms.
         """
         return f"{self.path}/{'tasks' if self.has('tasks') else 'cgroup.procs'}"
 
-    def groups(self) -> list[Directory]:
-        """Return the groups in this one."""
+    def groups(self) -> list[CgroupDirectory]:
+        """Return the children of this cgroup."""
         with os.scandir(self.path) as entries:
             return [self / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def members(self) -> set[int]:
-        """Return the processes in the group, those in groups below it not among them."""
-        # 0 is one that is outside of the process namespace.
+        """Return the processes in the cgroup, without those in its children."""
+        # 0 is a process outside of the process namespace.
         return set(map(int, self.read("cgroup.procs").split())) - {0}
 
     def kill_members(self) -> None:
-        """Kill the processes in the group, but not this one, and those that they start meanwhile.
+        """Kill the processes in the cgroup but this one, and those that they start meanwhile.
 
-        Who forks fast enough may win against this.
+        A fork bomb may win against this.
         """
         seen = {os.getpid()}
         for _ in range(_PASSES):
@@ -255,11 +337,11 @@ class Directory:
             if not new:
                 return
             for start in range(0, len(new), _BATCH):
-                self.kernel.kill(new[start : start + _BATCH], self.members)
+                self.files.kill(new[start : start + _BATCH], self.members)
             seen.update(new)
 
     def kill(self) -> None:
-        """Kill the processes in the group, and let it have no new ones."""
+        """Kill the processes in the cgroup, and let no new process start there."""
         try:
             self.write("cgroup.kill", "1")
         except OSError:  # version 1, or before Linux 5.14
@@ -269,10 +351,10 @@ class Directory:
 
 
 @contextmanager
-def removed_in_failure(*directories: Directory) -> Iterator[None]:
-    """Remove groups again, if they are empty, when the body raises OSError.
+def removed_on_failure(*directories: CgroupDirectory) -> Iterator[None]:
+    """Remove empty cgroups when the body raises OSError.
 
-    That takes no descriptor, for the lack of which it may have been raised.
+    Removing takes no descriptor, so it works where the body lacked one.
     """
     try:
         yield
@@ -283,19 +365,19 @@ def removed_in_failure(*directories: Directory) -> Iterator[None]:
         raise
 
 
-def sweep(directories: Iterable[Directory]) -> list[tuple[Directory, OSError]]:
-    """Kill everybody in some groups and in those below them, and remove all of these.
+def sweep(directories: Iterable[CgroupDirectory]) -> list[tuple[CgroupDirectory, OSError]]:
+    """Kill all processes in cgroups and their descendants, and remove all of these cgroups.
 
-    Returns those that stay, and why. Blocks, about a second at most: a process that was killed
-    holds its group until it has really gone.
+    Return the cgroups that stay, with the reasons. Blocks, about a second at most: a killed
+    process holds its cgroup until the kernel has released it.
     """
     left = [each for directory in directories for each in _deepest_first(directory)]
-    stays: list[tuple[Directory, OSError]] = []
+    stays: list[tuple[CgroupDirectory, OSError]] = []
     for wait in _WAITS:
         stays = []
         for each in left:
             try:
-                each.remove()  # what is empty, as nearly all are, need not be killed
+                each.remove()  # nearly all are empty, and nothing needs killing
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -305,11 +387,11 @@ def sweep(directories: Iterable[Directory]) -> list[tuple[Directory, OSError]]:
         left = [each for each, _ in stays]
         if not any(error.errno in _WAIT_FOR for _, error in stays):
             break
-        left[0].kernel.sleep(wait)
+        left[0].files.sleep(wait)
     return stays
 
 
-def _deepest_first(directory: Directory) -> list[Directory]:
+def _deepest_first(directory: CgroupDirectory) -> list[CgroupDirectory]:
     with suppress(FileNotFoundError):
         return [
             *(each for group in directory.groups() for each in _deepest_first(group)),

@@ -1,48 +1,255 @@
-"""Limits for a whole process tree, by cgroups of version 2 or 1, whichever a machine has.
+"""The cgroup of one evaluation, and the detection of the controllers that a machine offers.
 
-What can be limited is different from one machine to the next: `open_cgroups` tries it, and
-tells what works, and why the rest does not. All of this blocks, though mostly not for long.
+`open_cgroups` tries each controller in version 2 and in version 1, and reports the controllers that
+work and the reasons why others do not. Everything here blocks, mostly not for long.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from math import inf
 from pathlib import Path
+from resource import struct_rusage
+from threading import Lock
+from typing import Literal, TypeVar
 
 import attrs
 
 from tawebeval.config import Limits
 from tawebeval.linux.cgroups import controllers
-from tawebeval.linux.cgroups.controllers import Control
-from tawebeval.linux.cgroups.filesystem import Directory, Kernel, sweep
-from tawebeval.linux.cgroups.groups import Group, Parts, What, directories
-from tawebeval.linux.cgroups.hierarchies import parse_hierarchies
-from tawebeval.linux.cgroups.parents import Home, Owner, UnifiedHome, settle_legacy, settle_unified
-from tawebeval.linux.cgroups.sparegroup import SpareGroup
+from tawebeval.linux.cgroups.controllers import Controller
+from tawebeval.linux.cgroups.filesystem import (
+    CgroupDirectory,
+    CgroupFiles,
+    find_mounts,
+    removed_on_failure,
+    sweep,
+)
+from tawebeval.linux.cgroups.parents import (
+    CgroupOwner,
+    ParentCgroup,
+    UnifiedParentCgroup,
+    make_legacy_parent,
+    make_unified_parent,
+)
 
-_TRIES = 3  # at settling where others end
+Resource = Literal["memory", "processes", "cpu", "weight"]
 
-# What serves for each: under version 2, and under version 1.
-_CONTROLS: Mapping[What, tuple[Control, Control]] = {
-    "memory": (controllers.Memory(), controllers.LegacyMemory()),
-    "processes": (controllers.Processes(), controllers.Processes()),
-    "cpu": (controllers.Cpu(), controllers.LegacyCpu()),
+ActiveControllers = Mapping[Resource, tuple[Controller, CgroupDirectory]]
+"""Each controller with the directory in which it is available."""
+
+T = TypeVar("T")
+
+
+_BLOCK = 512  # bytes: in blocks of this size getrusage(2) counts input and output
+_KIB = 1024  # bytes: the unit of its `ru_maxrss`
+
+
+@attrs.frozen
+class Usage:
+    """Seconds of all processors and peak bytes of memory; None if unknown."""
+
+    cpu_seconds: float | None
+    peak_memory: int | None
+
+
+@attrs.define
+class EvaluationCgroup:
+    """The cgroup of one evaluation, in each hierarchy; made by `Cgroups.make`.
+
+    `parents` has the controllers with the parent cgroups, `name` is the cgroup's name in each.
+    """
+
+    _parents: ActiveControllers
+    _name: str
+    _time: Callable[[], float] = time.monotonic
+    _exceeded: frozenset[Resource] = frozenset()
+    _removed: bool = False
+    _looked: float = -inf  # when `exceeded` last read the files
+    _cpu_due: float = 0.0  # the earliest time at which the processor time can be over its limit
+    _most_memory: int = 0  # bytes without the page cache, as `exceeded` has seen
+
+    @property
+    def _parts(self) -> Sequence[tuple[Resource, Controller, CgroupDirectory]]:
+        """Each controller with the directory of this cgroup."""
+        return [
+            (what, control, parent / self._name)
+            for what, (control, parent) in self._parents.items()
+        ]
+
+    @property
+    def _directories(self) -> Sequence[CgroupDirectory]:
+        return [parent / self._name for parent in directories(self._parents)]
+
+    def make(self, limits: Limits) -> None:
+        """Make the cgroup with these limits. Blocks.
+
+        Raises: OSError; then nothing is left behind.
+        """
+        with ExitStack() as made:
+            for directory in self._directories:
+                directory.make()
+                made.enter_context(removed_on_failure(directory))
+            for _, control, directory in self._parts:
+                control.limit(directory, limits)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the cgroup still exists. Blocks, hardly."""
+        return all(directory.has("cgroup.procs") for directory in self._directories)
+
+    def list_entry_files(self) -> Sequence[str]:
+        """Return the files, up to three, into which a process writes "0" to enter.
+
+        The process must have a single thread; its later children are in the cgroup, too. It cannot
+        leave while it does not see the file system of cgroups.
+        """
+        return [group.find_entry_file() for group in self._directories]
+
+    def usage(self, waited: struct_rusage | None) -> Usage:
+        """Return the usage, when all processes have ended. Blocks, for a few small reads.
+
+        `waited` is the usage that wait4(2) has returned; None if it was not called.
+        """
+        return Usage(self._cpu_seconds(), self._peak_memory(waited))
+
+    def _peak_memory(self, waited: struct_rusage | None) -> int | None:
+        """Return the peak memory in bytes, without the page cache, as near as the kernel tells.
+
+        The kernel counts the page cache, too. So this is the largest of some lower estimates:
+
+        - what `exceeded` has seen;
+        - the peak less the most that the page cache can have been: bytes read and written, or
+          what is left now;
+        - the peak less what is left now. That includes files that were removed meanwhile, so it is
+          bounded by the largest process (`ru_maxrss`), which includes files that it has mapped.
+        """
+        charged = _known(control.charged(group) for _, control, group in self._parts)
+        if charged is None:
+            return self._most_memory or None
+        if "memory" in self.exceeded():  # then the kernel had dropped the page cache
+            return charged.peak
+        moved, largest = 0, charged.peak
+        if waited is not None:
+            moved = _BLOCK * (waited.ru_inblock + waited.ru_oublock)
+            largest = _KIB * waited.ru_maxrss
+        return max(
+            self._most_memory,
+            charged.peak - max(charged.now, moved),
+            min(charged.peak - charged.now, largest),
+        )
+
+    def _cpu_seconds(self) -> float | None:
+        return _known(control.cpu_seconds(group) for _, control, group in self._parts)
+
+    def over_cpu(self, limit: float) -> bool:
+        """Tell whether more than `limit` seconds of processor time are used; False if unknown.
+
+        Reads a file only when all processors together can have used that much. Blocks, hardly.
+        """
+        now = self._time()
+        if now < self._cpu_due:
+            return False
+        used = self._cpu_seconds()
+        if used is None:
+            return False
+        self._cpu_due = now + (limit - used) / (os.cpu_count() or 1)
+        return used > limit
+
+    def exceeded(self, patience: float = 0.0) -> frozenset[Resource]:
+        """Return the limits that have stopped a process. Blocks, for a few small reads.
+
+        A result is used again for `patience` seconds. `remove` ends the reading, for its killing
+        looks like a limit.
+        """
+        now = self._time()
+        if not self._removed and now - self._looked >= patience:
+            self._looked = now
+            memory = _known(each.memory(group) for _, each, group in self._parts) or 0
+            self._most_memory = max(self._most_memory, memory)
+            found = {what for what, each, group in self._parts if each.exceeded(group)}
+            if found:  # mostly nothing is found, and no new set is needed
+                self._exceeded |= found
+        return self._exceeded
+
+    def remove(self) -> None:
+        """Kill all processes and remove the cgroup. Blocks, for up to a second.
+
+        Raises: OSError, if the cgroup stays; call again later.
+        """
+        self.exceeded()
+        self._removed = True
+        for _, error in sweep(self._directories):
+            raise error
+
+
+def _known(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def directories(parts: ActiveControllers) -> Sequence[CgroupDirectory]:
+    """Return the directories of all controllers, each once."""
+    return list(dict.fromkeys(directory for _, directory in parts.values()))
+
+
+@attrs.define(eq=False)
+class SpareCgroup:
+    """One unused cgroup, made while nobody waits for it; `make` makes one, by name and limits.
+
+    Making a cgroup, with its limits in up to three hierarchies, takes about as long as the rest of
+    the start of an evaluator. All methods block, hardly, and any thread may call them.
+    """
+
+    _make: Callable[[str, Limits], EvaluationCgroup]
+    _kept: tuple[Limits, EvaluationCgroup] | None = None
+    _count: int = 0  # cgroups tried so far: names are not used again
+    _lock: Lock = attrs.field(factory=Lock, repr=False)
+
+    def take(self, limits: Limits) -> EvaluationCgroup | None:
+        """Hand over the cgroup; None if there is none with these limits."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        its_limits, group = kept
+        if its_limits == limits and group.exists:
+            return group
+        with suppress(OSError):  # then it is removed at the daemon's end
+            group.remove()
+        return None
+
+    def renew(self, limits: Limits) -> None:
+        """Make a cgroup with these limits unless there is one; ignore OSError."""
+        with self._lock, suppress(OSError):
+            if self._kept is None:
+                self._count += 1
+                self._kept = limits, self._make(f"spare-{self._count}", limits)
+
+
+_TRIES = 3  # at making a parent while other daemons end and remove theirs
+
+# The controllers of each resource: in version 2 and in version 1.
+_CONTROLLERS: Mapping[Resource, tuple[Controller, Controller]] = {
+    "memory": (controllers.MemoryController(), controllers.LegacyMemoryController()),
+    "processes": (controllers.PidsController(), controllers.PidsController()),
+    "cpu": (controllers.CpuController(), controllers.LegacyCpuController()),
     "weight": (
-        controllers.Weight("cpu.weight", controllers.WEIGHT),
-        controllers.Weight("cpu.shares", controllers.SHARES),
+        controllers.CpuWeight("cpu.weight", controllers.WEIGHT),
+        controllers.CpuWeight("cpu.shares", controllers.SHARES),
     ),
 }
 
-_ENFORCED: Mapping[What, str] = {
+_ENFORCED: Mapping[Resource, str] = {
     "memory": "limited, for all processes of an evaluation together",
     "processes": "limited, for all of an evaluation together",
     "cpu": "measured and limited, for all processes of an evaluation together",
     "weight": "each evaluation has the same share of the processors, the daemon a larger one",
 }
-_MISSING: Mapping[What, str] = {
+_MISSING: Mapping[Resource, str] = {
     "memory": "limited for each process alone (RLIMIT_DATA), without what they share, and not"
     " reported",
     "processes": "limited for the sandbox (RLIMIT_NPROC), without one not at all, and not reported"
@@ -56,7 +263,7 @@ _GIT = "git"  # beside the evaluations
 _NICENESS = 10
 _PATIENCE = 30.0  # seconds for systemd-run
 
-# What systemd-run is told, so that the groups below that of its unit are the daemon's.
+# Options by which systemd-run delegates the cgroups of its unit to the daemon.
 _DELEGATED = "-p Delegate=yes -p OOMPolicy=continue"
 _UNIT = (
     "start the daemon by a unit that has Delegate=memory pids cpu and no ProtectControlGroups=yes, "
@@ -65,27 +272,27 @@ _UNIT = (
 _WRITABLE = "let /sys/fs/cgroup be writable: in a container, by a cgroup namespace of its own"
 _AS_ROOT = "start the daemon as root, and name a user in service.user"
 
-Settle = Callable[[Directory, str, Owner], Home]
+ParentMaker = Callable[[CgroupDirectory, str, CgroupOwner], ParentCgroup]
 
 
 @attrs.frozen
 class Remedy:
-    """What helps where cgroups cannot be had.
+    """The remedy for missing cgroups, as a sentence for the operator.
 
-    `systemd_run` is the command that starts a program under systemd; "" where there is none.
+    `systemd_run` is the command that starts a program under systemd; "" without one.
     """
 
     what: str
     systemd_run: str = ""
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
+        """Return the sentence, with a command if there is one."""
         if not self.systemd_run:
             return self.what
         return f"{self.what}; or by: {self.systemd_run} --pty {_DELEGATED} tawebeval serve"
 
-    def tried(self) -> Remedy:
-        """Return it without the command if that does not work here. Blocks."""
+    def verify_command(self) -> Remedy:
+        """Return the remedy, without the command if that does not work here. Blocks."""
         if not self.systemd_run:
             return self
         command = f"{self.systemd_run} --quiet --pipe --wait {_DELEGATED} true"
@@ -103,205 +310,205 @@ class Remedy:
 
 @attrs.frozen
 class Cgroups:
-    """What this daemon can do with cgroups; made by `open_cgroups`.
+    """The daemon's use of cgroups; made by `open_cgroups`.
 
-    `enforced` has "memory" and "processes" where these are limited, "cpu" where processor time is
-    measured, and "weight" where each evaluation has the same share of it. `missing` are the others,
-    with the reasons.
+    `enforced` has "memory" and "processes" if these are limited, "cpu" if processor time is
+    measured, "weight" if each evaluation has the same share of the processors. `missing` has the
+    reason for each other one.
     """
 
-    _homes: Sequence[Home]
-    _parts: Parts
-    missing: Mapping[What, str]
+    _parents: Sequence[ParentCgroup]
+    _parts: ActiveControllers
+    missing: Mapping[Resource, str]
     remedy: Remedy = Remedy("")
-    _spare: SpareGroup = attrs.field(init=False, repr=False, eq=False)
+    _spare: SpareCgroup = attrs.field(init=False, repr=False, eq=False)
 
     @_spare.default
-    def _no_spare(self) -> SpareGroup:
-        return SpareGroup(self._made)
+    def _no_spare(self) -> SpareCgroup:
+        return SpareCgroup(self._make_cgroup)
 
     @property
-    def enforced(self) -> frozenset[What]:
-        """What is limited, or measured, here."""
+    def enforced(self) -> frozenset[Resource]:
+        """The resources that are limited or measured here."""
         return frozenset(self._parts)
 
     @property
     def git_entry(self) -> Sequence[str]:
-        """The files to which git writes "0": all of git has the share of one evaluation."""
+        """The files to which git writes "0": all git commands share one weight."""
         if "weight" not in self._parts:
             return ()
-        _, home = self._parts["weight"]
-        return [(home / _GIT).entrance()]
+        _, parent = self._parts["weight"]
+        return [(parent / _GIT).find_entry_file()]
 
     @property
     def niceness(self) -> int:
-        """How much higher the nice value of evaluators and git has to be than the daemon's."""
+        """The increment of the nice value of evaluators and git; 0 if "weight" is enforced."""
         return 0 if "weight" in self._parts else _NICENESS
 
     def oom_policy(self) -> str:
-        """Return `OOMPolicy=` of the daemon's unit where systemd sees the groups; "" elsewhere.
+        """Return `OOMPolicy=` of the daemon's unit if systemd sees the cgroups; "" otherwise.
 
         Blocks, as long as systemd does.
         """
-        home = self._parts["memory"][1] if "memory" in self._parts else None
-        for each in self._homes:
-            if isinstance(each, UnifiedHome) and each.directory == home:
-                return home.kernel.oom_policy(each.own.path)
+        parent = self._parts["memory"][1] if "memory" in self._parts else None
+        for each in self._parents:
+            if isinstance(each, UnifiedParentCgroup) and each.directory == parent:
+                return parent.files.oom_policy(each.own.path)
         return ""
 
     @property
     def problems(self) -> Sequence[str]:
-        """What the operator should know, in sentences; none where everything works."""
+        """Sentences for the operator; none if every resource is enforced."""
         found = [self.describe(what) for what in self.missing]
         return [*found, str(self.remedy)] if found else []
 
-    def describe(self, what: What) -> str:
-        """Return how one resource is limited, and for a missing controller also the reason."""
+    def describe(self, what: Resource) -> str:
+        """Return how a resource is limited, with the reason if its controller is missing."""
         if what in self.enforced:
             return f"{what}: {_ENFORCED[what]}"
         return f"{what}: {_MISSING[what]} ({self.missing[what]})"
 
-    def make(self, identifier: str, limits: Limits) -> Group:
-        """Return a group with these limits for an evaluation, whose name it has if it is new.
+    def make(self, identifier: str, limits: Limits) -> EvaluationCgroup:
+        """Return a cgroup with these limits: the spare one, or a new one named by `identifier`.
 
-        Blocks. Raises OSError when it cannot be made, and then leaves nothing behind.
+        Blocks. Raises: OSError; then nothing is left behind.
         """
-        return self._spare.take(limits) or self._made(f"evaluation-{identifier}", limits)
+        return self._spare.take(limits) or self._make_cgroup(f"evaluation-{identifier}", limits)
 
     def make_spare(self, limits: Limits) -> None:
-        """Let the next evaluation, if it has these limits, find its group made. Blocks."""
+        """Make a cgroup ahead, for the next evaluation with these limits. Blocks."""
         self._spare.renew(limits)
 
-    def _made(self, name: str, limits: Limits) -> Group:
-        group = Group(self._parts, name)
+    def _make_cgroup(self, name: str, limits: Limits) -> EvaluationCgroup:
+        group = EvaluationCgroup(self._parts, name)
         group.make(limits)
         return group
 
     def remove_left(self, is_left: Callable[[str], bool]) -> None:
-        """Kill and remove the places beside our own whose names say that nobody closes them."""
-        for home in self._homes:
-            around = attrs.evolve(home.directory, path=os.path.dirname(home.directory.path))
+        """Kill and remove other daemons' parent cgroups, if `is_left(name)` says they are dead."""
+        for parent in self._parents:
+            around = attrs.evolve(parent.directory, path=os.path.dirname(parent.directory.path))
             for place in around.groups():
                 if is_left(os.path.basename(place.path)):
                     sweep([place])
 
     def close(self) -> None:
-        """Kill all groups that there still are and remove them, and what else can be removed."""
-        for home in self._homes:
-            home.close()
+        """Kill and remove all remaining cgroups, with their parents as far as permitted."""
+        for parent in self._parents:
+            parent.close()
 
 
 def open_cgroups(
     name: str,
-    owner: Owner = None,
+    owner: CgroupOwner = None,
     *,
     proc: Path = Path("/proc/self"),
-    kernel: Kernel | None = None,
+    files: CgroupFiles | None = None,
 ) -> Cgroups:
-    """Find out what can be limited here, and make the places for the groups of evaluations.
+    """Find the resources that can be limited here, and make the parent cgroup of evaluations.
 
-    `name` is of this daemon's state directory, and of no other's: who is found in groups under
-    this name is a dead daemon's, and is killed. `owner`, a user and a group of users, gets the
-    rights to make groups: the one who the daemon is about to become. One group of theirs, in each
-    hierarchy, outlives the daemon. Under version 2 it moves the daemon into a group of its own.
-    Blocks.
+    `name` is unique for the daemon's state directory: processes in cgroups of this name are a dead
+    daemon's, and are killed. `owner` is the user that the daemon is about to become, who may then
+    make cgroups; one cgroup of that user, in each hierarchy, outlives the daemon. In version 2 the
+    daemon moves into a cgroup of its own. `proc` and `files` are seams for tests. Blocks.
     """
-    return _Opening(f"tawebeval-{name}", owner, kernel or Kernel()).open(proc)
+    return _Detection(f"tawebeval-{name}", owner, files or CgroupFiles()).open(proc)
 
 
 @attrs.define
-class _Opening:
-    """Looks for what can be done, and makes places where something can."""
+class _Detection:
+    """One detection of controllers, which makes parent cgroups where a controller works."""
 
     _name: str
-    _owner: Owner
-    _kernel: Kernel
-    _homes: dict[str, Home | OSError] = attrs.field(factory=dict)
+    _owner: CgroupOwner
+    _files: CgroupFiles
+    _parents: dict[str, ParentCgroup | OSError] = attrs.field(factory=dict)
 
     def open(self, proc: Path) -> Cgroups:
         try:
-            texts = [(proc / name).read_text("utf-8") for name in ("mountinfo", "cgroup")]
+            mounts = find_mounts(proc)
         except OSError as error:
-            return Cgroups([], {}, dict.fromkeys(_CONTROLS, _reason(error)), Remedy(_WRITABLE))
-        hierarchies = parse_hierarchies(*texts)
-        parts: dict[What, tuple[Control, Directory]] = {}
-        missing: dict[What, str] = {}
-        for what, (control, legacy) in _CONTROLS.items():
+            return Cgroups([], {}, dict.fromkeys(_CONTROLLERS, _reason(error)), Remedy(_WRITABLE))
+        parts: dict[Resource, tuple[Controller, CgroupDirectory]] = {}
+        missing: dict[Resource, str] = {}
+        for what, (control, legacy) in _CONTROLLERS.items():
             reasons = []
-            ways: list[tuple[Control, Settle, str | None]] = [
-                (control, settle_unified, hierarchies.unified),
-                (legacy, settle_legacy, hierarchies.controllers.get(legacy.controller)),
+            ways: list[tuple[Controller, ParentMaker, str | None]] = [
+                (control, make_unified_parent, mounts.unified),
+                (legacy, make_legacy_parent, mounts.controllers.get(legacy.name)),
             ]
-            # Where version 1 has the memory, version 2 is there for systemd's own use: nothing
-            # can be limited by it, and the daemon would leave the group that it is looked for in.
-            if "memory" in hierarchies.controllers:
+            # Where version 1 has the memory controller, version 2 is for systemd's own use: it
+            # limits nothing, and the daemon would leave the cgroup that systemd expects it in.
+            if "memory" in mounts.controllers:
                 ways.reverse()
-            for offer, settle, path in ways:
+            for offer, make_parent, path in ways:
                 if path is None or what in parts:
                     continue
                 try:
-                    home = self._settled(settle, path)
-                    home.require(offer.controller)
-                    _probe(offer, home.directory)
+                    parent = self._find_parent(make_parent, path)
+                    parent.require(offer.name)
+                    _probe(offer, parent.directory)
                     if what == "weight":
-                        self._make_git(home.directory / _GIT)
-                    parts[what] = (offer, home.directory)
+                        self._make_git(parent.directory / _GIT)
+                    parts[what] = (offer, parent.directory)
                 except OSError as error:
                     reasons.append(_reason(error))
             if what not in parts:
                 missing[what] = "; ".join(reasons) or "there is no cgroup controller for it"
-        remedy = _find_remedy(self._kernel, legacy="memory" in hierarchies.controllers)
-        return Cgroups(self._used(directories(parts)), parts, missing, remedy)
+        remedy = _find_remedy(self._files, legacy="memory" in mounts.controllers)
+        return Cgroups(self._close_unused(directories(parts)), parts, missing, remedy)
 
-    def _make_git(self, group: Directory) -> None:
+    def _make_git(self, group: CgroupDirectory) -> None:
         group.make_if_missing()
         if self._owner is not None:
-            group.give(self._owner, os.path.basename(group.entrance()))
+            group.give(self._owner, os.path.basename(group.find_entry_file()))
 
-    def _settled(self, settle: Settle, path: str) -> Home:
-        """Settle in a group, once, though several controls may be there; raises OSError."""
-        if path not in self._homes:
+    def _find_parent(self, make_parent: ParentMaker, path: str) -> ParentCgroup:
+        """Make a parent cgroup, once for all of its controllers. Raises: OSError."""
+        if path not in self._parents:
             try:
-                self._homes[path] = self._home(settle, Directory(path, self._kernel))
+                self._parents[path] = self._make_parent(
+                    make_parent, CgroupDirectory(path, self._files)
+                )
             except OSError as error:
-                self._homes[path] = error
-        home = self._homes[path]
-        if isinstance(home, OSError):
-            raise home
-        return home
+                self._parents[path] = error
+        parent = self._parents[path]
+        if isinstance(parent, OSError):
+            raise parent
+        return parent
 
-    def _home(self, settle: Settle, own: Directory) -> Home:
-        # Root's doctor, at its end, takes the group of the user along in which we are to be.
+    def _make_parent(self, make_parent: ParentMaker, own: CgroupDirectory) -> ParentCgroup:
+        # Root's doctor, at its end, removes the user's cgroup in which the parent is to be.
         for _ in range(_TRIES - 1):
             with suppress(FileNotFoundError):
-                return settle(own, self._name, self._owner)
-        return settle(own, self._name, self._owner)
+                return make_parent(own, self._name, self._owner)
+        return make_parent(own, self._name, self._owner)
 
-    def _used(self, directories: Sequence[Directory]) -> Sequence[Home]:
-        """Return the places that serve for something, and give up the others."""
-        homes = [home for home in self._homes.values() if isinstance(home, Home)]
-        for home in homes:
-            if home.directory not in directories:
-                home.close()
-        return [home for home in homes if home.directory in directories]
+    def _close_unused(self, directories: Sequence[CgroupDirectory]) -> Sequence[ParentCgroup]:
+        """Close the parents without a controller, and return the others."""
+        parents = [parent for parent in self._parents.values() if isinstance(parent, ParentCgroup)]
+        for parent in parents:
+            if parent.directory not in directories:
+                parent.close()
+        return [parent for parent in parents if parent.directory in directories]
 
 
-def _probe(control: Control, home: Directory) -> None:
-    """Try a control on a group of its own; raises OSError when it does not work."""
-    group = home / "probe"
+def _probe(control: Controller, parent: CgroupDirectory) -> None:
+    """Try a controller on a child cgroup. Raises: OSError, if it does not work."""
+    group = parent / "probe"
     limits = Limits()
     group.make()
     try:
         control.limit(group, limits)
         if not control.holds(group, limits):
-            raise OSError(None, f"has no effect for {control.controller!r}", group.path)
+            raise OSError(None, f"has no effect for {control.name!r}", group.path)
     finally:
         sweep([group])
 
 
-def _find_remedy(kernel: Kernel, *, legacy: bool) -> Remedy:
-    """Return what helps where something is missing; `legacy` where version 1 has the memory."""
-    systemd_run = kernel.systemd_run()
+def _find_remedy(files: CgroupFiles, *, legacy: bool) -> Remedy:
+    """Return the remedy for missing resources; `legacy`: version 1 has the memory controller."""
+    systemd_run = files.systemd_run()
     if legacy or systemd_run is None:
         return Remedy(_WRITABLE if os.geteuid() == 0 else _AS_ROOT)
     return Remedy(_UNIT, systemd_run)

@@ -14,12 +14,12 @@ from typing import ClassVar
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Limits, Sandbox
+from tawebeval.config import Configuration, Limits, SandboxSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import Orphans
-from tawebeval.sandbox.bubblewrap import write_accounts
+from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
 from tests.integration.attacks.case import (
@@ -117,14 +117,14 @@ class CellTestCase(SynchronousTestCase):
     There are no groups here, and no daemon that looks at limits.
     """
 
-    settings: ClassVar[Sandbox] = Sandbox()
+    settings: ClassVar[SandboxSettings] = SandboxSettings()
 
     def setUp(self) -> None:
         self.folder = temporary_folder()
         self.addCleanup(shutil.rmtree, self.folder)
         accounts = self.folder / "accounts"
         accounts.mkdir()
-        write_accounts(accounts)
+        write_sandbox_files(accounts)
         limits = Limits(
             cpu=CPU,
             memory=MEMORY,
@@ -145,14 +145,16 @@ class CellTestCase(SynchronousTestCase):
         solution.parent.mkdir(parents=True)
         solution.write_text("42\n")
         self.workspace = Workspace(self.folder / "evaluation")
-        self.workspace.create(self.folder / "upload", self.workspace.elsewhere(Path("/evaluation")))
+        self.workspace.create(
+            self.folder / "upload", self.workspace.make_sandboxed_view(Path("/evaluation"))
+        )
         self.solution = self.workspace.submission / "solution" / "solution.txt"
         self.checkout = self.folder / "checkout"
         self.checkout.mkdir()
         for folder, folders, names in os.walk(self.folder):
             for name in (*folders, *names):
                 give(Path(folder, name))
-        self.cell = self.sandbox.cell(
+        self.cell = self.sandbox.make_run(
             self.workspace, Checkout(Commit("", ""), self.checkout, lambda: None)
         )
         self.addCleanup(self.cell.close)
@@ -174,7 +176,7 @@ class CellTestCase(SynchronousTestCase):
             **(environment or {}),
         }
         self.cell.close()
-        launch = self.cell.launch(command, variables, self.workspace.tree)
+        launch = self.cell.make_launch_spec(command, variables, self.workspace.tree)
         argv = list(launch.argv)
         # By the numbers that the descriptors have here: nobody gives them others. That the first
         # process cannot note anything, for it has a number of its own for that, matters to nobody.

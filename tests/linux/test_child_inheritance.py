@@ -1,0 +1,110 @@
+"""`linux.child` with real children: what they inherit of the daemon, which is nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from tests.linux.test_child import PATH, ProcessTestCase
+
+LOOK = """
+import json, os, signal
+umask = os.umask(0)
+json.dump({
+    "environment": dict(os.environ),
+    "directory": os.getcwd(),
+    "argv": __import__("sys").argv[1:],
+    "descriptors": [
+        int(fd) for fd in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{fd}")
+    ],
+    "pid": os.getpid(), "session": os.getsid(0), "group": os.getpgrp(),
+    "stdin": os.read(0, 10).decode(),
+    "umask": umask,
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "pipe": signal.getsignal(signal.SIGPIPE) == signal.SIG_DFL,
+}, open(1, "w"))
+"""
+
+
+class InheritanceTests(ProcessTestCase):
+    """What a child finds itself in."""
+
+    async def look(self, *arguments: str, **settings: Any) -> dict[str, Any]:
+        """Return what a child sees."""
+        # Without -E: its environment is the one given. `-S` for speed.
+        child = self.spawn(sys.executable, "-S", "-c", LOOK, *arguments, **settings)
+        await child.ended.wait()
+        self.assertEqual(bytes(child.stderr), b"")
+        return json.loads(bytes(child.stdout))
+
+    async def test_environment(self) -> None:
+        """The environment is the one given, to the letter: nothing of the daemon's own."""
+        self.patch(os, "environ", {**os.environ, "SECRET": "of the daemon"})
+        given = {"A": "1", "EMPTY": "", "UMLAUT": "ü \n x", "LC_ALL": "C.UTF-8"}
+        self.assertEqual((await self.look(environment=given))["environment"], given)
+
+    async def test_directory(self) -> None:
+        """It runs in the directory given, and the daemon stays in its own."""
+        before, directory = os.getcwd(), os.path.realpath(self.mktemp())
+        os.mkdir(directory)
+        self.assertEqual((await self.look(directory=directory))["directory"], directory)
+        self.assertEqual(os.getcwd(), before)
+
+    async def test_arguments(self) -> None:
+        """Arguments are passed as they are, and through no shell."""
+        arguments = ["", "a b", "$HOME", "*", "--", "ü", "'\""]
+        self.assertEqual((await self.look(*arguments))["argv"], arguments)
+
+    async def test_session(self) -> None:
+        """It leads a session and a process group of its own."""
+        seen = await self.look()
+        self.assertEqual((seen["session"], seen["group"]), (seen["pid"], seen["pid"]))
+
+    async def test_stdin(self) -> None:
+        """Stdin is at its end, whatever the daemon's own is."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, writing)
+        own = os.dup(0)
+        self.addCleanup(os.close, own)
+        self.addCleanup(os.dup2, own, 0)
+        os.dup2(reading, 0)
+        os.close(reading)
+        os.write(writing, b"x")
+        self.assertEqual((await self.look())["stdin"], "")
+
+    async def test_umask_and_signals(self) -> None:
+        """The daemon's umask and what it does about signals are not inherited."""
+        self.addCleanup(os.umask, os.umask(0o077))
+        seen = await self.look()
+        self.assertEqual((seen["umask"], seen["blocked"]), (0o022, []))
+
+    async def test_descriptors(self) -> None:
+        """Of the daemon's descriptors, even inheritable ones, it gets none."""
+        reading, writing = os.pipe()
+        self.addCleanup(os.close, reading)
+        self.addCleanup(os.close, writing)
+        os.set_inheritable(writing, True)
+        self.assertEqual((await self.look())["descriptors"], [0, 1, 2])
+
+    async def test_given_descriptors(self) -> None:
+        """What it is to get it gets under the same number, and the daemon keeps its own."""
+        opened = os.open("/dev/null", os.O_RDONLY)
+        self.addCleanup(os.close, opened)
+        self.assertEqual(
+            (await self.look(descriptors=[opened]))["descriptors"], sorted([0, 1, 2, opened])
+        )
+
+    async def test_siblings(self) -> None:
+        """Nor does it get the pipes of children that run already."""
+        self.shell("sleep 60")
+        self.assertEqual((await self.look())["descriptors"], [0, 1, 2])
+
+    async def test_many_descriptors(self) -> None:
+        """A daemon with more descriptors than select(2) could take starts children as well."""
+        opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(2000)]
+        for descriptor in opened:
+            self.addCleanup(os.close, descriptor)
+        os.set_inheritable(opened[-1], True)
+        self.assertEqual((await self.look(environment=PATH))["descriptors"], [0, 1, 2])

@@ -1,0 +1,130 @@
+"""`linux.child` with real children: what they print, and the back-pressure on it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import termios
+
+from twisted.internet.error import ProcessDone
+
+from tests.linux.test_child import ProcessTestCase, turn
+
+
+class OutputTests(ProcessTestCase):
+    """What children print."""
+
+    async def test_both_outputs(self) -> None:
+        """Stdout and stderr arrive whole and apart; the end is told last of all."""
+        child = self.shell("printf out; printf err >&2; printf put")
+        await child.ended.wait()
+        self.assertEqual((bytes(child.stdout), bytes(child.stderr)), (b"output", b"err"))
+        self.assertEqual(child.calls[-1], "ended")
+        self.assertEqual(sorted(child.calls), ["ended", "exited", "stderr lost", "stdout lost"])
+
+    async def test_much_output(self) -> None:
+        """More than any pipe holds arrives in order, and in pieces of 64 KiB at most."""
+        script = (
+            "import sys\nfor i in range(300000): sys.stdout.write(f'{i}\\n')"
+            "\nsys.stderr.write('e' * 500000)"
+        )
+        child = self.python(script)
+        await child.ended.wait()
+        self.assertEqual(bytes(child.stdout), b"".join(b"%d\n" % i for i in range(300000)))
+        self.assertEqual(len(child.stderr), 500000)
+        self.assertLessEqual(child.largest, 2**16)
+
+    async def test_no_output(self) -> None:
+        """A silent child's ends of file are told too."""
+        child = self.shell("true")
+        await child.ended.wait()
+        self.assertEqual((bytes(child.stdout), child.calls.count("stdout lost")), (b"", 1))
+
+    async def test_output_closed_early(self) -> None:
+        """A child that closes its outputs has not ended by that."""
+        child = self.shell("exec 1>&- 2>&-; exec sleep 60")
+        while len(child.calls) < 2:
+            await turn()
+        self.assertEqual(sorted(child.calls), ["stderr lost", "stdout lost"])
+        self.assertTrue(child.child.running)
+        child.child.signal_group(signal.SIGKILL)
+        await child.ended.wait()
+        self.assertEqual(child.calls[2:], ["exited", "ended"])
+
+
+class PauseTests(ProcessTestCase):
+    """Back-pressure."""
+
+    async def test_pause(self) -> None:
+        """Paused, nothing of stdout is read, even at the end; resumed, all of it is."""
+        child = self.shell("echo one; read line; echo err >&2; echo two", directory="/")
+        child.child.pauseProducing()
+        reason = await child.exited.wait()
+        while b"err" not in child.stderr:
+            await turn()
+        self.assertIsInstance(reason, ProcessDone)
+        self.assertEqual(bytes(child.stdout), b"")
+        self.assertFalse(child.ended.is_set)
+        child.child.resumeProducing()
+        await child.ended.wait()
+        self.assertEqual(bytes(child.stdout), b"one\ntwo\n")
+
+    async def test_paused_child_blocks(self) -> None:
+        """A child whose stdout is not read comes to stand, and goes on when it is."""
+        script = "import sys\nfor _ in range(64): sys.stdout.write('x' * 65536)"
+        child = self.python(script + "\nsys.stderr.write('done')")
+        child.child.pauseProducing()
+        while not _stdout_is_full(child.child.pid):
+            await turn()
+        for _ in range(10):
+            await turn()
+        self.assertTrue(_stdout_is_full(child.child.pid))
+        self.assertEqual((bytes(child.stdout), bytes(child.stderr)), (b"", b""))
+        child.child.resumeProducing()
+        await child.ended.wait()
+        self.assertEqual((len(child.stdout), bytes(child.stderr)), (64 * 65536, b"done"))
+        self.assertLessEqual(child.largest, 2**16)
+
+    async def test_pause_twice(self) -> None:
+        """To pause or resume twice is to do it once."""
+        child = self.shell("echo hello")
+        for _ in range(2):
+            child.child.pauseProducing()
+        for _ in range(2):
+            child.child.resumeProducing()
+        await child.ended.wait()
+        self.assertEqual(bytes(child.stdout), b"hello\n")
+
+    async def test_after_the_end(self) -> None:
+        """To pause or resume what has ended does nothing."""
+        child = self.shell("true")
+        await child.ended.wait()
+        child.child.pauseProducing()
+        child.child.resumeProducing()
+        child.child.read_remaining()
+        await turn()
+        self.assertEqual(child.calls.count("ended"), 1)
+
+    async def test_the_rest_while_paused(self) -> None:
+        """What is left in the pipe is read only when reading is resumed, and then whole."""
+        child = self.shell("echo kept; sleep 60 & echo too")
+        child.child.pauseProducing()
+        await child.exited.wait()
+        child.child.read_remaining()
+        await turn()
+        self.assertEqual((bytes(child.stdout), child.ended.is_set), (b"", False))
+        child.child.resumeProducing()
+        await child.ended.wait()
+        self.assertEqual(bytes(child.stdout), b"kept\ntoo\n")
+
+
+def _stdout_is_full(pid: int) -> bool:
+    """Tell whether the pipe that is the stdout of a child holds as much as it can."""
+    pipe = os.open(f"/proc/{pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        held = int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+        return held == fcntl.fcntl(pipe, fcntl.F_GETPIPE_SZ)
+    finally:
+        os.close(pipe)

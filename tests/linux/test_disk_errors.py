@@ -1,0 +1,48 @@
+"""`linux.filetree`: which path an error is about, and what helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux.filetree import add_path, describe_disk_error, is_full, mentions_full_disk
+
+PATH = Path("/state/file")
+
+
+class DiskFaultsTests(SynchronousTestCase):
+    """Errors as the system makes them."""
+
+    def raised(self, *arguments: object) -> OSError:
+        """Return such an error as it comes out of a write to the path."""
+        error = OSError(*arguments)
+        with self.assertRaises(OSError) as caught, add_path(PATH):
+            raise error
+        self.assertIs(caught.exception, error)
+        return error
+
+    def test_naming(self) -> None:
+        """One without a path gets this one, and keeps all else; another has its own already."""
+        named = self.raised(errno.EIO, "Input/output error")
+        self.assertEqual((named.errno, named.filename), (errno.EIO, str(PATH)))
+        self.assertEqual(self.raised(errno.EACCES, "no", "/other").filename, "/other")
+        with add_path(PATH):
+            pass
+
+    def test_write(self) -> None:
+        """That is so of what the kernel says of a full disk."""
+        with self.assertRaises(OSError) as caught, add_path(PATH):
+            Path("/dev/full").write_bytes(b"x")
+        self.assertEqual(caught.exception.filename, str(PATH))
+
+    def test_full(self) -> None:
+        """What is full by a quota is full, too; what is broken is not."""
+        for number, full in ((errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EROFS, False)):
+            said = os.strerror(number)
+            error = self.raised(number, said)
+            self.assertEqual((is_full(error), mentions_full_disk(f"sh: {said}!")), (full, full))
+            remedy = "; make room there" if full else ""
+            self.assertEqual(describe_disk_error(error), f"{PATH}: {said}{remedy}")

@@ -1,0 +1,174 @@
+"""`linux.ownership`: what root makes for the daemon's user, and what it does not touch."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+from unittest import SkipTest
+
+import attrs
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import ownership as module
+from tawebeval.linux.ownership import check_owner, give_directory
+from tawebeval.linux.privileges import find_user
+
+STRANGER = 54321
+
+
+class GiveTests(SynchronousTestCase):
+    """Directories that root makes, in a folder of root's."""
+
+    def setUp(self) -> None:
+        if os.geteuid() != 0:
+            raise SkipTest("only root can give a directory to another user: run the tests as root")
+        self.user = find_user("nobody")
+        self.folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def refused(self, directory: Path, *words: str) -> None:
+        """Hold that a directory is not given; the message says why, and what to do."""
+        owners = self.owners()
+        with self.assertRaises(ConfigurationError) as caught:
+            give_directory(directory, self.user)
+        for word in (str(directory), *words):
+            self.assertIn(word, str(caught.exception))
+        self.assertEqual(self.owners(), owners)
+
+    def owners(self) -> dict[Path, int]:
+        """Return what there is in the folder, and whose it is."""
+        return {path: path.lstat().st_uid for path in self.folder.rglob("*")}
+
+    def test_missing(self) -> None:
+        """One that is missing is made, for the user alone."""
+        descriptors = len(os.listdir("/proc/self/fd"))
+        give_directory(self.folder / "state", self.user)
+        status = (self.folder / "state").stat()
+        self.assertEqual((status.st_uid, status.st_gid), (self.user.uid, self.user.gid))
+        self.assertEqual(status.st_mode & 0o777, 0o700)
+        self.assertEqual(len(os.listdir("/proc/self/fd")), descriptors)
+
+    def test_relative(self) -> None:
+        """A path may be relative."""
+        here = os.getcwd()
+        self.addCleanup(os.chdir, here)
+        os.chdir(self.folder)
+        give_directory(Path("state"), self.user)
+        self.assertEqual((self.folder / "state").stat().st_uid, self.user.uid)
+
+    def test_empty(self) -> None:
+        """An empty one of root's is handed over, and keeps its mode; the user's own stays."""
+        state = self.folder / "state"
+        state.mkdir(mode=0o750)
+        for _ in range(2):
+            give_directory(state, self.user)
+            self.assertEqual(state.stat().st_uid, self.user.uid)
+        self.assertEqual(state.stat().st_mode & 0o777, 0o750)
+
+    def test_full(self) -> None:
+        """One of root's with something in it may be anything: that is for the operator to say."""
+        (self.folder / "state" / "thing").mkdir(parents=True)
+        self.refused(self.folder / "state", "belongs to root", "chown -R --no-dereference nobody:")
+
+    def test_of_a_stranger(self) -> None:
+        """One of somebody else's is not taken away."""
+        (self.folder / "state").mkdir()
+        os.chown(self.folder / "state", STRANGER, STRANGER)
+        self.refused(self.folder / "state", f"belongs to {STRANGER}")
+
+    def test_no_parent(self) -> None:
+        """Only one directory is made, not the way to it."""
+        self.refused(self.folder / "a" / "b", "install -d -m 700 -o nobody")
+        (self.folder / "file").touch()
+        self.refused(self.folder / "file")
+        self.refused(self.folder / "file" / "state")
+
+    def test_way_of_others(self) -> None:
+        """Where others decide what a path leads to root makes nothing, nor gives anything."""
+        way = self.folder / "way"
+        (way / "state").mkdir(parents=True)
+        for mode, owner in ((0o755, self.user.uid), (0o775, 0), (0o757, 0), (0o1777, STRANGER)):
+            os.chown(way, owner, 0)
+            way.chmod(mode)
+            for name in ("state", "new"):
+                self.refused(way / name, "'way'", "install -d")
+
+    def test_sticky(self) -> None:
+        """In /tmp nobody can exchange what is root's."""
+        way = self.folder / "way"
+        way.mkdir()
+        way.chmod(0o1777)
+        give_directory(way / "state", self.user)
+
+    def test_links(self) -> None:
+        """No link is followed, on the way or at its end, not even one of root's."""
+        target = self.folder / "target"
+        target.mkdir()
+        (self.folder / "link").symlink_to(target)
+        self.refused(self.folder / "link")
+        self.refused(self.folder / "link" / "state")
+
+
+class OwnerTests(SynchronousTestCase):
+    """Whose a directory is, and what is in it."""
+
+    def setUp(self) -> None:
+        self.folder = Path(self.mktemp()).resolve()
+        (self.folder / "ours").mkdir(parents=True)
+        (self.folder / "dangling").symlink_to("nowhere")
+
+    def test_ours(self) -> None:
+        """What is ours passes, and what is missing; links are not followed."""
+        check_owner(self.folder, ("ours", "missing", "dangling"))
+
+    def test_volume(self) -> None:
+        """A directory of root's in which we may write will do, one in which we may not does not."""
+        self.patch(module.os, "geteuid", lambda: STRANGER)
+        owner = attrs.make_class("Status", {"st_uid": attrs.field(default=0)})
+        self.patch(Path, "stat", lambda path, **_: owner())
+        self.patch(Path, "lstat", lambda path: owner())
+        check_owner(self.folder, ())
+        self.patch(module.os, "access", lambda *_, **__: False)
+        with self.assertRaises(ConfigurationError) as caught:
+            check_owner(self.folder, ())
+        self.assertIn("belongs to root", str(caught.exception))
+
+    def test_link_of_root(self) -> None:
+        """A link to the directory may be anybody's, as with systemd's DynamicUser=."""
+        if os.geteuid() != 0:
+            raise SkipTest("only root can give a file to another user: run the tests as root")
+        link = self.folder / "link"
+        link.symlink_to("ours")
+        os.chown(self.folder / "ours", STRANGER, STRANGER)
+        self.patch(module.os, "geteuid", lambda: STRANGER)
+        check_owner(link, ())
+        os.chown(self.folder / "ours", STRANGER + 1, STRANGER)
+        os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+        self.assertRaises(ConfigurationError, check_owner, link, ())
+
+    def test_others(self) -> None:
+        """What is not ours is named, with its owner and the remedy for all of it."""
+        self.patch(module.os, "geteuid", lambda: STRANGER)
+        self.patch(module.os, "access", lambda *_, **__: False)
+        with self.assertRaises(ConfigurationError) as caught:
+            check_owner(self.folder, ("ours",))
+        owner = pwd.getpwuid(os.getuid()).pw_name
+        self.assertIn(f"{self.folder} belongs to {owner}", str(caught.exception))
+        self.assertIn(f"{STRANGER}: {shlex.quote(str(self.folder))}", str(caught.exception))
+
+    def test_others_within(self) -> None:
+        """So is a part of it, by its own name."""
+        if os.geteuid() != 0:
+            raise SkipTest("only root can give a file to another user: run the tests as root")
+        os.chown(self.folder / "ours", STRANGER, STRANGER)
+        (self.folder / "link").symlink_to("ours")
+        check_owner(self.folder, ("link",))  # it is the link itself that counts
+        with self.assertRaises(ConfigurationError) as caught:
+            check_owner(self.folder, ("dangling", "ours"))
+        self.assertIn(f"{self.folder / 'ours'} belongs to {STRANGER}", str(caught.exception))
+        self.assertTrue(str(caught.exception).endswith(f"root: {shlex.quote(str(self.folder))}"))

@@ -1,0 +1,285 @@
+"""`linux.reaper` with real processes, in a process of its own that is their subreaper."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux import reaper
+from tawebeval.linux.reaper import Orphans
+from tests.fake_children import NO_PROCESS, FakeSpawner
+from tests.own_python import printed_by
+
+SUBREAPER = '''
+import asyncio, json, os, signal, subprocess, sys, time
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
+from twisted.internet.protocol import ProcessProtocol
+from tawebeval.linux import reaper as orphans
+from tawebeval.linux.child import Spawner
+
+DAEMON = """
+import os, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+sys.stdout.write(f"{os.getpid()}\\\\n"); sys.stdout.flush()
+os.close(0); os.close(1); os.close(2)
+%s
+"""
+WAIT = "time.sleep(600)"
+
+def daemon(mark="", directory="/", then=WAIT):
+    """Leave a double-forked daemon behind; return its pid."""
+    out = subprocess.run(
+        [sys.executable, "-IS", "-c", DAEMON % then], cwd=directory, check=True,
+        env={"MARK": mark}, stdout=subprocess.PIPE,
+    )
+    return int(out.stdout)
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+def exists(pid):
+    return os.path.exists(f"/proc/{pid}")
+
+class Quiet(ProcessProtocol):
+    pass
+
+orphans.become_subreaper()
+spawner = Spawner(reactor)
+world = orphans.Orphans(reactor, spawner)
+result = {}
+
+async def script():
+    SCRIPT
+
+def finish(failure):
+    if failure is not None:
+        result["error"] = failure.getTraceback()
+    reactor.stop()
+
+def begin():
+    Deferred.fromCoroutine(script()).addBoth(finish)
+
+reactor.callWhenRunning(begin)
+reactor.run()
+for pid in list(orphans.descendants("self")):
+    orphans.send_signal(pid, signal.SIGKILL)
+print(json.dumps(result))
+'''
+
+
+class OrphanTests(SynchronousTestCase):
+    """Processes that ran away."""
+
+    def play(self, script: str, *arguments: str) -> dict[str, Any]:
+        """Play a script in a subreaper, and return what it notes in `result`."""
+        indented = "\n".join("    " + line for line in script.strip().splitlines())
+        whole = SUBREAPER.replace("    SCRIPT", indented)
+        result: dict[str, Any] = json.loads(printed_by(whole, *arguments))
+        self.assertNotIn("error", result, result.get("error"))
+        return result
+
+    def test_mark(self) -> None:
+        """Double-forked daemons that bear the mark are dead when it returns, others are not."""
+        result = self.play(
+            """
+mine = [daemon("secret") for _ in range(3)]
+other, none = daemon("other"), daemon()
+await world.kill_marked(b"secret", "/nonexistent")
+result["mine"] = [exists(pid) for pid in mine]
+result["others"] = [alive(other), alive(none)]
+await world.kill_marked(b"other", "/nonexistent")
+result["other"], result["none"] = exists(other), alive(none)
+"""
+        )
+        self.assertEqual(result["mine"], [False] * 3)
+        self.assertEqual(result["others"], [True, True])
+        self.assertEqual((result["other"], result["none"]), (False, True))
+
+    def test_directory(self) -> None:
+        """So are those that work in the run's directory, or below it, with a clean environment."""
+        root = Path(self.mktemp()).resolve()
+        for name in ("run/below", "run2"):
+            (root / name).mkdir(parents=True)
+        result = self.play(
+            """
+root = sys.argv[1]
+mine = [daemon("", root + "/run"), daemon("", root + "/run/below")]
+others = [daemon("", root + "/run2"), daemon("", root)]
+await world.kill_marked(b"no such mark", root + "/run")
+result["mine"] = [exists(pid) for pid in mine]
+result["others"] = [alive(pid) for pid in others]
+""",
+            str(root),
+        )
+        self.assertEqual(result, {"mine": [False, False], "others": [True, True]})
+
+    def test_removed_directory(self) -> None:
+        """A directory that was removed below it gives it away as well."""
+        root = Path(self.mktemp()).resolve()
+        (root / "run" / "gone").mkdir(parents=True)
+        result = self.play(
+            """
+root = sys.argv[1]
+pid = daemon("", root + "/run/gone")
+os.rmdir(root + "/run/gone")
+await world.kill_marked(b"no such mark", root + "/run")
+result["exists"] = exists(pid)
+""",
+            str(root),
+        )
+        self.assertEqual(result, {"exists": False})
+
+    def test_family(self) -> None:
+        """With an orphan its whole family goes, those without the mark too."""
+        result = self.play(
+            """
+then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
+pid = daemon("secret", then=then + WAIT)
+while not list(orphans.children(pid)):
+    time.sleep(0.01)
+(child,) = orphans.children(pid)
+result["before"] = {pid, child} <= set(orphans.descendants("self"))
+await world.kill_marked(b"secret", "/nonexistent")
+result["after"] = [alive(pid), alive(child)]
+"""
+        )
+        self.assertEqual(result, {"before": True, "after": [False, False]})
+
+    def test_slow_family(self) -> None:
+        """It waits for all that it has killed, those without the mark too."""
+        result = self.play(
+            """
+then = "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/')" + chr(10)
+pid = daemon("secret", then=then + WAIT)
+while not list(orphans.children(pid)):
+    time.sleep(0.01)
+(child,) = orphans.children(pid)
+while open(f"/proc/{child}/environ").read():  # as long as it is a copy of its parent
+    time.sleep(0.01)
+send = orphans.send_signal
+delay = lambda one: 0.1 if one == child else 0
+orphans.send_signal = lambda one, number: reactor.callLater(delay(one), send, one, number)
+await world.kill_marked(b"secret", "/nonexistent")
+result["after"] = [alive(pid), alive(child)]
+"""
+        )
+        self.assertEqual(result, {"after": [False, False]})
+
+    def test_children_are_left_alone(self) -> None:
+        """A child that the daemon started itself is no orphan, whatever it bears."""
+        result = self.play(
+            """
+child = spawner(Quiet(), ["/bin/sleep", "600"], {"MARK": "secret"}, "/")
+await world.kill_marked(b"secret", "/nonexistent")
+result["running"] = child.running and alive(child.pid)
+"""
+        )
+        self.assertEqual(result, {"running": True})
+
+    def test_dead_are_reaped(self) -> None:
+        """Orphans that are dead are reaped, whosever they were, and hold nothing up."""
+        result = self.play(
+            """
+dead = daemon("", then="pass")
+while alive(dead):
+    time.sleep(0.01)
+result["zombie"] = exists(dead)
+await world.kill_marked(b"secret", "/nonexistent")
+result["after"] = exists(dead)
+"""
+        )
+        self.assertEqual(result, {"zombie": True, "after": False})
+
+    def test_expected(self) -> None:
+        """One that is dead is not reaped while it may be a child whose number is not known yet."""
+        result = self.play(
+            """
+with spawner.expect_child() as tell:
+    mine, other = daemon("", then="pass"), daemon("", then="pass")
+    while alive(mine) or alive(other):
+        time.sleep(0.01)
+    world.reap()
+    await world.kill_marked(b"secret", "/nonexistent")
+    result["expected"] = [exists(mine), exists(other)]
+    tell(mine)
+world.reap()
+result["told"] = [exists(mine), exists(other)]
+"""
+        )
+        self.assertEqual(result, {"expected": [True, True], "told": [True, False]})
+
+    def test_expected_elsewhere(self) -> None:
+        """Orphans that live are ended meanwhile as ever."""
+        result = self.play(
+            """
+with spawner.expect_child():
+    pid = daemon("secret")
+    ended = Deferred.fromCoroutine(world.kill_marked(b"secret", "/nonexistent"))
+    while alive(pid):
+        await deferLater(reactor, 0.01)
+await ended
+result["alive"] = alive(pid)
+"""
+        )
+        self.assertEqual(result, {"alive": False})
+
+    def test_nobody(self) -> None:
+        """With no orphan there is nothing to wait for."""
+        result = self.play("""await world.kill_marked(b"secret", "/nonexistent")""")
+        self.assertEqual(result, {})
+
+    def test_signals_to_the_gone(self) -> None:
+        """Signals to processes that are gone, and their families, are nothing."""
+        result = self.play(
+            """
+gone = subprocess.Popen(["/bin/true"])
+gone.wait()
+orphans.send_signal(gone.pid, signal.SIGKILL)
+result["children"] = list(orphans.children(gone.pid)) + list(orphans.descendants(gone.pid))
+"""
+        )
+        self.assertEqual(result, {"children": []})
+
+
+class LookTests(SynchronousTestCase):
+    """How long it takes, with a Clock and a process that is none."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.orphans = Orphans(self.clock, FakeSpawner(self.clock))
+        self.adopted = [NO_PROCESS]
+        self.patch(Orphans, "_adopted", lambda orphans: iter(self.adopted))
+
+    def test_waits(self) -> None:
+        """It returns when they are gone, and not when they have been told to go."""
+        ended = Deferred.fromCoroutine(self.orphans.kill_marked(b"secret", "/nonexistent"))
+        self.clock.pump([0.002] * 100)
+        self.assertNoResult(ended)
+        self.adopted = []
+        self.clock.advance(0.002)
+        self.successResultOf(ended)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_gives_up(self) -> None:
+        """What hangs in the kernel is waited for some seconds, and then logged."""
+        logged: list[object] = []
+        self.patch(reaper.log, "observer", logged.append)
+        ended = Deferred.fromCoroutine(self.orphans.kill_marked(b"secret", "/nonexistent"))
+        self.clock.pump([0.002] * 2000)
+        self.assertNoResult(ended)
+        self.clock.pump([0.002] * 600)
+        self.successResultOf(ended)
+        self.assertEqual(len(logged), 1)

@@ -1,0 +1,130 @@
+"""`linux.reaper` with real processes, of the daemon's directories and of others."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux.reaper import end_stale_processes
+from tests.patience import PATIENCE
+
+SLEEP = ("sleep", "60")
+
+
+class LeftoversTests(SynchronousTestCase):
+    """Two daemons' directories, one beside the other; the first is dead."""
+
+    def setUp(self) -> None:
+        self.around = Path(self.mktemp()).resolve()
+        self.dead, self.living = self.around / "daemon", self.around / "daemon-2"
+        for root in (self.dead, self.living):
+            (root / "e" / "tmp").mkdir(parents=True)
+
+    def begin(
+        self,
+        directory: Path | str = "/",
+        argv: Sequence[str] = SLEEP,
+        terminal: int | None = None,
+        **environment: str,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process; with a descriptor of a terminal, which is its own then."""
+        before = () if terminal is None else ("setsid", "--ctty")
+        child = subprocess.Popen(
+            [*before, *argv],
+            cwd=directory,
+            env={"PATH": os.defpath, **environment},
+            stdin=terminal,
+            stdout=subprocess.PIPE,
+            start_new_session=terminal is None,
+        )
+        self.addCleanup(child.communicate)
+        self.addCleanup(child.kill)
+        return child
+
+    def end(self) -> list[str]:
+        """End what the dead daemon has left; return what the log says."""
+        with capturedLogs() as events:
+            end_stale_processes(self.dead)
+        return [formatEvent(event) for event in events]
+
+    def check(self, child: subprocess.Popen[bytes], *, ended: bool) -> None:
+        """Hold that a process is ended, or spared, and whether the log tells of it."""
+        said = self.end()
+        if ended:
+            self.assertEqual(child.wait(PATIENCE), -9)
+            self.assertEqual(len(said), 1, said)
+            self.assertIn("processes were ended that an earlier daemon has left", said[0])
+            self.assertIn(str(child.pid), said[0])
+        else:
+            self.assertIsNone(child.poll())
+            self.assertEqual(said, [])
+
+    def test_nobody(self) -> None:
+        """Where nobody is left nothing is said."""
+        self.assertEqual(self.end(), [])
+
+    def test_evaluator(self) -> None:
+        """An evaluator was told of its directory for temporary files."""
+        self.check(self.begin(TEMPORARY_DIRECTORY=f"{self.dead}/e/tmp"), ended=True)
+
+    def test_git(self) -> None:
+        """So was a git command, of its repository."""
+        self.check(self.begin(GIT_DIR=f"{self.dead}/e"), ended=True)
+
+    def test_working_directory(self) -> None:
+        """Who has dropped its environment may still be where it was, though that is removed."""
+        child = self.begin(self.dead / "e")
+        (self.dead / "e" / "tmp").rmdir()
+        (self.dead / "e").rmdir()
+        self.check(child, ended=True)
+
+    def test_descendants(self) -> None:
+        """What such a process has started goes with it, though it has shed all that shows."""
+        program = "cd /; env -i sleep 60 & echo $!; wait"
+        child = self.begin(argv=("sh", "-c", program), GIT_DIR=f"{self.dead}/e")
+        assert child.stdout is not None
+        inner = int(child.stdout.readline())
+        self.check(child, ended=True)
+        self.assertNotIn("sleep", _name(inner))
+
+    def test_another_daemon(self) -> None:
+        """Those of another daemon, whose directory is called nearly the same, are let be."""
+        self.check(self.begin(TEMPORARY_DIRECTORY=f"{self.living}/e/tmp"), ended=False)
+        self.check(self.begin(self.living / "e"), ended=False)
+
+    def test_not_told(self) -> None:
+        """Who has the path somewhere else in the environment was not started by a daemon."""
+        self.check(self.begin(OLDPWD=f"{self.dead}/e", X_GIT_DIR=f"{self.dead}/e"), ended=False)
+
+    def test_terminal(self) -> None:
+        """Somebody at a terminal who looks at what has happened is let be."""
+        ours, theirs = pty.openpty()
+        self.addCleanup(os.close, ours)
+        self.addCleanup(os.close, theirs)
+        argv = ("sh", "-c", "echo there; sleep 60")
+        child = self.begin(self.dead / "e", argv, terminal=theirs)
+        assert child.stdout is not None
+        self.assertEqual(child.stdout.readline(), b"there\n")
+        self.check(child, ended=False)
+
+    def test_self(self) -> None:
+        """Whoever starts the next daemon from within its directories does not end it."""
+        before = os.getcwd()
+        self.addCleanup(os.chdir, before)
+        os.chdir(self.dead / "e")
+        self.assertEqual(self.end(), [])
+
+
+def _name(pid: int) -> str:
+    """Return a living process's name, nothing for one that is gone or dead."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().split()
+    except OSError:
+        return ""
+    return "" if words[2] == "Z" else words[1]

@@ -1,0 +1,499 @@
+"""`sandbox.base`: what all cells hold, and the cell that is none."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import signal
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import GIB, MIB, Limits
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.errors import EvaluationError
+from tawebeval.linux.cgroups.group import Usage
+from tawebeval.sandbox import base as module
+from tawebeval.sandbox.base import Exit, NoSandbox, UnsandboxedRun
+from tawebeval.sandbox.disk import DiskUsage, TooMuchWork
+from tawebeval.sandbox.workspace import Workspace
+from tests.fake_children import NO_PROCESS, FakeChild
+from tests.fake_sandbox import FakeTrees
+
+LIMITS = Limits(
+    cpu=30,
+    memory=64 * MIB,
+    processes=32,
+    open_files=99,
+    file_size=5 * MIB,
+    disk=GIB,
+    disk_files=1000,
+)
+ALL = ("memory", "processes", "cpu")
+ENVIRONMENT = {"EVALUATION_DATA_BEGIN": "--secret--", "PATH": "/usr/bin:/bin"}
+
+
+@attrs.define
+class FakeGroup:
+    """A group that says what the test wants; `removed` counts, also when it `stays`."""
+
+    entries: Sequence[str] = ()
+    over: frozenset[str] = frozenset()
+    used: Usage = attrs.field(factory=lambda: Usage(None, None))
+    removed: int = 0
+    stays: OSError | None = None
+    patience: list[float] = attrs.field(factory=list)
+
+    def list_entry_files(self) -> Sequence[str]:
+        return self.entries
+
+    def exceeded(self, patience: float) -> frozenset[str]:
+        self.patience.append(patience)
+        return self.over
+
+    def usage(self, waited: resource.struct_rusage | None) -> Usage:
+        return self.used
+
+    def over_cpu(self, limit: float) -> bool:
+        return (self.used.cpu_seconds or 0) > limit
+
+    def remove(self) -> None:
+        self.removed += 1
+        if self.stays is not None:
+            raise self.stays
+
+
+@attrs.define
+class FakeCgroups:
+    """What gives `group` to everybody.
+
+    `made` are the names and limits that were asked for, `spares` the limits of what was made ahead.
+    """
+
+    enforced: frozenset[str] = frozenset()
+    niceness: int = 10
+    group: FakeGroup = attrs.field(factory=FakeGroup)
+    made: list[tuple[str, Limits]] = attrs.field(factory=list)
+    spares: list[Limits] = attrs.field(factory=list)
+
+    def make(self, identifier: str, limits: Limits) -> FakeGroup:
+        self.made.append((identifier, limits))
+        return self.group
+
+    def make_spare(self, limits: Limits) -> None:
+        self.spares.append(limits)
+
+
+@attrs.define
+class FakeDisk:
+    """A watch over a disk on which there is what `use` says.
+
+    `looks` has of each look whether it was to count anew, and by how much work.
+    """
+
+    directory: Path
+    size: int
+    files: int
+    pids: Callable[[], Iterable[int]]
+    use: DiskUsage = attrs.field(factory=DiskUsage)
+    looks: list[tuple[bool, float]] = attrs.field(factory=list)
+    devices: set[int] = attrs.field(factory=set)
+    free: float = inf
+
+    def look(self, again: bool, work: float) -> DiskUsage:
+        self.looks.append((again, work))
+        if self.use.looks > work:
+            raise TooMuchWork
+        return self.use
+
+
+@attrs.define
+class FakeOrphans:
+    """Has none, and notes for whom it was asked, and for which processes somebody waits.
+
+    `told` are the children that were expected and not waited for, None where it was not told which.
+    """
+
+    asked: list[tuple[bytes, str]] = attrs.field(factory=list)
+    waited: list[int] = attrs.field(factory=list)
+    told: list[int | None] = attrs.field(factory=list)
+
+    @contextmanager
+    def expect_child(self) -> Iterator[Callable[[int], object]]:
+        known: list[int] = []
+        yield known.append
+        self.told.append(known[0] if known else None)
+
+    def forget_child(self, pid: int) -> None:
+        self.told.remove(pid)
+
+    async def kill_marked(self, mark: bytes, directory: str) -> None:
+        self.asked.append((mark, directory))
+
+    async def kill_child(self, pid: int) -> None:
+        self.waited.append(pid)
+
+
+class CellTestCase(SynchronousTestCase):
+    """What a cell needs: a workspace, cgroups and a disk, on which nothing is done."""
+
+    checkout = Checkout(
+        Commit("c" * 40, "7" * 40, files=10, size=5000), Path("/cache/tree"), lambda: None
+    )
+
+    def setUp(self) -> None:
+        self.trees: Any = FakeTrees()
+        self.cgroups: Any = FakeCgroups()
+        self.orphans: Any = FakeOrphans()
+        self.workspace = Workspace(Path("/state/evaluations/word"))
+        self.disks: list[FakeDisk] = []
+        self.patch(module, "DiskMeter", self.watch)
+        self.hard = resource.RLIM_INFINITY  # of the daemon, for whatever it is
+        self.patch(module, "_hard", lambda number: self.hard)
+
+    def watch(
+        self, *arguments: Any, apart: Collection[str], since: float, floor: int, held: bool
+    ) -> FakeDisk:
+        """Return a fake watch."""
+        self.assertEqual((floor, held), (LIMITS.free_disk, False))
+        self.assertEqual(sorted(apart), ["submission"])
+        self.assertGreater(since, 0)
+        self.disks.append(FakeDisk(*arguments))
+        return self.disks[-1]
+
+    @property
+    def disk(self) -> FakeDisk:
+        """What the one cell looks at."""
+        (disk,) = self.disks
+        return disk
+
+    def no_cell(self) -> UnsandboxedRun:
+        """Return a cell that is none."""
+        sandbox = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees)
+        return UnsandboxedRun(self.workspace, self.checkout, sandbox)
+
+    def started(self) -> UnsandboxedRun:
+        """Return one in which something was started."""
+        cell = self.no_cell()
+        cell.start("x", ENVIRONMENT, Path("/"))
+        return cell
+
+
+class ProcessLimitTests(CellTestCase):
+    """The limits of each single process."""
+
+    def test_to_the_letter(self) -> None:
+        """Memory by process where no group limits it; never processes, which the daemon has too."""
+        for count in range(len(ALL) + 1):
+            for enforced in itertools.combinations(ALL, count):
+                self.cgroups.enforced = frozenset(enforced)
+                launch = self.no_cell().make_launch_spec(
+                    "./it --now", ENVIRONMENT, Path("/some/where")
+                )
+                expected = {
+                    resource.RLIMIT_CPU: (30, -1 if "cpu" in enforced else 31),
+                    resource.RLIMIT_FSIZE: (5 * MIB, 5 * MIB),
+                    resource.RLIMIT_NOFILE: (99, 99),
+                    resource.RLIMIT_CORE: (1, -1),
+                    resource.RLIMIT_MSGQUEUE: (0, 0),
+                    resource.RLIMIT_SIGPENDING: (1024, 1024),
+                    resource.RLIMIT_NICE: (0, 0),
+                    resource.RLIMIT_RTPRIO: (0, 0),
+                }
+                if "memory" not in enforced:
+                    expected[resource.RLIMIT_DATA] = (64 * MIB, 64 * MIB)
+                self.assertEqual(launch.limits, expected, enforced)
+                self.assertEqual(launch.argv, ["/bin/sh", "-c", "./it --now"])
+                self.assertEqual(launch.environment, ENVIRONMENT)
+                self.assertEqual(launch.directory, "/some/where")
+                self.assertEqual(launch.descriptors, ())
+
+    def test_hard_limits_of_the_daemon(self) -> None:
+        """What cannot be unlimited is as high as the daemon's own."""
+        self.cgroups.enforced = frozenset({"cpu"})
+        self.hard = 77
+        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).limits
+        self.assertEqual(limits[resource.RLIMIT_CORE], (1, 77))
+        self.assertEqual(limits[resource.RLIMIT_CPU], (30, 77))
+
+    def test_daemon_without_core_dumps(self) -> None:
+        """The soft limit of core dumps is 0 where the daemon's hard limit is 0."""
+        self.hard = 0
+        limits = self.no_cell().make_launch_spec("./it", ENVIRONMENT, Path("/")).limits
+        self.assertEqual(limits[resource.RLIMIT_CORE], (0, 0))
+
+
+class GroupTests(CellTestCase):
+    """The groups of a run."""
+
+    def test_make(self) -> None:
+        """A group has the workspace's name, and the limits; it is removed once."""
+        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
+        cell = self.started()
+        self.assertEqual(self.cgroups.made, [("word", LIMITS)])
+        (launch,) = self.trees.launched
+        self.assertEqual(launch.groups, ["/cgroup/a", "/cgroup/b"])
+        self.assertEqual(self.cgroups.spares, [])
+        cell.close()
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
+        self.assertEqual(self.cgroups.spares, [LIMITS], "the next start finds a group")
+
+    def test_stays(self) -> None:
+        """While a group cannot be removed that is an error, and there is no spare one as yet."""
+        cell = self.started()
+        self.cgroups.group.stays = OSError(16, "Device or resource busy")
+        for _ in range(2):
+            self.assertRaises(OSError, cell.close)
+        self.assertEqual(self.cgroups.spares, [])
+        self.cgroups.group.stays = None
+        for _ in range(2):
+            cell.close()
+        self.assertEqual((self.cgroups.group.removed, self.cgroups.spares), (3, [LIMITS]))
+
+    def test_cannot_be_started(self) -> None:
+        """The group of what cannot be started is removed all the same, and nobody is expected."""
+        self.trees.error = OSError(28, "No space left on device")
+        cell = self.no_cell()
+        with self.assertRaises(OSError):
+            cell.start("x", ENVIRONMENT, Path("/"))
+        self.assertEqual(self.orphans.told, [])
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+    def test_known(self) -> None:
+        """From its first moment the child is known as one that is no orphan."""
+        self.started()
+        self.assertEqual(self.orphans.told, [NO_PROCESS])
+
+    def test_never_started(self) -> None:
+        """A cell in which nothing was started has nothing to remove."""
+        self.no_cell().close()
+        self.assertEqual(self.cgroups.group.removed, 0)
+
+    def test_usage(self) -> None:
+        """The group knows what was used; without one nobody does."""
+        self.cgroups.group.used = Usage(1.5, 4096)
+        cell = self.no_cell()
+        self.assertEqual(cell.read_usage(None), Usage(None, None))
+        cell.start("x", ENVIRONMENT, Path("/"))
+        self.assertEqual(cell.read_usage(None), Usage(1.5, 4096))
+        cell.close()
+        self.assertEqual(cell.read_usage(None), Usage(None, None))
+
+
+class ExceededTests(CellTestCase):
+    """Which limit a run has gone over."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cell = self.started()
+        self.child = FakeChild(Clock(), ProcessProtocol())
+        self.cell.set_first_process(self.child)  # type: ignore[arg-type]
+
+    def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
+        """Hold that it is this one."""
+        error = self.cell.check_limits(final)
+        assert isinstance(error, EvaluationError)
+        self.assertEqual(error.reason, reason)
+        value = getattr(LIMITS, limit)
+        self.assertEqual(error.members, {"limit": f"limits.{limit}", "value": value})
+        self.assertIn(f"{value} {words}", error.message)
+
+    def check_none(self, *, final: bool = False) -> None:
+        """Hold that it is none."""
+        self.assertIsNone(self.cell.check_limits(final))
+
+    def test_none(self) -> None:
+        """A run that has used nothing."""
+        self.check_none()
+        self.check_none(final=True)
+
+    def test_group(self) -> None:
+        """What the kernel has stopped; where there were both, memory is told."""
+        group = self.cgroups.group
+        group.over = frozenset({"processes"})
+        self.check("processes", "processes", "processes")
+        group.over = frozenset({"processes", "memory"})
+        self.check("memory", "memory", "bytes of memory")
+
+    def test_patience(self) -> None:
+        """What the kernel stops by itself is looked for once a second, and at the end."""
+        self.check_none()
+        self.check_none(final=True)
+        self.assertEqual(self.cgroups.group.patience, [1, 0])
+
+    def test_cpu(self) -> None:
+        """The processor time of the whole group counts, and the last second is allowed."""
+        self.cgroups.group.used = Usage(30.0, None)
+        self.check_none()
+        self.cgroups.group.used = Usage(30.01, None)
+        self.check("cpu", "cpu", "seconds of processor time")
+
+    def test_exited(self) -> None:
+        """The group of a run that has exited is asked only why it failed; the disk counts on."""
+        self.cgroups.group.over = frozenset({"memory"})
+        self.check("memory", "memory", "bytes of memory")
+        self.child.exit()
+        self.check_none()
+        self.check("memory", "memory", "bytes of memory", final=True)
+        self.disk.use = DiskUsage(files=1011)
+        self.check("disk", "disk_files", "files on disk")
+
+    def test_disk_bytes(self) -> None:
+        """What is checked out is not counted: its bytes, and a block for each of its files."""
+        allowed = GIB + 5000 + 10 * 4096
+        self.disk.use = DiskUsage(size=allowed)
+        self.check_none()
+        self.disk.use = DiskUsage(size=allowed + 1)
+        self.check("disk", "disk", "bytes on disk")
+
+    def test_disk_files(self) -> None:
+        """Nor are the files that are checked out."""
+        self.disk.use = DiskUsage(files=1010)
+        self.check_none()
+        self.disk.use = DiskUsage(files=1011)
+        self.check("disk", "disk_files", "files on disk")
+
+    def test_deep(self) -> None:
+        """Too deep directories cannot be counted, and so are too many."""
+        self.disk.use = DiskUsage(too_deep=True)
+        self.check("disk", "disk_files", "files on disk")
+
+    def test_file_size(self) -> None:
+        """A file as large as any may be tells why a run failed, and nothing before."""
+        self.disk.use = DiskUsage(largest=5 * MIB - 1)
+        self.check_none(final=True)
+        self.disk.use = DiskUsage(largest=5 * MIB)
+        self.check_none()
+        self.check("file_size", "file_size", "bytes in one file", final=True)
+
+    def test_nearly_full(self) -> None:
+        """Where the disk is nearly full a run that has failed may have failed of that."""
+        self.assertFalse(self.cell.is_disk_short)
+        self.disk.use = DiskUsage(size=MIB)
+        self.disk.free = LIMITS.free_disk
+        self.assertFalse(self.cell.is_disk_short)
+        self.disk.free -= 1
+        self.assertTrue(self.cell.is_disk_short)
+        self.check_none()
+        error = self.cell.check_limits(final=True)
+        assert isinstance(error, EvaluationError)
+        self.assertEqual(error.reason, "disk")
+        value = LIMITS.free_disk
+        self.assertEqual(error.members, {"limit": "limits.free_disk", "value": value})
+        self.assertIn(f"limits.free_disk ({value} bytes)", error.message)
+        self.assertIn(f"{MIB} bytes", error.message)
+
+    def test_nearly_full_of_others(self) -> None:
+        """One that has next to nothing there has failed of it only where nothing is free."""
+        self.disk.use = DiskUsage(size=MIB - 1)
+        self.disk.free = MIB
+        self.check_none(final=True)
+        self.disk.free = MIB - 1
+        error = self.cell.check_limits(final=True)
+        self.assertEqual(error and error.reason, "disk")
+
+    def test_much_work(self) -> None:
+        """A count that takes more work than it may is none; the other limits are known without."""
+        self.disk.use = DiskUsage(looks=8)
+        self.assertRaises(TooMuchWork, self.cell.check_limits, work=7)
+        self.assertIsNone(self.cell.check_limits(work=8))
+        self.cgroups.group.over = frozenset({"memory"})
+        error = self.cell.check_limits(work=0)
+        self.assertEqual(error and error.reason, "memory")
+
+    def test_without_groups(self) -> None:
+        """The disk is looked at without groups, too."""
+        self.cell.close()
+        self.disk.use = DiskUsage(size=2 * GIB)
+        self.check("disk", "disk", "bytes on disk")
+
+    def test_held(self) -> None:
+        """A quota directory is watched in the place of the workspace."""
+        watched: list[tuple[Path, bool]] = []
+
+        def watch(directory: Path, *_: object, held: bool, **more: object) -> FakeDisk:
+            watched.append((directory, held))
+            return self.disk
+
+        self.patch(module, "DiskMeter", watch)
+        self.workspace = attrs.evolve(self.workspace, quota_directory=Path("/state/quotas/0"))
+        self.no_cell()
+        self.assertEqual(watched, [(Path("/state/quotas/0"), True)])
+
+    def test_count(self) -> None:
+        """The workspace is counted, within what is allowed; anew at the end."""
+        self.check_none()
+        self.check_none(final=True)
+        self.assertEqual(self.disk.looks, [(False, inf), (True, inf)])
+        self.assertEqual(self.disk.directory, self.workspace.root)
+        self.assertEqual(self.disk.size, GIB + 5000 + 10 * 4096)
+        self.assertEqual(self.disk.files, 1010)
+
+    def test_processes(self) -> None:
+        """The files that its processes have open are counted, as long as there are any."""
+        self.patch(module, "descendants", lambda pid: [pid + 1, pid + 2])
+        self.assertEqual(list(self.disk.pids()), [NO_PROCESS + 1, NO_PROCESS + 2])
+        self.child.exit()
+        self.assertEqual(list(self.disk.pids()), [], "its number may be another's by now")
+
+
+class UnsandboxedRunTests(CellTestCase):
+    """Without a sandbox."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.child: Any = FakeChild(Clock(), ProcessProtocol())
+
+    def test_cell(self) -> None:
+        """It is made for each evaluation, and shows the workspace as it is."""
+        cell = NoSandbox(LIMITS, self.cgroups, self.orphans, self.trees).make_run(
+            self.workspace, self.checkout
+        )
+        self.assertIsInstance(cell, UnsandboxedRun)
+        self.assertEqual(cell.view, self.workspace.make_unsandboxed_view())
+        self.assertEqual((cell.limits, cell.workspace), (LIMITS, self.workspace))
+        cell.start("x", ENVIRONMENT, Path("/"))
+        self.assertEqual(self.cgroups.made, [("word", LIMITS)])
+
+    def test_signal(self) -> None:
+        """A signal is for the group and for who has left it, looked for while they have parents."""
+        done: list[object] = []
+        self.patch(module, "descendants", lambda pid: done.append(pid) or [31, 32])
+        self.patch(module, "send_signal", lambda pid, number: done.append((pid, number)))
+        self.child.signal_group = done.append
+        self.no_cell().send_signal(self.child, signal.SIGTERM)
+        self.assertEqual(done, [NO_PROCESS, signal.SIGTERM, (31, 15), (32, 15)])
+
+    def test_end(self) -> None:
+        """The group is killed, and the orphans by the run's own secret and workspace."""
+        cell = self.no_cell()
+        cell.make_launch_spec("x", ENVIRONMENT, Path("/"))
+        cell.set_first_process(self.child)
+        self.child.exit(0)
+        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining()))
+        self.assertEqual(self.child.group_signals, [signal.SIGKILL])
+        self.assertEqual(self.orphans.asked, [(b"--secret--", "/state/evaluations/word")])
+
+    def test_end_without_a_process(self) -> None:
+        """Where none was started there may be orphans all the same."""
+        cell = self.no_cell()
+        cell.make_launch_spec("x", ENVIRONMENT, Path("/"))
+        self.successResultOf(Deferred.fromCoroutine(cell.kill_remaining()))
+        self.assertEqual(len(self.orphans.asked), 1)
+
+    def test_exit(self) -> None:
+        """It has ended as its shell has."""
+        cell = self.no_cell()
+        self.assertEqual(cell.interpret_exit(137, None), Exit(137))
+        self.assertEqual(cell.interpret_exit(None, 9), Exit(None, 9))
+        self.assertEqual(cell.interpret_exit(0, None), Exit(0, None))

@@ -1,0 +1,479 @@
+"""`sandbox.bubblewrap`: how bwrap is asked for a sandbox, and what it tells of its end."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import signal
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.internet.defer import Deferred
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import MIB
+from tawebeval.errors import EvaluationError
+from tawebeval.linux.launcher_client import MountedOverlay
+from tawebeval.sandbox import bubblewrap as module
+from tawebeval.sandbox.base import Exit, SandboxedRun
+from tawebeval.sandbox.bubblewrap import (
+    Bubblewrap,
+    BubblewrapRun,
+    Descriptors,
+    system_view,
+    write_sandbox_files,
+)
+from tests.fake_children import NO_PROCESS, FakeChild
+from tests.sandbox.test_base import ENVIRONMENT, LIMITS, CellTestCase
+
+WAIT = (
+    "exec 3>&2 2>/dev/null </dev/null;"
+    """ (echo '{ "begun": true }' >&6; exec "$@" 2>&3 3>&- 6>&-); exit $?"""
+)
+PROGRAM = b"the filter's program"
+
+CHILD = b'{ "child-pid": 77 }\n'
+"""What bwrap notes at the start; at the end of the evaluator there is more."""
+BEGUN = CHILD + b'{ "begun": true }\n'
+ENDED = BEGUN + b'{ "exit-code": 0 }\n'
+
+
+class BubblewrapTestCase(CellTestCase):
+    """A cell of bubblewrap, opened."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.filter = os.memfd_create("filter")
+        self.addCleanup(os.close, self.filter)
+        os.write(self.filter, PROGRAM)  # and is at its end now
+        self.cell = self.make()
+        self.addCleanup(self.cell.close)
+        self.start(self.cell)
+
+    def sandbox(self, *readable: str, network: bool = False) -> Bubblewrap:
+        """Return the daemon's sandbox."""
+        return Bubblewrap(
+            "/opt/bwrap",
+            Path("/state/accounts"),
+            self.filter,
+            ("--ro-bind", "/usr", "/usr"),
+            readable,
+            network,
+            self.trees,
+            LIMITS,
+            self.cgroups,
+            self.orphans,
+        )
+
+    def make(self, *readable: str, network: bool = False) -> BubblewrapRun:
+        """Return a cell."""
+        cell = self.sandbox(*readable, network=network).make_run(self.workspace, self.checkout)
+        assert isinstance(cell, BubblewrapRun)
+        return cell
+
+    def start(self, cell: SandboxedRun) -> None:
+        """Start something in a cell, in nothing but name."""
+        cell.start("x", ENVIRONMENT, self.workspace.tree)
+
+    def descriptors(self, cell: BubblewrapRun | None = None) -> Descriptors:
+        """Return those for the filter, the environment, and bwrap's notes."""
+        cell = cell or self.cell
+        given = cell.make_launch_spec("x", ENVIRONMENT, self.workspace.tree).descriptors
+        return Descriptors(*given[:3])
+
+
+class ArgumentTests(BubblewrapTestCase):
+    """What is started."""
+
+    def expected(self, *middle: str, network: bool = False) -> list[str]:
+        """Return the whole argv, whose part for what is readable is given."""
+        own = "/state/evaluations/word"
+        return [
+            *("/opt/bwrap", "--unshare-user", "--unshare-all", "--disable-userns"),
+            *("--die-with-parent", "--new-session", "--uid", "1000", "--gid", "1000"),
+            *("--hostname", "evaluation", "--cap-drop", "ALL", "--as-pid-1"),
+            *(["--share-net"] if network else []),
+            *("--seccomp", "3", "--json-status-fd", "5", "--args", "4"),
+            *("--ro-bind", "/usr", "/usr", "--proc", "/proc", "--dev", "/dev"),
+            *("--bind", f"{own}/scratch", "/tmp", "--bind", f"{own}/shm", "/dev/shm"),
+            *middle,
+            *("--ro-bind", f"{own}/submission", "/evaluation/submission"),
+            *("--bind", f"{own}/tree", "/evaluation/tree"),
+            *("--bind", f"{own}/tmp", "/evaluation/tmp"),
+            *("--bind", f"{own}/home", "/evaluation/home"),
+            *("--ro-bind", "/state/accounts/init", "/init"),
+            *("--remount-ro", "/proc", "--remount-ro", "/dev", "--remount-ro", "/"),
+            *("--chdir", "/evaluation/tree/sub"),
+            *("--", "/init", "-c", WAIT, "/init", "cat", "-- x"),
+        ]
+
+    def test_argv(self) -> None:
+        """All namespaces, nothing but the workspace writable, and the command at the end."""
+        for network in (False, True):
+            argv = self.sandbox(network=network).argv(
+                self.cell.view,
+                Path("/evaluation/tree/sub"),
+                ["cat", "-- x"],
+            )
+            self.assertEqual(list(argv), self.expected(network=network))
+
+    def test_readable(self) -> None:
+        """What the operator shows is read-only; nothing of it can hide what is the evaluation's."""
+        argv = self.sandbox("/srv/tests", "/evaluation").argv(
+            self.cell.view, Path("/evaluation/tree/sub"), ["cat", "-- x"]
+        )
+        shown = ("--ro-bind", "/srv/tests", "/srv/tests", "--ro-bind", "/evaluation", "/evaluation")
+        self.assertEqual(list(argv), self.expected(*shown))
+
+    def test_launch(self) -> None:
+        """The limits of a process are set inside, where its user's processes are its own."""
+        directory = self.workspace.tree / "sub"
+        for enforced, more in (
+            ((), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
+            (("memory",), ["--nproc=32:32"]),
+            (("processes",), [f"--data={64 * MIB}:{64 * MIB}"]),
+            (("processes", "memory"), []),
+            (("processes", "memory", "cpu"), []),
+            (("cpu",), ["--nproc=32:32", f"--data={64 * MIB}:{64 * MIB}"]),
+        ):
+            self.cgroups.enforced = frozenset(enforced)
+            cpu = "30:unlimited" if "cpu" in enforced else "30:31"
+            launch = self.cell.make_launch_spec("./it --now", ENVIRONMENT, directory)
+            inside = [
+                *("/usr/bin/prlimit", f"--cpu={cpu}", f"--fsize={5 * MIB}:{5 * MIB}"),
+                *("--nofile=99:99", "--core=1:unlimited"),
+                *("--msgqueue=0:0", "--sigpending=1024:1024"),
+                *("--nice=0:0", "--rtprio=0:0"),
+                *(*more, "--", "/bin/sh", "-c", "./it --now"),
+            ]
+            self.assertEqual(list(launch.argv), [*self.expected()[:-2], *inside], enforced)
+            self.assertEqual(launch.environment, {})
+            self.assertEqual(launch.directory, "/")
+
+    def test_environment(self) -> None:
+        """The evaluator's environment is in a file for bwrap, to the letter."""
+        for given in (ENVIRONMENT, {"A": "1 = 2", "EMPTY": "", "LINES": "a\nb", "ODD": "\udcff"}):
+            self.cell.close()
+            launch = self.cell.make_launch_spec("x", given, self.workspace.tree)
+            written = os.pread(Descriptors(*launch.descriptors[:3]).environment, 10**5, 0)
+            words = [part for pair in given.items() for part in ("--setenv", *pair)]
+            self.assertEqual(written, os.fsencode("\0".join(["--clearenv", *words])))
+
+    def test_groups(self) -> None:
+        """All of bwrap goes into the groups first: inside they are not to be seen."""
+        self.cgroups.group.entries = ["/cgroup/a", "/cgroup/b"]
+        self.start(self.cell)
+        launch = self.trees.launched[-1]
+        self.assertEqual(launch.niceness, self.cgroups.niceness)
+        self.assertEqual(
+            (launch.groups, launch.argv[0]), (["/cgroup/a", "/cgroup/b"], "/opt/bwrap")
+        )
+        self.assertEqual(launch.limits, {})
+
+    def test_view(self) -> None:
+        """The evaluator knows its workspace by another name than ours."""
+        self.assertEqual(self.cell.view, self.workspace.make_sandboxed_view(Path("/evaluation")))
+
+
+class DescriptorTests(BubblewrapTestCase):
+    """What is open for bwrap."""
+
+    def test_filter(self) -> None:
+        """Each cell reads the filter from its beginning, whatever the others have read."""
+        other = self.make()
+        self.start(other)
+        self.addCleanup(other.close)
+        for cell in (self.cell, other):
+            filter_ = self.descriptors(cell).filter
+            self.assertEqual(os.read(filter_, 100), PROGRAM)
+            with self.assertRaises(OSError):
+                os.write(filter_, b"x")
+
+    def test_not_inherited(self) -> None:
+        """Only what is started with them gets them."""
+        for descriptor in self.descriptors():
+            self.assertFalse(os.get_inheritable(descriptor))
+
+    def test_close(self) -> None:
+        """They are closed with the cell, which also loses its group; once."""
+        descriptors = self.descriptors()
+        self.cell.close()
+        for descriptor in descriptors:
+            with self.assertRaises(OSError):
+                os.fstat(descriptor)
+        reused = os.memfd_create("reused")
+        self.addCleanup(os.close, reused)
+        self.assertIn(reused, descriptors)
+        self.cell.close()
+        os.fstat(reused)
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+    def test_never_started(self) -> None:
+        """A cell in which nothing was started has nothing to close."""
+        self.make().close()
+        self.assertEqual(self.cgroups.group.removed, 0)
+
+    def test_tree(self) -> None:
+        """What is started has a tree over the checkout; what leads to its files is held."""
+        self.assertEqual(self.cell.view.opened, {})
+        directory = os.open("/proc", os.O_RDONLY)
+        self.trees.overlay = MountedOverlay(directory, frozenset({39, 40}))
+        cell = self.make()
+        self.start(cell)
+        self.assertEqual(self.trees.made, [self.checkout.path] * 2)
+        self.assertEqual(cell.view.opened, {self.workspace.tree: directory})
+        self.assertEqual(self.disks[-1].devices, {39, 40})
+        cell.close()
+        cell.close()
+        self.assertRaises(OSError, os.fstat, directory)
+
+    def test_stays(self) -> None:
+        """Where the group cannot be removed as yet, all else is closed."""
+        before = os.listdir("/proc/self/fd")
+        self.trees.overlay = MountedOverlay(os.open("/proc", os.O_RDONLY), frozenset())
+        cell = self.make()
+        self.start(cell)
+        self.cgroups.group.stays = OSError(16, "Device or resource busy")
+        self.assertRaises(OSError, cell.close)
+        self.assertEqual(os.listdir("/proc/self/fd"), before)
+        self.cgroups.group.stays = None
+
+    def test_half_open(self) -> None:
+        """Where the filter cannot be opened the group is removed all the same."""
+        sandbox = attrs.evolve(self.sandbox(), filter=10**6)
+        cell = sandbox.make_run(self.workspace, self.checkout)
+        self.assertRaises(OSError, self.start, cell)
+        cell.close()
+        self.assertEqual(self.cgroups.group.removed, 1)
+
+
+class ExitTests(BubblewrapTestCase):
+    """How the evaluator has ended, from what bwrap tells."""
+
+    def note(self, text: bytes) -> None:
+        """Write what bwrap writes."""
+        os.write(self.descriptors().status, text)
+
+    def test_status(self) -> None:
+        """It exits with the status of its command."""
+        self.note(ENDED)
+        for status in (0, 1, 2, 126, 127, 128, 193, 255):
+            self.assertEqual(self.cell.interpret_exit(status, None), Exit(status), status)
+
+    def test_signal(self) -> None:
+        """128 and more is a signal, if there is one of that number."""
+        self.note(ENDED)
+        for number in (1, 9, 15, 24, 25, 31, 34, 64):
+            self.assertEqual(
+                self.cell.interpret_exit(128 + number, None), Exit(None, number), number
+            )
+
+    def test_bwrap_killed(self) -> None:
+        """Who kills the run kills bwrap, which has begun then, and may have noted more."""
+        for noted in (CHILD, BEGUN, ENDED):
+            self.note(noted)
+            self.assertEqual(self.cell.interpret_exit(None, signal.SIGKILL), Exit(None, 9))
+
+    def test_killed_at_its_start(self) -> None:
+        """Who kills bwrap before it has begun has not killed the evaluator, which never was."""
+        with self.assertRaises(EvaluationError) as caught:
+            self.cell.interpret_exit(None, signal.SIGKILL)
+        self.assertEqual((caught.exception.reason, caught.exception.members), ("lost", {}))
+        self.assertIn("ended by signal 9 at its start", caught.exception.message)
+
+    def test_not_started(self) -> None:
+        """Without the note of an end it was the sandbox that failed, whatever the status."""
+        for noted, status, told in ((b"", 1, 1), (CHILD, 0, 0), (b'"exit-cod', None, 0)):
+            self.note(noted)
+            with self.assertRaises(EvaluationError) as caught:
+                self.cell.interpret_exit(status, None)
+            error = caught.exception
+            self.assertEqual((error.reason, error.members), ("lost", {"status": told}))
+
+    def test_not_begun(self) -> None:
+        """Without the first process's note there was none for the evaluator, as it may exit."""
+        self.note(CHILD + b'{ "exit-code": 2 }\n')
+        with self.assertRaises(EvaluationError) as caught:
+            self.cell.interpret_exit(2, None)
+        self.assertEqual(caught.exception.reason, "lost")
+        self.assertIn("no process could be made for the evaluator", caught.exception.message)
+
+    def test_asked_twice(self) -> None:
+        """The notes are read where they begin, each time."""
+        self.note(ENDED)
+        for _ in range(2):
+            self.assertEqual(self.cell.interpret_exit(3, None), Exit(3))
+
+
+class SignalTests(BubblewrapTestCase):
+    """Signals, which are for those inside."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.sent: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+        self.patch(module, "descendants", lambda pid: self.asked.append(pid) or [31, 32])
+        self.patch(module, "send_signal", lambda pid, number: self.sent.append((pid, number)))
+        self.child: Any = FakeChild(Clock(), ProcessProtocol())
+
+    def test_term(self) -> None:
+        """All inside are asked to end; bwrap is left, to tell how they did."""
+        self.cell.send_signal(self.child, signal.SIGTERM)
+        self.assertEqual(self.asked, [NO_PROCESS])
+        self.assertEqual(self.sent, [(31, signal.SIGTERM), (32, signal.SIGTERM)])
+        self.assertEqual(self.child.group_signals, [])
+
+    def test_kill(self) -> None:
+        """All inside are killed; bwrap is left, to see them end."""
+        self.cell.send_signal(self.child, signal.SIGKILL)
+        self.assertEqual(self.sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
+        self.assertEqual(self.child.group_signals, [])
+
+    def test_nobody_inside(self) -> None:
+        """Before there is anybody bwrap itself is killed, for nobody could be asked to end."""
+        self.patch(module, "descendants", lambda pid: [])
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            self.child.group_signals.clear()
+            self.cell.send_signal(self.child, number)
+            self.assertEqual((self.sent, self.child.group_signals), ([], [signal.SIGKILL]))
+
+    def test_first_process_alone(self) -> None:
+        """It would ignore what it may, and has begun nothing yet: it is killed."""
+        self.patch(module, "descendants", lambda pid: [31])
+        self.cell.send_signal(self.child, signal.SIGTERM)
+        self.assertEqual((self.sent, self.child.group_signals), ([(31, signal.SIGKILL)], []))
+
+    def test_end(self) -> None:
+        """The kernel kills all that is left behind, which is over when the first one is gone."""
+        self.cell.set_first_process(self.child)
+        os.write(self.descriptors().status, CHILD)
+        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining()))
+        self.assertEqual(self.orphans.waited, [77])
+        self.assertEqual((self.sent, self.child.group_signals), ([], []))
+
+    def test_end_without_a_sandbox(self) -> None:
+        """Where bwrap has started nobody there is nobody to wait for."""
+        self.successResultOf(Deferred.fromCoroutine(self.cell.kill_remaining()))
+        self.assertEqual(self.orphans.waited, [])
+
+
+class SystemTests(SynchronousTestCase):
+    """What is shown of a machine, whose `/` is a folder here."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        for name in ("usr/bin", "lib32", "etc/python3.11", "etc/ssl/certs", "etc/ssl/private"):
+            (self.root / name).mkdir(parents=True)
+        (self.root / "bin").symlink_to("usr/bin")
+        (self.root / "lib64").symlink_to("usr/lib64")
+        (self.root / "sbin").write_text("")  # which is no directory
+        (self.root / "etc/localtime").symlink_to("../usr/share/zoneinfo/Europe/Rome")
+        (self.root / "etc/resolv.conf").symlink_to(self.root / "run/resolv.conf")
+        for name in (
+            *("ld.so.conf", "ld.so.cache", "python3", "hosts", "passwd", "group", "shadow"),
+            *("gshadow", "sudoers", "machine-id", "ssl/private/key", "environment"),
+        ):
+            (self.root / "etc" / name).write_text("")
+        self.patch(module, "_ROOT", [str(self.root / name) for name in module._ROOT])
+        self.patch(module, "glob", lambda pattern: glob.glob(f"{self.root}{pattern}"))
+
+    def view(self, *, network: bool) -> list[str]:
+        """Return the arguments, as they would be on that machine."""
+        accounts = self.root / "state/accounts"
+        arguments = list(system_view(accounts, network=network))
+        return [argument.removeprefix(str(self.root)) for argument in arguments]
+
+    def expected(self, *etc: str) -> list[str]:
+        """Return the arguments, of which those for files in /etc are given."""
+        return [
+            *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin"),
+            *("--ro-bind", "/lib32", "/lib32", "--symlink", "usr/lib64", "/lib64"),
+            *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"),
+            *("--ro-bind-try", "/etc/ld.so.conf", "/etc/ld.so.conf"),
+            *("--ro-bind", "/state/accounts/passwd", "/etc/passwd"),
+            *("--ro-bind", "/state/accounts/group", "/etc/group"),
+            *("--ro-bind-try", "/usr/share/zoneinfo/Europe/Rome", "/etc/localtime"),
+            *("--ro-bind-try", "/etc/python3", "/etc/python3"),
+            *("--ro-bind-try", "/etc/python3.11", "/etc/python3.11"),
+            *etc,
+        ]
+
+    def test_without_network(self) -> None:
+        """The system, what programs need to be run, and accounts that are not the machine's."""
+        self.assertEqual(self.view(network=False), self.expected())
+
+    def test_with_network(self) -> None:
+        """Also how hosts are found and who is trusted, and no key."""
+        self.assertEqual(
+            self.view(network=True),
+            self.expected(
+                *("--ro-bind-try", "/etc/hosts", "/etc/hosts"),
+                *("--ro-bind-try", "/run/resolv.conf", "/etc/resolv.conf"),
+                *("--ro-bind-try", "/etc/ssl/certs", "/etc/ssl/certs"),
+            ),
+        )
+
+    def test_this_machine(self) -> None:
+        """Of the real /etc nothing is shown that others may not read, or that names people."""
+        self.patch(module, "glob", glob.glob)
+        arguments = list(system_view(Path("/state/accounts"), network=True))
+        sources = arguments[1::3]
+        self.assertFalse({"/", "/etc", "/etc/passwd", "/etc/ssl", "/home"} & set(sources))
+        for source in sources:
+            if source.startswith("/etc/") and os.path.exists(source):
+                self.assertTrue(os.stat(source).st_mode & stat.S_IROTH, source)
+
+
+class AccountTests(SynchronousTestCase):
+    """The users and groups inside."""
+
+    def test_accounts(self) -> None:
+        """The evaluator's own, by the numbers that it has inside, and nobody; nobody else."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        for _ in range(2):  # a daemon finds those of an earlier one
+            write_sandbox_files(folder)
+        self.assertEqual(
+            (folder / "passwd").read_text(),
+            "evaluator:x:1000:1000::/evaluation/home:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
+        )
+        self.assertEqual((folder / "group").read_text(), "evaluator:x:1000:\nnogroup:x:65534:\n")
+        self.assertEqual({path.name for path in folder.iterdir()}, {"passwd", "group", "init"})
+
+    def test_full(self) -> None:
+        """Where there is no room the error names the file that did not fit, not the shell."""
+        write_bytes = Path.write_bytes
+        for full in ("init.new", "passwd", "group"):
+            folder = Path(self.mktemp())
+            folder.mkdir()
+
+            def write(path: Path, content: bytes, full: str = full) -> int:
+                if path.name == full:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return write_bytes(path, content)
+
+            self.patch(Path, "write_bytes", write)
+            with self.assertRaises(OSError) as caught:
+                write_sandbox_files(folder)
+            self.assertEqual(caught.exception.filename, str(folder / full))
+
+    def test_init(self) -> None:
+        """The first process is a shell that may be run and not read, so it is closed to others."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        write_sandbox_files(folder)
+        init = folder.resolve() / "init"
+        self.assertEqual(stat.S_IMODE(init.stat().st_mode), 0o111)
+        for status in (0, 7):
+            argv = [init, "-c", WAIT, "/init", "/bin/sh", "-c", f"echo told >&2; exit {status}"]
+            done = subprocess.run(argv, capture_output=True)
+            self.assertEqual((done.returncode, done.stderr), (status, b"told\n"))
+        argv = [init, "-c", WAIT, "/init", "/bin/sh", "-c", "kill -SEGV $$"]
+        done = subprocess.run(argv, capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGSEGV, b""))

@@ -1,0 +1,105 @@
+"""`sandbox.commands`: what commands of git are given of the machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from twisted.internet.protocol import ProcessProtocol
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.sandbox import bubblewrap
+from tawebeval.sandbox.commands import (
+    READ_ONLY,
+    SandboxAccess,
+    SandboxedCommands,
+    UnsandboxedCommands,
+)
+from tests.fake_children import FakeChild
+
+REPOSITORY = Path("/cache/x.git")
+
+
+class ArgumentTests(SynchronousTestCase):
+    """How bwrap is asked for it."""
+
+    def argv(self, reach: SandboxAccess = READ_ONLY) -> Sequence[str]:
+        """Return what stands in front of a command."""
+        box = SandboxedCommands(
+            "/usr/bin/bwrap", 7, ("--ro-bind", "/usr", "/usr"), ("--ro-bind", "/n", "/n")
+        )
+        return box.argv(REPOSITORY, reach, 9)
+
+    def binds(self, option: str, reach: SandboxAccess = READ_ONLY) -> list[str]:
+        """Return the places inside that are bound by an option."""
+        argv = self.argv(reach)
+        return [argv[i + 2] for i, one in enumerate(argv) if one == option]
+
+    def test_without_privileges(self) -> None:
+        """All namespaces, no capability, the filter; it ends with the daemon."""
+        argv = self.argv()
+        self.assertEqual(argv[0], "/usr/bin/bwrap")
+        for option in ("--unshare-all", "--disable-userns", "--die-with-parent", "--new-session"):
+            self.assertIn(option, argv)
+        self.assertEqual(argv[argv.index("--seccomp") + 1], "9")
+        self.assertEqual(argv[argv.index("--cap-drop") + 1], "ALL")
+        self.assertEqual(argv[-1], "--")
+
+    def test_just_read(self) -> None:
+        """A command that says nothing reads its repository, and has no network."""
+        self.assertEqual(self.binds("--ro-bind"), ["/usr", "/cache/x.git"])
+        self.assertEqual(self.binds("--bind") + self.binds("--ro-bind-try"), [])
+        self.assertNotIn("--share-net", self.argv())
+
+    def test_fetch(self) -> None:
+        """One that fetches writes there, after all that hides it, and has the network."""
+        reach = SandboxAccess((REPOSITORY,), ("/k/id",), network=True)
+        argv = self.argv(reach)
+        self.assertIn("--share-net", argv)
+        self.assertEqual(self.binds("--ro-bind", reach), ["/usr", "/n", "/cache/x.git"])
+        self.assertEqual(self.binds("--bind", reach), ["/cache/x.git"])
+        self.assertEqual(self.binds("--ro-bind-try", reach), ["/etc/ssh/ssh_known_hosts", "/k/id"])
+        self.assertLess(argv.index("--tmpfs"), argv.index("/k/id"))
+        self.assertLess(argv.index("--ro-bind-try"), argv.index("--bind"))
+        read_only = argv[argv.index("--remount-ro") :][:6]
+        self.assertEqual(read_only[::2], ["--remount-ro"] * 3)
+        self.assertEqual(read_only[1::2], ["/proc", "/dev", "/"])
+
+
+class EnterTests(SynchronousTestCase):
+    """What is open, and how it is ended."""
+
+    def test_filter(self) -> None:
+        """Each command reads the filter from its beginning, by a descriptor that is closed."""
+        filter_ = os.memfd_create("filter")
+        self.addCleanup(os.close, filter_)
+        os.write(filter_, b"program")
+        box = SandboxedCommands("bwrap", filter_, ())
+        for _ in range(2):
+            with box.enter(REPOSITORY, READ_ONLY) as (argv, opened):
+                self.assertIn(str(opened), argv)
+                self.assertEqual(os.read(opened, 100), b"program")
+            with self.assertRaises(OSError):
+                os.fstat(opened)
+
+    def test_kill(self) -> None:
+        """It kills what is inside, so that bwrap ends when nothing is left; or bwrap itself."""
+        sent: list[tuple[int, int]] = []
+        self.patch(bubblewrap, "send_signal", lambda pid, number: sent.append((pid, number)))
+        for inside in ([31, 32], []):
+            child = FakeChild(Clock(), ProcessProtocol())
+            self.patch(bubblewrap, "descendants", lambda pid, inside=inside: inside)
+            SandboxedCommands("bwrap", 7, ()).kill(child)
+            self.assertEqual(child.group_signals, [] if inside else [signal.SIGKILL])
+        self.assertEqual(sent, [(31, signal.SIGKILL), (32, signal.SIGKILL)])
+
+    def test_none(self) -> None:
+        """Without a sandbox there is nothing in front, and the group is killed."""
+        with UnsandboxedCommands().enter(REPOSITORY, READ_ONLY) as entered:
+            self.assertEqual(entered, ((), None))
+        child = FakeChild(Clock(), ProcessProtocol())
+        UnsandboxedCommands().kill(child)
+        self.assertEqual(child.group_signals, [signal.SIGKILL])

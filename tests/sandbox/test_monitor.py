@@ -1,0 +1,459 @@
+"""`sandbox.monitor`: the look at all cells, again and again, as long as there are any."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import MIB, Limits
+from tawebeval.errors import EvaluationError
+from tawebeval.sandbox.disk import QUICK_LOOKS, TooMuchWork
+from tawebeval.sandbox.monitor import LimitMonitor, check_runs
+from tawebeval.sandbox.workspace import Workspace
+from tests.fake_sandbox import FakeSandboxedRun
+from tests.fakes import InlineThreads, SlowThreads
+
+PAUSE = 0.25
+OVER = EvaluationError("disk", "too much")
+
+
+def make_cell(over: EvaluationError | None = None) -> Any:
+    """Return a cell."""
+    return FakeSandboxedRun(Limits(), Workspace(Path("/some")).make_unsandboxed_view(), over=over)
+
+
+@contextlib.contextmanager
+def over(
+    watch: LimitMonitor, cell: Any, stop: Callable[[EvaluationError], object]
+) -> Iterator[None]:
+    """Have a cell looked at meanwhile."""
+    watch.add_run(cell, stop)
+    try:
+        yield
+    finally:
+        watch.remove_run(cell)
+
+
+class BrokenRun(FakeSandboxedRun):
+    """A cell that cannot be looked at while it is `failing`."""
+
+    error: Exception = OSError(2, "gone")
+    failing = True
+
+    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationError | None:
+        over = super().check_limits(final, work)
+        if self.failing:
+            raise self.error
+        return over
+
+
+class WatchTestCase(SynchronousTestCase):
+    """A watch whose looks take no time."""
+
+    threads: Any = InlineThreads()
+    others: Any = InlineThreads()
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.watch = LimitMonitor(self.clock, self.threads, self.others)
+        self.stopped: list[tuple[object, EvaluationError]] = []
+        self.open = contextlib.ExitStack()
+        self.addCleanup(self.open.close)
+
+    def over(self, cell: Any) -> contextlib.AbstractContextManager[None]:
+        """Have a cell looked at; what stops it is noted."""
+        return over(self.watch, cell, lambda error: self.stopped.append((cell, error)))
+
+    def looks(self, *cells: Any) -> list[int]:
+        """Return how often cells were looked at."""
+        return [len(cell.looks) for cell in cells]
+
+
+class LookTests(WatchTestCase):
+    """When is looked, and at what."""
+
+    def test_pause(self) -> None:
+        """At each cell every quarter of a second, and not sooner; never for the last time."""
+        cell = make_cell()
+        with self.over(cell):
+            self.clock.advance(PAUSE - 0.001)
+            self.assertEqual(self.looks(cell), [0])
+            self.clock.advance(0.001)
+            self.assertEqual(self.looks(cell), [1])
+            self.clock.pump([PAUSE] * 5)
+            self.assertEqual(cell.looks, [False] * 6)
+        self.assertEqual(self.stopped, [])
+
+    def test_many(self) -> None:
+        """All in one look, also those that came later; each that is over a limit is stopped."""
+        cells = [make_cell(OVER if number % 2 else None) for number in range(6)]
+        with contextlib.ExitStack() as entered:
+            for cell in cells[:3]:
+                entered.enter_context(self.over(cell))
+            self.clock.advance(PAUSE / 2)
+            for cell in cells[3:]:
+                entered.enter_context(self.over(cell))
+            self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+            self.clock.advance(PAUSE / 2)
+            self.assertEqual(self.looks(*cells), [1] * 6)
+            self.assertEqual(self.stopped, [(cell, OVER) for cell in cells[1::2]])
+
+    def test_stopped_still_watched(self) -> None:
+        """One that is stopped is looked at until it has ended: to stop takes its time."""
+        cell = make_cell(OVER)
+        with self.over(cell):
+            self.clock.pump([PAUSE] * 2)
+            self.assertEqual(self.stopped, [(cell, OVER)] * 2)
+
+    def test_none(self) -> None:
+        """Without cells there is nothing to do, before and after; also after an error."""
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        one, two = make_cell(), make_cell()
+        with contextlib.suppress(ZeroDivisionError), self.over(one):
+            with self.over(two):
+                pass
+            self.assertEqual(len(self.clock.getDelayedCalls()), 1, "one of two is left")
+            raise ZeroDivisionError
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        self.clock.advance(PAUSE)
+        self.assertEqual(self.looks(one, two), [0, 0])
+
+    def test_again(self) -> None:
+        """After a time without cells it begins anew."""
+        for _ in range(2):
+            cell = make_cell()
+            with self.over(cell):
+                self.clock.advance(PAUSE)
+            self.assertEqual(self.looks(cell), [1])
+            self.clock.advance(PAUSE / 2)
+
+    def test_stop_ends_another(self) -> None:
+        """A cell that ends because another one is stopped is not stopped itself."""
+        one, two = make_cell(OVER), make_cell(OVER)
+        self.open.enter_context(over(self.watch, one, lambda error: entered.close()))
+        with contextlib.ExitStack() as entered:
+            entered.enter_context(self.over(two))
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.looks(one, two), [1, 1])
+            self.assertEqual(self.stopped, [])
+
+    def test_stop_fails(self) -> None:
+        """Whatever comes of a stop, there is a next look."""
+        cell = make_cell(OVER)
+        with over(self.watch, cell, lambda error: 1 / 0):
+            self.clock.advance(PAUSE)
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.looks(cell), [2])
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
+
+
+class SlowTests(WatchTestCase):
+    """Looks that take their time, in a thread."""
+
+    def setUp(self) -> None:
+        self.threads = SlowThreads()
+        super().setUp()
+
+    def test_one_at_a_time(self) -> None:
+        """The pause is from the end of a look: slow disks are not asked all the time."""
+        cell = make_cell()
+        with self.over(cell):
+            self.clock.pump([PAUSE] * 9)
+            self.assertEqual(len(self.threads.waiting), 1)
+            self.open.enter_context(self.over(make_cell()))
+            self.clock.pump([PAUSE] * 9)
+            self.assertEqual(len(self.threads.waiting), 1, "nor does another cell begin one")
+            self.threads.step()
+            self.assertEqual(self.looks(cell), [1])
+            self.assertEqual(self.threads.waiting, [])
+            self.clock.advance(PAUSE - 0.001)
+            self.assertEqual(self.threads.waiting, [])
+            self.clock.advance(0.001)
+            self.assertEqual(len(self.threads.waiting), 1)
+
+    def test_ended_meanwhile(self) -> None:
+        """A cell that has ended while it was looked at is not stopped; then nothing is left."""
+        cell = make_cell(OVER)
+        with self.over(cell):
+            self.clock.advance(PAUSE)
+        self.threads.step()
+        self.assertEqual(self.looks(cell), [1])
+        self.assertEqual(self.stopped, [])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_came_meanwhile(self) -> None:
+        """One that has come while others were looked at has its turn in the next look."""
+        ended, cell = make_cell(), make_cell(OVER)
+        with self.over(ended):
+            self.clock.advance(PAUSE)
+        with self.over(cell):
+            self.threads.step()
+            self.assertEqual(self.looks(ended, cell), [1, 0])
+            self.clock.advance(PAUSE)
+            self.threads.step()
+            self.assertEqual(self.looks(ended, cell), [1, 1])
+            self.assertEqual(self.stopped, [(cell, OVER)])
+
+
+class MuchWorkTests(WatchTestCase):
+    """Cells that have so many files that a look at them takes long."""
+
+    def setUp(self) -> None:
+        self.others = SlowThreads()
+        super().setUp()
+        self.large, self.small = make_cell(), make_cell()
+        self.large.needed, self.small.needed = QUICK_LOOKS + 1, QUICK_LOOKS
+        self.open.enter_context(self.over(self.small))
+
+    def test_apart(self) -> None:
+        """They are looked at by others, once at a time, and nobody waits for it."""
+        with self.over(self.large):
+            self.clock.pump([PAUSE] * 5)
+            self.assertEqual(self.looks(self.small), [5])
+            self.assertEqual(len(self.others.waiting), 1)
+            before = len(self.large.looks)
+            self.others.step()
+            self.assertEqual(len(self.large.looks), before + 1)
+            self.assertEqual(self.others.waiting, [])
+            self.clock.advance(PAUSE)
+            self.assertEqual(len(self.others.waiting), 1)
+            self.others.step()
+        self.assertEqual(self.stopped, [])
+
+    def test_nothing_meanwhile(self) -> None:
+        """While they are looked at nothing is counted twice; other limits are asked for."""
+        works: list[float] = []
+        self.patch(
+            FakeSandboxedRun,
+            "check_limits",
+            lambda cell, work: works.append(work) or self.judge(work),
+        )
+        self.watch.remove_run(self.small)
+        with self.over(self.large):
+            self.clock.pump([PAUSE] * 3)
+            self.others.step()
+            self.clock.advance(PAUSE)
+            self.others.step()
+        self.assertEqual(works, [QUICK_LOOKS, 0, 0, inf, QUICK_LOOKS, inf])
+        self.watch.add_run(self.small, self.stopped.append)
+
+    def judge(self, work: float) -> None:
+        """Need a bit more than a little work."""
+        if work <= QUICK_LOOKS:
+            raise TooMuchWork
+
+    def test_over(self) -> None:
+        """What others find stops one as ever, and so does a limit that takes no count."""
+        self.large.over = OVER
+        with self.over(self.large):
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.stopped, [])
+            self.others.step()
+            self.assertEqual(self.stopped, [(self.large, OVER)])
+            self.clock.advance(PAUSE)
+            self.large.needed = 0
+            self.clock.advance(PAUSE)
+            self.assertEqual(self.stopped, [(self.large, OVER)] * 2)
+            self.others.step()
+
+    def test_ended_meanwhile(self) -> None:
+        """One that has ended while others looked at it is not stopped."""
+        self.large.over = OVER
+        with self.over(self.large):
+            self.clock.advance(PAUSE)
+        self.others.step()
+        self.assertEqual((self.stopped, self.others.waiting), ([], []))
+
+    def test_blind(self) -> None:
+        """One that others cannot look at is stopped after eight times, too."""
+        broken = BrokenRun(
+            Limits(), Workspace(Path("/some")).make_unsandboxed_view(), needed=QUICK_LOOKS + 1
+        )
+        with self.over(broken):
+            for _ in range(8):
+                self.assertEqual(self.stopped, [])
+                self.clock.pump([PAUSE] * 3)
+                self.others.step()
+        ((cell, why),) = self.stopped
+        self.assertEqual((cell, why.reason), (broken, "lost"))
+        self.assertEqual(len(self.flushLoggedErrors(OSError)), 1)
+
+
+class NearlyFullTests(WatchTestCase):
+    """A disk of which too little is free. The limit is 100 MiB."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.cells = [make_cell() for _ in range(3)]
+        for number, cell in enumerate(self.cells):
+            cell.limits = Limits(free_disk=100 * MIB)
+            cell.disk_bytes = (number + 1) * 10 * MIB
+            self.open.enter_context(self.over(cell))
+        self.small, self.medium, self.large = self.cells
+        self.free(101)
+
+    def free(self, mib: float) -> None:
+        """Have so much of the disk free."""
+        for cell in self.cells:
+            cell.free_disk = mib * MIB
+
+    def end(self, cell: Any) -> None:
+        """Have a cell end."""
+        self.watch.remove_run(cell)
+        self.addCleanup(self.watch.add_run, cell, self.stopped.append)
+        self.cells.remove(cell)
+
+    def stops(self, *cells: Any, looks: int = 1) -> None:
+        """Hold that these are stopped, in this order, within so many looks."""
+        self.stopped.clear()
+        self.clock.pump([PAUSE] * looks)
+        self.assertEqual([cell for cell, _ in self.stopped], [*cells])
+        self.assertTrue(all(why.reason == "disk" for _, why in self.stopped))
+
+    def test_enough(self) -> None:
+        """Exactly the limit is enough; nobody is stopped, whatever they write."""
+        self.free(100)
+        self.large.disk_bytes = 10**12
+        self.stops(looks=20)
+
+    def test_one(self) -> None:
+        """The one that has most there is stopped; then all wait for what that brings."""
+        self.free(99)
+        self.stops(self.large)
+        self.stops(looks=4)
+        self.end(self.large)
+        self.free(129)
+        self.stops(looks=20)
+
+    def test_another(self) -> None:
+        """Where it brings too little the next one follows, after a second."""
+        self.free(50)
+        self.stops(self.large)
+        self.stops(looks=4)
+        self.stops(self.medium)
+        self.stops(looks=4)
+        self.stops(self.small)
+        self.stops(looks=20)
+
+    def test_fast(self) -> None:
+        """Nobody waits while the disk goes on filling up."""
+        self.free(50)
+        self.stops(self.large)
+        self.free(48)
+        self.stops(self.medium)
+        self.free(46)
+        self.stops(self.small)
+
+    def test_who_writes_little(self) -> None:
+        """Who has less than a MiB there is let alone: to stop such a run brings nothing."""
+        self.free(50)
+        for cell in self.cells:
+            cell.disk_bytes = MIB - 1
+        self.stops(looks=20)
+        self.small.disk_bytes = MIB
+        self.stops(self.small)
+
+    def test_hidden(self) -> None:
+        """But while the disk goes on filling up, however slowly, somebody hides what he writes."""
+        self.free(50)
+        for cell in self.cells:
+            cell.disk_bytes = 1000
+        self.stops()
+        stopped: list[object] = []
+        for step in range(9):
+            self.free(50 - (step + 1) / 4)
+            self.stopped.clear()
+            self.clock.advance(PAUSE)
+            stopped += [cell for cell, _ in self.stopped]
+        self.assertEqual(stopped, [self.large], "which has begun last")
+
+    def test_afterwards(self) -> None:
+        """When there was enough again all begins anew."""
+        self.free(50)
+        self.stops(self.large)
+        self.end(self.large)
+        self.free(200)
+        self.stops()
+        self.free(50)
+        self.stops(self.medium)
+
+    def test_stopped_already(self) -> None:
+        """Who is stopped and has not ended is not stopped again in the place of another."""
+        self.free(50)
+        self.stops(self.large)
+        self.large.disk_bytes = 10**12
+        self.free(40)
+        self.stops(self.medium)
+
+
+class BlindTests(WatchTestCase):
+    """Cells that cannot be looked at."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.broken = BrokenRun(Limits(), Workspace(Path("/some")).make_unsandboxed_view())
+
+    def test_lost(self) -> None:
+        """After eight looks running such a run is stopped, once, and the log tells why, once."""
+        for error in (OSError(24, "Too many open files"), ValueError("x")):
+            self.broken.error = error
+            self.stopped.clear()
+            other = make_cell()
+            with self.over(self.broken), self.over(other):
+                self.clock.pump([PAUSE] * 7)
+                self.assertEqual(self.stopped, [])
+                self.clock.pump([PAUSE] * 20)
+            (cell, why), *more = self.stopped
+            self.assertEqual((cell, why.reason, more), (self.broken, "lost", []))
+            self.assertEqual(len(self.flushLoggedErrors(type(error))), 1)
+            self.assertEqual(self.looks(other), [27])
+
+    def test_now_and_then(self) -> None:
+        """A look that does not fail begins the count anew: with a limit, or without."""
+        for between in (None, OVER):
+            self.stopped.clear()
+            self.broken.failing = True
+            with self.over(self.broken):
+                for _ in range(4):
+                    self.broken.failing, self.broken.over = True, None
+                    self.clock.pump([PAUSE] * 7)
+                    self.broken.failing, self.broken.over = False, between
+                    self.clock.advance(PAUSE)
+            self.assertEqual([why for _, why in self.stopped], [between] * 4 if between else [])
+
+
+class ExceededTests(SynchronousTestCase):
+    """One look."""
+
+    def setUp(self) -> None:
+        view = Workspace(Path("/some")).make_unsandboxed_view()
+        self.broken = BrokenRun(Limits(), view)
+        self.cells: list[Any] = [make_cell(), self.broken, make_cell(OVER)]
+
+    def check(self) -> None:
+        """Hold that the others are looked at, and what is told of each."""
+        found = [None, self.broken.error, OVER]
+        told = check_runs(dict.fromkeys(self.cells, QUICK_LOOKS))
+        self.assertEqual(told, list(zip(self.cells, found, strict=True)))
+        self.assertEqual([len(cell.looks) for cell in self.cells], [1, 1, 1])
+
+    def test_gone(self) -> None:
+        """One whose directories are just being removed is told of, as others are."""
+        self.check()
+
+    def test_fails(self) -> None:
+        """Nor is any other error what keeps the others from it."""
+        self.broken.error = ValueError("x")
+        self.check()
+
+    def test_none(self) -> None:
+        """No cells, nothing found."""
+        self.assertEqual(check_runs({}), [])

@@ -1,0 +1,192 @@
+"""`sandbox.overlay` with launchers that are none: what follows from what they can do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import attrs
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.launcher_client import (
+    LaunchSpec,
+    MountedOverlay,
+    OverlayLayers,
+    OverlayMountError,
+)
+from tawebeval.linux.privileges import User
+from tawebeval.sandbox import overlay as module
+from tawebeval.sandbox.overlay import WritableTrees
+from tawebeval.sandbox.workspace import Workspace
+from tests.fake_children import NO_PROCESS
+
+LAUNCH = LaunchSpec(["./it"], {}, "/")
+STARTED = StartedProcess(NO_PROCESS, -1, -1, -1)
+OVERLAY = MountedOverlay(77, frozenset({39}))
+
+
+@attrs.define
+class FakeLaunching:
+    """Starts nothing, and notes what it was asked to; raises what is in `errors`, each once."""
+
+    mounting: bool = False
+    user: User | None = None
+    cannot: OSError | None = None
+    errors: list[OSError] = attrs.field(factory=list)
+    asked: list[tuple[LaunchSpec, OverlayLayers | None]] = attrs.field(factory=list)
+    opened: int = 0
+    closed: int = 0
+
+    def open(self) -> None:
+        self.opened += 1
+        if self.cannot is not None:
+            raise self.cannot
+
+    def start(
+        self, launch: LaunchSpec, layers: OverlayLayers | None = None
+    ) -> tuple[StartedProcess, MountedOverlay | None]:
+        self.asked.append((launch, layers))
+        if self.errors:
+            raise self.errors.pop()
+        return STARTED, None if layers is None else OVERLAY
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TreesTests(SynchronousTestCase):
+    """A checkout with a file, and launchers, of which all that were made are in `made`."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.checkout = self.root / "checkout"
+        self.checkout.mkdir(parents=True)
+        (self.checkout / "file").write_text("as it was")
+        self.made: list[FakeLaunching] = []
+        self.cannot: OSError | None = None
+        self.not_even: OSError | None = None  # without mounting
+        self.patch(module, "LauncherClient", self.make)
+        self.trees = WritableTrees()
+        self.count = 0
+
+    def make(self, *, mounting: bool = False, user: User | None = None) -> FakeLaunching:
+        """Make a launcher."""
+        self.made.append(FakeLaunching(mounting, user, self.cannot if mounting else self.not_even))
+        return self.made[-1]
+
+    def start(self) -> tuple[Workspace, tuple[StartedProcess, MountedOverlay | None], list[str]]:
+        """Start something; return its workspace, what came of it, and what was logged."""
+        self.count += 1
+        upload = self.root / "upload"
+        (upload / "submission").mkdir(parents=True)
+        workspace = Workspace(self.root / str(self.count))
+        workspace.create(upload, workspace.make_unsandboxed_view())
+        with capturedLogs() as events:
+            started = self.trees.start(self.checkout, workspace, LAUNCH)
+        return workspace, started, [str(formatEvent(event)) for event in events]
+
+    def assert_copied(self, workspace: Workspace, launching: FakeLaunching) -> None:
+        """Hold that a tree is a copy, and that its program was started by that launcher."""
+        self.assertEqual((workspace.tree / "file").read_text(), "as it was")
+        self.assertEqual(launching.asked[-1], (LAUNCH, None))
+
+    def test_overlay(self) -> None:
+        """One is mounted where the tree belongs, over what changes in it."""
+        self.trees.use_overlays()
+        workspace, started, said = self.start()
+        work = workspace.root / "work"
+        layers = OverlayLayers(self.checkout, workspace.tree, work)
+        self.assertTrue(self.made[-1].mounting)
+        self.assertEqual(self.made[-1].asked, [(LAUNCH, layers)])
+        for directory in (work, workspace.tree):
+            self.assertEqual(list(directory.iterdir()), [])
+            self.assertEqual(directory.stat().st_mode, workspace.home.stat().st_mode)
+        self.assertEqual((started, said), ((STARTED, OVERLAY), []))
+
+    def test_never_asked(self) -> None:
+        """Then there are copies."""
+        workspace, started, said = self.start()
+        (launching,) = self.made
+        self.assert_copied(workspace, launching)
+        self.assertEqual((launching.mounting, started, said), (False, (STARTED, None), []))
+
+    def test_cannot_mount(self) -> None:
+        """Where nobody can mount that is why, and no more is said of it each time."""
+        self.cannot = OSError(None, "unshare: Operation not permitted")
+        user = User("taweb", 1000, 1001, frozenset(), "/")
+        self.trees.use_overlays(user)
+        self.assertEqual(self.trees.problem, "unshare: Operation not permitted")
+        workspace, _, said = self.start()
+        self.assert_copied(workspace, self.made[-1])
+        self.assertEqual((self.made[-1].mounting, self.made[-1].user, said), (False, user, []))
+
+    def test_nothing_can_be_started(self) -> None:
+        """Where not even copies could be used by anybody, that is an error at once."""
+        self.cannot = self.not_even = OSError(None, "no python")
+        self.assertRaises(OSError, self.trees.use_overlays)
+        self.assertEqual([each.opened for each in self.made[-2:]], [1, 1])
+
+    def test_another_user(self) -> None:
+        """It may be another user who mounts."""
+        user = User("taweb", 1000, 1001, frozenset(), "/")
+        self.trees.use_overlays(user)
+        self.assertEqual((self.made[-1].mounting, self.made[-1].user), (True, user))
+
+    def test_given_up(self) -> None:
+        """What does not work is given up, and ended; what copies is the same user's."""
+        user = User("taweb", 1000, 1001, frozenset(), "/")
+        self.trees.use_overlays(user)
+        mounting = self.made[-1]
+        self.assertIsNone(self.trees.problem)
+        self.trees.use_copies("it changes the cache", user)
+        self.assertEqual((self.trees.problem, mounting.closed), ("it changes the cache", 1))
+        workspace, _, _ = self.start()
+        self.assert_copied(workspace, self.made[-1])
+        self.assertEqual((self.made[-1].mounting, self.made[-1].user), (False, user))
+
+    def test_first_refused(self) -> None:
+        """Where the first one cannot be mounted nothing is copied in silence: that is an error."""
+        for _ in range(2):  # for each mount there is a first one
+            self.trees.use_overlays()
+            self.made[-1].errors.append(OverlayMountError(22, "Invalid argument"))
+            self.assertRaises(OverlayMountError, self.start)
+            self.assertEqual(len(self.made[-1].asked), 1)
+            self.start()
+
+    def test_refused(self) -> None:
+        """One that cannot be mounted later is copied, which the log tells; the next one may be."""
+        self.trees.use_overlays()
+        self.start()
+        self.made[-1].errors.append(OverlayMountError(28, "No space left on device"))
+        workspace, _, said = self.start()
+        self.assert_copied(workspace, self.made[-1])
+        self.assertEqual(len(said), 1)
+        self.assertIn("No space left", said[0])
+        _, started, said = self.start()
+        self.assertEqual((started, said), ((STARTED, OVERLAY), []))
+
+    def test_cannot_be_started(self) -> None:
+        """What cannot be started although its tree is there is not tried again with a copy."""
+        self.trees.use_overlays()
+        self.made[-1].errors.append(FileNotFoundError(2, "No such file or directory"))
+        self.assertRaises(FileNotFoundError, self.start)
+        self.assertEqual(len(self.made[-1].asked), 1)
+
+    def test_no_checkout(self) -> None:
+        """Where nothing can be made of a checkout it is an error."""
+        self.checkout.rename(self.mktemp())
+        self.assertRaises(FileNotFoundError, self.start)
+
+    def test_mounted_again(self) -> None:
+        """Asked once more it has another launcher in the place of the first."""
+        self.trees.use_overlays()
+        first = self.made[-1]
+        self.trees.use_overlays()
+        self.assertEqual((first.closed, self.made[-1].closed), (1, 0))
+
+    def test_close(self) -> None:
+        """The launcher is ended."""
+        self.trees.use_overlays()
+        self.trees.close()
+        self.assertEqual(self.made[-1].closed, 1)

@@ -1,0 +1,526 @@
+"""`sandbox.probe`: the configured sandbox, and what is said where it does not work."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, Limits
+from tawebeval.config import SandboxSettings as Settings
+from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
+from tawebeval.linux.privileges import Privileges, User
+from tawebeval.sandbox import probe as module
+from tawebeval.sandbox.base import NoSandbox, Sandbox
+from tawebeval.sandbox.bubblewrap import (
+    Bubblewrap,
+    BubblewrapRun,
+    network_view,
+    programs_view,
+    system_view,
+)
+from tawebeval.sandbox.commands import SandboxedCommands, UnsandboxedCommands
+from tawebeval.sandbox.probe import (
+    COPIED,
+    TEMPORARY_DIRECTORIES,
+    ProbeDirectories,
+    close_sandbox,
+    open_command_sandbox,
+    open_sandbox,
+    probe,
+    probe_with_overlays,
+    verify,
+)
+from tests.fake_process import FakeProcess
+from tests.fake_sandbox import NO_CGROUPS, FakeTrees
+from tests.sandbox.test_base import FakeOrphans
+
+OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
+
+LIMITS = Limits(processes=99)
+ORPHANS: Any = FakeOrphans()
+
+# As bwrap 0.8.0 and 0.12.0 say it, and what helps.
+FAILURES = (
+    ("bwrap: Unknown option --disable-userns", "install bubblewrap 0.8.0 or newer"),
+    (
+        "bwrap: No permissions to create new namespace, likely because the kernel does not allow",
+        "kernel.unprivileged_userns_clone=1",
+    ),
+    (
+        (
+            "bwrap: Creating new namespace failed: nesting depth or"
+            " /proc/sys/user/max_*_namespaces exceeded (ENOSPC)"
+        ),
+        "raise user.max_user_namespaces",
+    ),
+    ("bwrap: setting up uid map: Permission denied", "apparmor_restrict_unprivileged_userns=0"),
+    (
+        "bwrap: Can't mount proc on /newroot/proc: Operation not permitted",
+        "systempaths=unconfined",
+    ),
+    (
+        "bwrap: cannot open /proc/sys/user/max_user_namespaces: Read-only file system",
+        "no ProtectKernelTunables=yes",
+    ),
+    ("bwrap: Can't open source /usr: Function not implemented", "openat2"),
+    ("bwrap: Creating new namespace failed: Permission denied", "/etc/apparmor.d/tawebeval"),
+)
+# The same in a unit of systemd, whose lines can be the reason.
+UNIT_FAILURES = (
+    ("bwrap: Can't open source /usr: Function not implemented", "RestrictSUIDSGID=no"),
+    ("bwrap: Can't mount proc on /proc: Operation not permitted", "ProtectKernelLogs=no"),
+    ("bwrap: Creating new namespace failed: Permission denied", "AppArmorProfile=-tawebeval"),
+    ("bwrap: setting up uid map: Permission denied", "AppArmorProfile=-tawebeval"),
+)
+
+
+class SandboxesTestCase(SynchronousTestCase):
+    """A machine where bwrap is what the test says."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.in_shell = shlex.quote(str(self.root))
+        self.accounts = self.root / "accounts"
+        self.temporary = self.root / "temporary"
+        for folder in (self.root, self.accounts, self.temporary):
+            folder.mkdir()
+        self.patch(tempfile, "tempdir", str(self.temporary))
+        self.bwrap: str | None = str(self.root / "bwrap")
+        self.patch(module.shutil, "which", {"bwrap": self.bwrap}.get)
+
+    def install(self, script: str) -> None:
+        """Have a bwrap that does this; what it is given is in "$@"."""
+        path = self.root / "bwrap"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
+        """Return the sandbox that is configured so."""
+        configuration = Configuration(sandbox=Settings(kind=kind, **settings), limits=LIMITS)
+        sandbox = open_sandbox(configuration, self.accounts, NO_CGROUPS, ORPHANS)
+        if isinstance(sandbox, Bubblewrap):
+            self.addCleanup(os.close, sandbox.filter)
+        self.addCleanup(close_sandbox, sandbox)
+        return sandbox
+
+    def open_bubblewrap(self) -> Bubblewrap:
+        """Return that of bubblewrap."""
+        sandbox = self.open()
+        assert isinstance(sandbox, Bubblewrap)
+        return sandbox
+
+
+class OpenTests(SandboxesTestCase):
+    """Which one there is."""
+
+    def test_none(self) -> None:
+        """The operator may have none, and needs no bubblewrap then."""
+        self.patch(module.shutil, "which", lambda name: None)
+        sandbox = self.open("none", readable=("/nonexistent",))
+        self.assertEqual(sandbox, NoSandbox(LIMITS, NO_CGROUPS, ORPHANS))
+
+    def test_bubblewrap(self) -> None:
+        """It is taken by its name and by default, with what is configured; it is not run yet."""
+        for kind in ("auto", "bubblewrap"):
+            for network in (False, True):
+                sandbox = self.open(kind, network=network, readable=("/usr", "/etc"))
+                assert isinstance(sandbox, Bubblewrap)
+                expected = Bubblewrap(
+                    str(self.bwrap),
+                    self.accounts,
+                    sandbox.filter,
+                    tuple(system_view(self.accounts, network=network)),
+                    ("/usr", "/etc"),
+                    network,
+                    sandbox.trees,
+                    LIMITS,
+                    NO_CGROUPS,
+                    ORPHANS,
+                )
+                self.assertEqual(sandbox, expected)
+                self.assertGreater(os.fstat(sandbox.filter).st_size, 0)
+
+    def test_missing(self) -> None:
+        """Where bubblewrap is missing nothing else is taken in silence."""
+        self.patch(module.shutil, "which", lambda name: None)
+        for kind in ("auto", "bubblewrap"):
+            with self.assertRaises(ConfigurationError) as caught:
+                self.open(kind)
+            self.assertTrue(str(caught.exception).startswith("sandbox.kind: "))
+            self.assertIn("apt-get install bubblewrap, " + OTHERWISE, str(caught.exception))
+
+    def test_readable(self) -> None:
+        """What is to be shown has to be there; the setting is named."""
+        (self.root / "dangling").symlink_to("nowhere")
+        for missing in ("/nonexistent", f"{self.root}/dangling"):
+            with self.assertRaises(ConfigurationError) as caught:
+                self.open(readable=("/usr", missing))
+            self.assertEqual(
+                str(caught.exception), f"sandbox.readable[1]: {missing} does not exist"
+            )
+
+    def test_box(self) -> None:
+        """Git runs in the same, with the network's files; or as it is, as evaluators do."""
+        self.assertIsInstance(
+            open_command_sandbox(self.open("none"), self.accounts), UnsandboxedCommands
+        )
+        sandbox = self.open_bubblewrap()
+        shown = tuple(programs_view(self.accounts))
+        box = open_command_sandbox(sandbox, self.accounts)
+        assert isinstance(box, SandboxedCommands)
+        self.addCleanup(os.close, box.filter)
+        self.assertEqual(
+            box, SandboxedCommands(sandbox.program, box.filter, shown, tuple(network_view()))
+        )
+
+
+class TryTests(SandboxesTestCase):
+    """A sandbox is tried out before anything relies on it."""
+
+    def complaint(self, script: str) -> tuple[str, str]:
+        """Return what is said about such a bwrap, and the remedy."""
+        self.install(script)
+        return self.problem()
+
+    def problem(self) -> tuple[str, str]:
+        """Return what is said about the bwrap that there is, and the remedy."""
+        problem = probe(self.open_bubblewrap())
+        assert problem is not None
+        return problem
+
+    def tearDown(self) -> None:
+        self.assertEqual(os.listdir(self.temporary), [], "the trial leaves nothing behind")
+        self.assertEqual(ORPHANS.told, [], "nor a child that is thought to run")
+
+    def test_works(self) -> None:
+        """It runs a command as those of evaluators, in a workspace, and tells how that ended."""
+        self.install(
+            f'printf "%s\\n" "$@" >{self.in_shell}/arguments; env >{self.in_shell}/environment\n'
+            f"pwd >{self.in_shell}/directory\n"
+            'number() { echo "$all" | sed "s/.*--$1 //; s/ .*//"; }; all="$*"\n'
+            f"cat /proc/self/fd/$(number seccomp) >{self.in_shell}/filter\n"
+            f"cat /proc/self/fd/$(number args) >{self.in_shell}/settings\n"
+            'while [ "$1" != --bind ]; do shift; done; test -d "$2" && echo sound'
+        )
+        sandbox = self.open_bubblewrap()
+        self.assertIsNone(probe(sandbox))
+        arguments = (self.root / "arguments").read_text().splitlines()
+        self.assertIn("--nproc=99:99", arguments)
+        self.assertEqual(arguments[-3:-1], ["/bin/sh", "-c"])
+        self.assertTrue(arguments[-1].endswith("&& echo sound"), arguments[-1])
+        self.assertEqual((self.root / "directory").read_text(), "/\n")
+        environment = (self.root / "environment").read_text().split()
+        self.assertEqual([line for line in environment if not line.startswith("_")], ["PWD=/"])
+        settings = (self.root / "settings").read_text().split("\0")
+        self.assertEqual(settings, ["--clearenv", "--setenv", "PATH", "/usr/bin:/bin"])
+        program = os.pread(sandbox.filter, 2**20, 0)
+        self.assertEqual((self.root / "filter").read_bytes(), program)
+        self.assertEqual(os.listdir(self.accounts), [], "a trial is not what makes it work")
+
+    def test_remedies(self) -> None:
+        """What bwrap complains of is told as it says it, with what can be done about that."""
+        for said, remedy in FAILURES:
+            what, told = self.complaint(f'echo "{said}" >&2; exit 1')
+            self.assertEqual(what, said)
+            self.assertIn(remedy, told)
+            self.assertTrue(told.endswith(f", {OTHERWISE}"), told)
+
+    def test_remedies_in_a_unit(self) -> None:
+        """The main process of a unit names the unit's line, and nothing about containers."""
+        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getpid())})
+        for said, remedy in UNIT_FAILURES:
+            _, told = self.complaint(f'echo "{said}" >&2; exit 1')
+            self.assertIn(remedy, told)
+            self.assertNotIn("Docker", told)
+            self.assertNotIn("container", told)
+
+    def test_remedies_below_a_unit(self) -> None:
+        """A process that a unit has started by the way, such as a terminal, is not the unit's."""
+        self.patch(os, "environ", {**os.environ, "SYSTEMD_EXEC_PID": str(os.getppid())})
+        _, told = self.complaint(f'echo "{UNIT_FAILURES[1][0]}" >&2; exit 1')
+        self.assertIn("Docker", told)
+
+    def test_each_its_own(self) -> None:
+        """No two complaints have the same remedy."""
+        problems = [self.complaint(f'echo "{said}"; exit 1') for said, _ in FAILURES]
+        remedies = {remedy for _, remedy in problems}
+        self.assertEqual(len(remedies), len(FAILURES))
+
+    def test_unknown(self) -> None:
+        """What is not known is told without a remedy, whatever bytes it is."""
+        problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
+        self.assertEqual(problem, ("bwrap: \ufffd is new", f"mend that, {OTHERWISE}"))
+
+    def test_full(self) -> None:
+        """Against a full disk it does not help to have no sandbox: its path, and to make room."""
+        write_text = Path.write_text
+
+        def write(path: Path, content: str) -> int:
+            if path.name == "file":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return write_text(path, content)
+
+        said = "sh: 1: cannot create file: No space left on device"
+        self.assertEqual(self.complaint(f"echo '{said}'"), (said, "make room there"))
+        self.patch(Path, "write_text", write)
+        what, remedy = self.problem()
+        self.assertIn(f"{self.temporary}/tawebeval-", what)
+        self.assertEqual(remedy, "make room there")
+
+    def test_silent(self) -> None:
+        """One that says nothing has at least a status, be it that of a success."""
+        for status in (0, 1, 8):
+            self.assertEqual(self.complaint(f"exit {status}")[0], f"it exited with {status}")
+
+    def test_cannot_be_run(self) -> None:
+        """What is no program, or is not there, is said."""
+        self.assertIn("No such file", self.problem()[0])
+        (self.root / "bwrap").write_text("")
+        self.assertIn("Permission denied", self.problem()[0])
+
+    def test_no_place(self) -> None:
+        """What cannot be written is said, too."""
+        self.patch(tempfile, "tempdir", f"{self.root}/missing")
+        self.assertIn(f"{self.root}/missing/", self.complaint("echo sound")[0])
+
+    def test_hangs(self) -> None:
+        """One that does not end is told of, instead of being waited for."""
+        self.patch(module, "_PATIENCE", 0.05)
+        what, _ = self.complaint("exec sleep 60")
+        self.assertEqual(what, "an empty sandbox: it has not ended within 0.05 seconds")
+
+    def test_closed(self) -> None:
+        """What was opened for it is closed."""
+        closed: list[object] = []
+        close = BubblewrapRun.close
+        self.patch(BubblewrapRun, "close", lambda cell: (closed.append(cell), close(cell)))
+        for end in ("echo sound", "exit 1"):
+            self.install(end)
+            sandbox = self.open_bubblewrap()
+            sandbox.trees.use_overlays()
+            before = os.listdir("/proc/self/fd")
+            probe(sandbox)
+            self.assertEqual(os.listdir("/proc/self/fd"), before)
+        self.assertEqual(len(closed), 2)
+
+    def test_group_stays(self) -> None:
+        """What the trial has killed, and has not gone as yet, is no problem."""
+        close = BubblewrapRun.close
+
+        def close_in_part(cell: BubblewrapRun) -> None:
+            close(cell)
+            raise OSError(16, "Device or resource busy")
+
+        self.patch(BubblewrapRun, "close", close_in_part)
+        self.install("echo sound")
+        self.assertIsNone(probe(self.open_bubblewrap()))
+
+
+class UserTests(SandboxesTestCase):
+    """Root tries it as the user that it becomes."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.process = FakeProcess(0)
+        self.trees = FakeTrees()
+        self.during: list[tuple[str, int]] = []
+        self.patch(
+            module, "wait_for_exit", self.noting("wait", lambda started, patience: (0, b"sound\n"))
+        )
+        self.patch(module, "remove", self.noting("remove", module.remove))
+        self.patch(BubblewrapRun, "start", self.noting("start", BubblewrapRun.start))
+        self.patch(BubblewrapRun, "close", self.noting("close", BubblewrapRun.close))
+
+    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
+        """Return the sandbox, with the test's trees."""
+        sandbox = super().open(kind, **settings)
+        assert isinstance(sandbox, Bubblewrap)
+        return attrs.evolve(sandbox, trees=self.trees)
+
+    def noting(self, name: str, call: Any) -> Any:
+        """Return a call that notes as whom it was made."""
+
+        def noted(*arguments: Any) -> Any:
+            self.during.append((name, self.process.users[1]))
+            return call(*arguments)
+
+        return noted
+
+    def test_user(self) -> None:
+        """The files are the user's; what starts bwrap is the user's from its first moment."""
+        user = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
+        privileges = Privileges(self.process, user)
+        self.assertIsNone(probe_with_overlays(self.open_bubblewrap(), privileges))
+        self.assertEqual(self.trees.asked, [user])
+        (launch,) = self.trees.launched
+        self.assertEqual(len(launch.descriptors), 4)
+        self.assertEqual(
+            self.during, [("start", 1000), ("wait", 0), ("close", 1000), *[("remove", 1000)] * 2]
+        )
+        self.assertEqual(self.process.users, (0, 0, 0))
+
+    def test_as_it_is(self) -> None:
+        """Others stay who they are."""
+        for privileges in (None, Privileges(self.process)):
+            self.assertIsNone(probe_with_overlays(self.open_bubblewrap(), privileges))
+        self.assertEqual(self.trees.asked, [None, None])
+        self.assertEqual(self.process.calls, [])
+
+
+class TreesTests(SandboxesTestCase):
+    """Overlays are tried out with the sandbox, and are what it can do without."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.trees = FakeTrees(LauncherClient())
+        self.addCleanup(self.trees.launching.close)
+
+    def open(self, kind: Any = "auto", **settings: Any) -> Sandbox:
+        """Return the sandbox, with the test's trees."""
+        sandbox = super().open(kind, **settings)
+        return attrs.evolve(sandbox, trees=self.trees) if kind != "none" else sandbox
+
+    def try_it(self) -> Problem | None:
+        """Try it, in two places of the test's."""
+        for name in ("checkouts", "workspaces"):
+            (self.root / name).mkdir(exist_ok=True)
+        places = ProbeDirectories(self.root / "checkouts", self.root / "workspaces")
+        problem = probe_with_overlays(self.open_bubblewrap(), places=places)
+        for place in (places.checkouts, places.workspaces):
+            assert place is not None
+            self.assertEqual(os.listdir(place), [])
+        return problem
+
+    def test_work(self) -> None:
+        """Where they work they stay, and were made of what lies where checkouts will lie."""
+        self.install("echo sound")
+        self.assertIsNone(self.try_it())
+        self.assertEqual(self.trees.asked, [None])
+        self.assertIsNone(self.trees.problem)
+        (made,) = self.trees.made
+        self.assertEqual(made.parent, self.root / "checkouts")
+
+    def test_fail(self) -> None:
+        """Where only they fail, what was said of that is why there are copies."""
+        self.install(
+            f"cd {self.in_shell}; test -e again && echo sound && exit; touch again; echo no"
+        )
+        self.assertIsNone(self.try_it())
+        self.assertEqual(self.trees.problem, "no")
+        self.assertEqual(len(self.trees.made), 2)
+
+    def test_not_mounted(self) -> None:
+        """Where none can be mounted that is why there are copies, and no names of the trial's."""
+        self.install("echo sound")
+        start = FakeTrees.start
+
+        def refuse(trees: FakeTrees, *arguments: Any) -> Any:
+            started = start(trees, *arguments)
+            if trees.problem is None:
+                raise OverlayMountError(22, "Invalid argument", "/of/the/trial")
+            return started
+
+        self.patch(FakeTrees, "start", refuse)
+        self.trees.launching = None
+        self.patch(module, "wait_for_exit", lambda started, patience: (0, b"sound\n"))
+        self.assertIsNone(self.try_it())
+        self.assertEqual(self.trees.problem, "an overlay cannot be mounted: Invalid argument")
+        self.assertEqual(len(self.trees.made), 2)
+
+    def test_nothing_can_be_started(self) -> None:
+        """Where nothing can be started at all, that is what does not work, and what helps."""
+        self.install("exit 7")
+        self.trees.error = OSError(None, "no python")
+        problem = self.try_it()
+        assert problem is not None
+        self.assertEqual(problem[0], "nothing can be started: no python")
+        self.assertIn("python3", problem[1])
+
+    def test_missing(self) -> None:
+        """Where there are none from the start the sandbox is tried once."""
+        self.install("echo broken; exit 1")
+        self.trees.problem = "no python"
+        problem = self.try_it()
+        assert problem is not None
+        self.assertEqual((problem[0], self.trees.problem), ("broken", "no python"))
+        self.assertEqual(len(self.trees.made), 1)
+
+    def test_cache(self) -> None:
+        """A sandbox that changes the checkout itself is not one to rely on."""
+        self.install(
+            f"echo changed | tee {self.in_shell}/checkouts/*/directory/file >/dev/null; echo sound"
+        )
+        problem = self.try_it()
+        assert problem is not None
+        self.assertIn("gets into the cache", problem[0])
+
+    def test_warning(self) -> None:
+        """The daemon's log says why trees are copied, and nothing where they are not."""
+        self.install("echo sound")
+        for problem, said in ((None, []), ("no python", [f"{COPIED} (no python)"])):
+            self.trees.problem = problem
+            with capturedLogs() as events:
+                verify(self.open(), TEMPORARY_DIRECTORIES)
+            logged = [str(formatEvent(event)).partition("; ")[0] for event in events]
+            self.assertEqual(logged, said)
+
+    def test_close(self) -> None:
+        """Who gives the sandbox back ends what starts evaluators, also where there is none."""
+        close_sandbox(self.open())
+        self.assertEqual(self.trees.closed, 1)
+        close_sandbox(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, self.trees))
+        self.assertEqual(self.trees.closed, 2)
+
+
+class RelyTests(SandboxesTestCase):
+    """The start of a daemon."""
+
+    def rely(self, sandbox: Sandbox) -> list[str]:
+        """Rely on a sandbox; return the warnings."""
+        with capturedLogs() as events:
+            verify(sandbox, TEMPORARY_DIRECTORIES)
+        self.assertTrue(all(event["log_level"] is LogLevel.warn for event in events))
+        return [str(formatEvent(event)) for event in events]
+
+    def test_fails(self) -> None:
+        """With one that does not work no daemon starts."""
+        self.install("echo 'bwrap: Unknown option --json'; exit 1")
+        sandbox = self.open_bubblewrap()
+        with self.assertRaises(SystemExit) as caught:
+            self.rely(sandbox)
+        message = str(caught.exception)
+        self.assertTrue(
+            message.startswith(
+                "tawebeval: sandbox.kind: bubblewrap does not work here: bwrap: Unknown option"
+            ),
+            message,
+        )
+        self.assertIn("install bubblewrap 0.8.0", message)
+
+    def test_nothing_can_be_started(self) -> None:
+        """Nor with none, where evaluators cannot be started at all: why, and what helps."""
+        trees = FakeTrees(error=OSError(None, "no python"))
+        with self.assertRaises(SystemExit) as caught:
+            self.rely(NoSandbox(LIMITS, NO_CGROUPS, ORPHANS, trees))
+        self.assertEqual(
+            str(caught.exception),
+            "tawebeval: no evaluator can be started: no python; install a python3 that the"
+            " daemon's user can execute",
+        )
+
+    def test_none(self) -> None:
+        """A daemon without one warns at every start, and says whose rights evaluators have."""
+        sandbox = self.open("none")
+        (warning,) = self.rely(sandbox)
+        self.assertIn('sandbox.kind is "none"', warning)
+        self.assertIn("all that the daemon's user can; apt-get install bubblewrap", warning)
+        self.assertEqual(sandbox.trees.problem, "there is no sandbox")
