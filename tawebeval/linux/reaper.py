@@ -78,12 +78,12 @@ class Orphans:
         """
         killed: set[int] = set()
         for _ in range(_SEARCHES):
-            found = [pid for pid in self._adopted() if _belongs(pid, mark, directory)]
+            found = [(pid, _belongs(pid, mark, directory)) for pid in self._adopted()]
             # Descendants without the mark may take longer to end than those with it.
             killed = {pid for pid in killed if _is_alive(pid)}
-            if not found and not killed:
+            if not killed and all(belongs is False for _, belongs in found):
                 return
-            for pid in found:
+            for pid in (pid for pid, belongs in found if belongs):
                 for one in (pid, *descendants(pid)):
                     send_signal(one, signal.SIGKILL)
                     killed.add(one)
@@ -139,18 +139,33 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _belongs(pid: int, mark: bytes, directory: str) -> bool:
+def _belongs(pid: int, mark: bytes, directory: str) -> bool | None:
+    """Return whether an orphan belongs to the run; None while it exits, when nothing tells.
+
+    Its descendants may belong to other runs. They become orphans themselves, and are judged then.
+    """
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return None
+    # The first thread may have ended long before the others.
+    verdicts = {_bears(f"/proc/{pid}/task/{thread}", mark, directory) for thread in threads}
+    return True if True in verdicts else False if False in verdicts else None
+
+
+def _bears(thread: str, mark: bytes, directory: str) -> bool | None:
+    """Return whether a thread, a directory of proc(5), shows that it belongs to the run."""
+    try:
+        with open(f"{thread}/stat", encoding="utf-8", errors="replace") as file:
             flags = int(file.read().rpartition(")")[2].split()[6])
         if flags & _EXITING:
-            return True  # its environment cannot be read any more: wait for it
-        if f"{os.readlink(f'/proc/{pid}/cwd')}/".startswith(f"{directory}/"):
+            return None
+        if f"{os.readlink(f'{thread}/cwd')}/".startswith(f"{directory}/"):
             return True
-        with open(f"/proc/{pid}/environ", "rb") as file:
+        with open(f"{thread}/environ", "rb") as file:
             return mark in file.read()
     except (FileNotFoundError, ProcessLookupError):
-        return True  # it has died just now
+        return None
     except PermissionError:
         return False
 

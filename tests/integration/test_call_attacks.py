@@ -125,13 +125,8 @@ for name in ("CORE", "NICE", "RTPRIO", "MSGQUEUE"):
         """Programs that make others root make nobody anything, nor do those that are copied."""
         script = """
 import os, subprocess
-found = 0
-for folder, _, names in os.walk("/usr"):
-    for name in names:
-        path = os.path.join(folder, name)
-        mode = os.lstat(path).st_mode
-        if mode & 0o170000 == 0o100000 and mode & 0o6000:
-            found += 1
+found = subprocess.run(["find", "/usr", "-type", "f", "-perm", "/6000", "-print", "-quit"],
+                       capture_output=True).stdout
 print("found" if found else "none")
 open("copy", "wb").write(open("/bin/cat", "rb").read())
 os.chmod("copy", 0o6755)

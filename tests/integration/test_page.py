@@ -73,7 +73,8 @@ class PageTests(PageTestCase):
         await self.browser.save_to(self.folder)
         table = self.folder / "tour.csv"
         await self.browser.click(".files a[download='tour.csv']")
-        await until(table.exists, "the file is saved")
+        # The browser reserves the name by an empty file.
+        await until(lambda: table.exists() and table.stat().st_size > 0, "the file is saved")
         self.assertEqual(len(table.read_text().splitlines()), 65)
         await self.browser.open(f"{self.daemon.url}/#evaluation/{identifier}")
         await self.browser.shows("#state", "finished")

@@ -178,6 +178,27 @@ result["after"] = [alive(pid), alive(child)]
         )
         self.assertEqual(result, {"after": [False, False]})
 
+    def test_exiting(self) -> None:
+        """An orphan is judged by the threads that live; while all exit its family is spared."""
+        result = self.play(
+            """
+then = "import ctypes, threading; threading.Thread(target=time.sleep, args=(600,)).start();"
+then += "import subprocess; p = subprocess.Popen(['/bin/sleep', '600'], env={}, cwd='/');"
+then += "ctypes.CDLL(None).pthread_exit(None)" + chr(10)
+mine, other = daemon("secret", then=then), daemon("other", then=then)
+while alive(mine) or alive(other):  # the first thread is
+    time.sleep(0.01)
+(child,) = orphans.descendants(other)
+await world.kill_marked(b"secret", "/nonexistent")
+result["after"] = [exists(mine), exists(other), alive(child)]
+orphans._bears = lambda *_: None
+reactor.callLater(0.1, os.kill, other, signal.SIGKILL)
+await world.kill_marked(b"secret", "/nonexistent")
+result["later"] = [exists(other), alive(child)]
+"""
+        )
+        self.assertEqual(result, {"after": [False, True, True], "later": [False, True]})
+
     def test_children_are_left_alone(self) -> None:
         """A child that the daemon started itself is no orphan, whatever it bears."""
         result = self.play(
