@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tawebeval.core.fileblock import MAX_HEADERS, MAX_PATH
-from tawebeval.core.markers import Markers
+from tawebeval.core.segi import Markers
 
 VALUE = 2**20  # limits.data_value
 FILE = 2**21  # limits.file

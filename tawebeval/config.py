@@ -1,62 +1,192 @@
-"""Configuration: every setting with its type, range and default; parser of the TOML file.
-
-`etc/tawebeval.toml` documents the same settings for operators; a test compares the two. An error
-names the path of the key.
-"""
+"""What the configuration is made of: tables, and the kinds of values that settings have."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from functools import reduce
+from ipaddress import ip_network
 from operator import getitem
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from tawebeval.core.forwarded import UNIX, Proxies
 from tawebeval.core.identifiers import NAME as DAEMON_NAME
+from tawebeval.core.tokens import NAME
 from tawebeval.core.variables import is_reserved
 from tawebeval.errors import ConfigurationError
-from tawebeval.outbound import CallbackSettings, CredentialSettings, Repositories
-from tawebeval.settings import (
-    GIB,
-    KIB,
-    MIB,
-    AbsolutePath,
-    Bytes,
-    ByteShare,
-    Count,
-    Origin,
-    Seconds,
-    Section,
-    Share,
-    shaped,
-    worded,
-)
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_WORDS: dict[str, str] = {}  # by what msgspec says, which would show the pattern
+
+
+def matching(pattern: str, words: str) -> Meta:
+    """Return the constraint that a text matches `pattern` as a whole.
+
+    `words` complete the message "should be ..." about a text that does not.
+    """
+    whole = rf"^(?:{pattern})\Z"
+    _WORDS[f"Expected `str` matching regex {whole!r}"] = words
+    return Meta(pattern=whole)
+
+
+def describe_error(message: str) -> str:
+    """Return msgspec's `message`, in words in place of a pattern."""
+    return f"should be {_WORDS[message]}" if message in _WORDS else message
+
+
+Count = Annotated[int, Meta(ge=1, le=10**9)]
+Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
+Host = Annotated[
+    str, matching(r"(\*\.)?[A-Za-z0-9_.:-]+", 'a host such as "example.org", or "*.example.org"')
+]
+Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+
+# Written plainly, so that what is mounted there is what stands there.
+AbsolutePath = Annotated[
+    str,
+    matching(
+        r"(/(?!\.{1,2}(/|\Z))[^/\0]+)+",
+        "an absolute path without '.' or '..', and without a slash at the end",
+    ),
+]
+# A file of a secret: a path, or the name of what systemd hands over. ssh would take more than
+# these characters apart.
+SecretFile = Annotated[
+    str,
+    matching(
+        r"(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?",
+        "the path of a file, or a name, of the characters A-Z a-z 0-9 _ @ + . , : = - only",
+    ),
+]
+Share = Annotated[int, Meta(ge=0, le=10**6)]
+ByteShare = Annotated[int, Meta(ge=0, le=2**50)]
+CallerName = Annotated[
+    str,
+    matching(
+        NAME.pattern,
+        "the name of a caller: up to 64 of A-Z a-z 0-9 . _ @ -, of which the first is a letter or"
+        " a digit",
+    ),
+]
+# As browsers write it: in lower case, and without a slash at the end.
+Origin = Annotated[
+    str,
+    matching(
+        r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
+        "an origin as browsers write it, such as 'https://judge.example.org', in lower case and"
+        " without a slash at the end, or '*'",
+    ),
+]
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """Table of the configuration file; unknown keys are errors."""
+
+
+Protocol = Literal["https", "http", "git", "ssh", "file"]
+
+
+def _check_networks(networks: Iterable[str]) -> None:
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError as error:
+            raise ValueError(f".private_networks: {error}") from None
+
+
+class CredentialSettings(Section, frozen=True):
+    """`[[repositories.credentials]]`: user name and secret for git servers."""
+
+    host: Host
+    username: Annotated[
+        str,
+        matching(
+            r"[A-Za-z0-9_][^\x00-\x20\x7f:%]*",
+            "a user's name, which begins with a letter, a digit or _, without spaces, ':' and '%'",
+        ),
+    ]
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    password_file: SecretFile = ""
+    key_file: SecretFile = ""
+    known_hosts_file: SecretFile = ""
+    callers: tuple[CallerName, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.password_file) == bool(self.key_file):
+            raise ValueError("one of password_file and key_file is needed")
+        if bool(self.key_file) != bool(self.known_hosts_file):
+            raise ValueError(
+                "known_hosts_file belongs to key_file, for host keys are never believed unseen"
+            )
+
+
+class RepositorySettings(Section, frozen=True):
+    """`[repositories]`: allowed sources of evaluators, and the cache."""
+
+    protocols: tuple[Protocol, ...] = ("https",)
+    allow_hosts: tuple[Host, ...] = ()
+    deny_hosts: tuple[Host, ...] = ()
+    private_networks: tuple[str, ...] = ()
+    credentials: tuple[CredentialSettings, ...] = ()
+    cache: Bytes = 10 * GIB
+    fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
+    fetch_timeout: Seconds = 300
+    fetch_bytes: Bytes = GIB
+    memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
+    tree_files: Count = 100_000
+    tree_bytes: Bytes = GIB
+
+    def __post_init__(self) -> None:
+        _check_networks(self.private_networks)
+
+
+class CallbackSettings(Section, frozen=True):
+    """`[callbacks]`: receivers of callbacks, and retries."""
+
+    enabled: bool = False
+    secrets: str = ""
+    allow_hosts: tuple[Host, ...] = ()
+    deny_hosts: tuple[Host, ...] = ()
+    private_networks: tuple[str, ...] = ()
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 8
+    first_delay: Seconds = 5
+    longest_delay: Seconds = 600
+    timeout: Seconds = 15
+    at_once: Count = 10
+    buffer: Bytes = 16 * MIB
+
+    def __post_init__(self) -> None:
+        _check_networks(self.private_networks)
+
 
 __all__ = [
     "GIB",
     "KIB",
     "MIB",
-    "Buffers",
+    "BufferSettings",
     "CallbackSettings",
-    "Callers",
+    "CallerSettings",
     "Configuration",
     "CredentialSettings",
-    "Evaluations",
-    "Health",
-    "Http",
-    "Limits",
-    "Log",
-    "Metrics",
-    "Polls",
-    "Repositories",
+    "EvaluationSettings",
+    "HealthSettings",
+    "HttpSettings",
+    "LimitSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "PollSettings",
+    "RepositorySettings",
     "SandboxSettings",
     "Section",
-    "Service",
-    "Streams",
+    "ServiceSettings",
+    "StreamSettings",
     "parse_configuration",
 ]
 
@@ -71,19 +201,19 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
 
 
-class Service(Section, frozen=True):
+class ServiceSettings(Section, frozen=True):
     """`[service]`: the daemon's process."""
 
     user: Annotated[
-        str, shaped(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty")
+        str, matching(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty")
     ] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
     name: Annotated[
-        str, shaped(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
+        str, matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
     ] = ""
 
 
-class Callers(Section, frozen=True):
+class CallerSettings(Section, frozen=True):
     """`[callers]`: tokens, and the share of each caller."""
 
     tokens: str = ""
@@ -96,7 +226,7 @@ class Callers(Section, frozen=True):
     requests_per_minute: Share = 6000
 
 
-class Evaluations(Section, frozen=True):
+class EvaluationSettings(Section, frozen=True):
     """`[evaluations]`: numbers and times of evaluations."""
 
     running: Annotated[int, Meta(ge=0, le=10**6)] = 0
@@ -130,7 +260,7 @@ class SandboxSettings(Section, frozen=True):
     readable: tuple[AbsolutePath, ...] = ()
 
 
-class Limits(Section, frozen=True):
+class LimitSettings(Section, frozen=True):
     """`[limits]`: limits of one request and of one evaluation."""
 
     request_body: Bytes = 64 * MIB
@@ -152,7 +282,7 @@ class Limits(Section, frozen=True):
     file: Bytes = 2 * MIB
 
 
-class Buffers(Section, frozen=True):
+class BufferSettings(Section, frozen=True):
     """`[buffers]`: memory for events."""
 
     total: Bytes = 256 * MIB
@@ -160,20 +290,20 @@ class Buffers(Section, frozen=True):
     page: Bytes = 256 * KIB
 
 
-class Polls(Section, frozen=True):
+class PollSettings(Section, frozen=True):
     """`[polls]`: long polls."""
 
     wait: Annotated[int, Meta(ge=0, le=3600)] = 30
     older: Annotated[int, Meta(ge=0, le=3600)] = 20
 
 
-class Streams(Section, frozen=True):
+class StreamSettings(Section, frozen=True):
     """`[streams]`: streams of events."""
 
     heartbeat: Seconds = 15
 
 
-class Http(Section, frozen=True):
+class HttpSettings(Section, frozen=True):
     """`[http]`: limits and time-outs of connections and requests."""
 
     connections: Count = 800
@@ -200,14 +330,14 @@ class Http(Section, frozen=True):
                 f".base_path: {self.base_path!r} begins as paths of the API do; take another one"
             )
         try:
-            Proxies.of(self.trusted_proxies, self.client_header)
+            Proxies.parse(self.trusted_proxies, self.client_header)
         except ValueError as error:
             raise ValueError(
                 f".trusted_proxies: {error}; there may be addresses, networks and {UNIX!r}"
             ) from None
 
 
-class Log(Section, frozen=True):
+class LogSettings(Section, frozen=True):
     """`[log]`: contents and format of the log."""
 
     format: Literal["text", "json"] = "text"
@@ -215,7 +345,7 @@ class Log(Section, frozen=True):
     access: bool = False
 
 
-class Metrics(Section, frozen=True):
+class MetricsSettings(Section, frozen=True):
     """`[metrics]`: readers of `GET /metrics`."""
 
     readers: Literal["loopback", "tokens", "nobody"] = "loopback"
@@ -226,7 +356,7 @@ class Metrics(Section, frozen=True):
             raise ValueError('.tokens: counts only where readers = "tokens"')
 
 
-class Health(Section, frozen=True):
+class HealthSettings(Section, frozen=True):
     """`[health]`: conditions of `GET /health/ready`."""
 
     free_disk: Annotated[int, Meta(ge=0, le=2**50)] = GIB
@@ -236,20 +366,20 @@ class Configuration(Section, frozen=True):
     """All sections of the file."""
 
     listen: Annotated[tuple[str, ...], Meta(min_length=1)] = ("tcp:8080:interface=127.0.0.1",)
-    service: Service = Service()
-    callers: Callers = Callers()
-    repositories: Repositories = Repositories()
-    evaluations: Evaluations = Evaluations()
+    service: ServiceSettings = ServiceSettings()
+    callers: CallerSettings = CallerSettings()
+    repositories: RepositorySettings = RepositorySettings()
+    evaluations: EvaluationSettings = EvaluationSettings()
     sandbox: SandboxSettings = SandboxSettings()
-    limits: Limits = Limits()
-    buffers: Buffers = Buffers()
-    polls: Polls = Polls()
-    streams: Streams = Streams()
+    limits: LimitSettings = LimitSettings()
+    buffers: BufferSettings = BufferSettings()
+    polls: PollSettings = PollSettings()
+    streams: StreamSettings = StreamSettings()
     callbacks: CallbackSettings = CallbackSettings()
-    http: Http = Http()
-    log: Log = Log()
-    metrics: Metrics = Metrics()
-    health: Health = Health()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    health: HealthSettings = HealthSettings()
 
 
 def parse_configuration(text: str) -> Configuration:
@@ -294,4 +424,4 @@ def _with_path(message: str, settings: dict[str, Any]) -> str:
     if unknown:
         path = f"{path}.{unknown[1]}"
         message = "there is no such setting"
-    return f"{path}: {worded(message)}"
+    return f"{path}: {describe_error(message)}"

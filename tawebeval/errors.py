@@ -4,7 +4,7 @@ Two families, because they reach people in two ways:
 
 - `RequestError`: a request is refused. The web layer maps each class to an HTTP status
   (`tawebeval.web.server.problems`).
-- `EvaluationError`: an accepted evaluation failed. It becomes the final event of its stream.
+- `EvaluationFailure`: an accepted evaluation failed. It becomes the final event of its stream.
 
 `ConfigurationError` stops the start of the daemon.
 """
@@ -102,14 +102,14 @@ class DiscardedCursor(RequestError):
         )
 
 
-class UnknownEvaluation(RequestError):
+class EvaluationNotFound(RequestError):
     """An identifier that this server never issued to this caller."""
 
     def __init__(self) -> None:
         super().__init__("no evaluation of this identifier was ever started here")
 
 
-class EvaluationGone(RequestError):
+class EvaluationExpired(RequestError):
     """An identifier issued here, of an evaluation that is no longer kept.
 
     The reason is not kept either. `started`, the time of the daemon's start (RFC 3339), shows
@@ -124,7 +124,7 @@ class EvaluationGone(RequestError):
         )
 
 
-class Elsewhere(RequestError):
+class MovedTo(RequestError):
     """A resource that has moved to the path `location`."""
 
     def __init__(self, location: str) -> None:
@@ -168,7 +168,7 @@ class ForeignPage(RequestError):
     """A browser's request from a page of an origin that is not allowed."""
 
 
-class Forbidden(RequestError):
+class AccessDenied(RequestError):
     """A request from an address that may not make it."""
 
 
@@ -203,7 +203,7 @@ class OverShare(Busy):
 
 
 @attrs.frozen(auto_exc=True, str=False)
-class EvaluationError(TawebevalError):
+class EvaluationFailure(TawebevalError):
     """The failure of an evaluation: its final event (contract, section 5).
 
     `message` is for people; `members` are further members of the event. `is_alarming` makes the
@@ -223,22 +223,22 @@ class ForbiddenHost(TawebevalError):
     """A URL whose host the operator's rules forbid."""
 
 
-def over_limit(reason: Reason, limit: str, unit: str, value: float) -> EvaluationError:
+def over_limit(reason: Reason, limit: str, unit: str, value: float) -> EvaluationFailure:
     """Return the error of a run stopped by a limit, a setting of `[limits]`."""
     shown = f"{value:g}" if isinstance(value, float) else value
-    return EvaluationError(
+    return EvaluationFailure(
         reason,
         f"the evaluator was stopped: it went over its limit of {shown} {unit}",
         {"limit": f"limits.{limit}", "value": value},
     )
 
 
-def unread(limit: float, waited: str) -> EvaluationError:
+def unread(limit: float, waited: str) -> EvaluationFailure:
     """Return the error of a run stopped because its readers kept it paused for too long.
 
     `limit` is `evaluations.paused` in seconds; `waited` is the wait in words.
     """
-    return EvaluationError(
+    return EvaluationFailure(
         "unread",
         f"the evaluator was stopped: it waited for its reader {waited}",
         {"limit": "evaluations.paused", "value": limit},

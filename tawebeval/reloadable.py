@@ -16,7 +16,7 @@ def _nothing(_: object) -> Sequence[Any]:
 
 
 @attrs.frozen
-class Rereading(Generic[Content]):
+class Reloadable(Generic[Content]):
     """Files that are read again, and what has their content count from then on.
 
     `name` is the setting that they belong to, or says what they are. `read` changes nothing,
@@ -27,19 +27,19 @@ class Rereading(Generic[Content]):
     name: str
     paths: Sequence[Path]
     read: Callable[[], Content]
-    take: Callable[[Content], None]
+    apply: Callable[[Content], None]
     notes: Callable[[Content], Sequence[str]] = _nothing
 
 
-class Source(Protocol):
+class ReloadableSource(Protocol):
     """Whoever has what can be read again."""
 
-    def rereadings(self) -> Iterable[Rereading[Any]]:
+    def reloadables(self) -> Iterable[Reloadable[Any]]:
         """Return what reads it."""
 
 
 @attrs.frozen
-class Outcome:
+class ReloadResult:
     """What has come of a reload.
 
     With `problems` nothing has changed. `notes` are what is to be known of one without any.

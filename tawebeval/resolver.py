@@ -13,7 +13,7 @@ from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 
 from tawebeval.core.hosts import Address, HostPolicy, Target
-from tawebeval.deferreds import Latch, Threads, outcome
+from tawebeval.deferreds import OneShot, WorkerThreads, one_shot_of
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
 LOOKUP = 30.0
@@ -48,7 +48,7 @@ class _Lookup:
     waiting: int = 0
     begun: bool = False
     abandoned: bool = False
-    outcome: Latch[Callable[[], Sequence[Address]]] = attrs.field(init=False)
+    outcome: OneShot[Callable[[], Sequence[Address]]] = attrs.field(init=False)
 
     def resolve(self) -> Sequence[Address]:
         """Look the host up, unless its waiters have gone. Blocks. Raises OSError."""
@@ -66,7 +66,7 @@ class SystemResolver:
     look-up without waiters that has no thread yet never starts.
     """
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: WorkerThreads) -> None:
         self._threads = threads
         self._lookups: dict[str, _Lookup] = {}
 
@@ -82,8 +82,8 @@ class SystemResolver:
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = _Lookup(host)
-            lookup.outcome = outcome(Deferred.fromCoroutine(self._threads.run(lookup.resolve)))
-            lookup.outcome.tell(lambda _: self._remove(host, lookup))
+            lookup.outcome = one_shot_of(Deferred.fromCoroutine(self._threads.run(lookup.resolve)))
+            lookup.outcome.add_callback(lambda _: self._remove(host, lookup))
         lookup.waiting += 1
         try:
             return (await lookup.outcome.wait())()
@@ -99,7 +99,7 @@ class SystemResolver:
 
 
 @attrs.frozen
-class Addresses:
+class CheckedResolver:
     """Looks hosts up and checks them against the operator's rules."""
 
     _policy: HostPolicy

@@ -11,7 +11,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from twisted.web.http_headers import Headers
 
-from tawebeval.web.description import DESCRIPTION
+from tawebeval.web.static_files import DESCRIPTION
 from tests.fake_clients import Answer
 
 DOCUMENT: dict[str, Any] = json.loads(DESCRIPTION.content)

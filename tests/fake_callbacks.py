@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tawebeval.errors import InvalidField
-from tawebeval.evaluations.telling import Telling
+from tawebeval.evaluations.registry import EndCallbacks
 from tawebeval.webhooks.callback import Callback, CallbackState
 
 
@@ -32,7 +32,7 @@ class FakeCallbacks:
         self.sent.append((evaluation, json.loads(document())))
 
 
-def tell_nobody() -> Telling:
+def tell_nobody() -> EndCallbacks:
     """Return what tells nobody, for tests that want no callbacks."""
     callbacks: Any = FakeCallbacks()
-    return Telling(callbacks)
+    return EndCallbacks(callbacks)

@@ -21,11 +21,11 @@ from twisted.python.failure import Failure
 from twisted.web.resource import Resource
 
 from tawebeval.config import Configuration
-from tawebeval.core.identifiers import Identities
+from tawebeval.core.identifiers import Identifiers
 from tawebeval.evaluations.registry import Registry
 from tawebeval.web.access_log import Routes
-from tawebeval.web.auth import Access, Rate
-from tawebeval.web.context import Api
+from tawebeval.web.auth import Authentication, RateLimit
+from tawebeval.web.context import WebContext
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tests.fake_callbacks import tell_nobody
@@ -203,10 +203,10 @@ class Service:
     tokens: Path | None = None
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     uploading: Any = attrs.field(factory=InlineThreads)
-    access: Access = attrs.field(init=False)
+    access: Authentication = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
-    api: Api = attrs.field(init=False)
+    api: WebContext = attrs.field(init=False)
     routes: Routes = attrs.field(init=False)
     site: ApiSite = attrs.field(init=False)
 
@@ -221,7 +221,7 @@ class Service:
         )
         self.registry = Registry(
             self.world.surroundings(),
-            Identities(b"k" * 32, straw(1), self.configuration.service.name),
+            Identifiers(b"k" * 32, straw(1), self.configuration.service.name),
             (
                 self.running,
                 self.queued,
@@ -232,10 +232,11 @@ class Service:
             tell_nobody(),
         )
         uploads = self.root / "uploads"
-        self.access = Access(
-            Rate(self.configuration.callers.requests_per_minute, self.reactor.seconds), self.tokens
+        self.access = Authentication(
+            RateLimit(self.configuration.callers.requests_per_minute, self.reactor.seconds),
+            self.tokens,
         )
-        self.api = Api(
+        self.api = WebContext(
             self.registry,
             self.configuration,
             uploads,

@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import Cgroups, Usage
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
@@ -36,11 +36,11 @@ class FakeSandboxedRun:
     `check_limits`, which takes `needed` looks at the disk; `used` is the usage.
     """
 
-    limits: Limits
+    limits: LimitSettings
     view: WorkspaceView
     orphans: Gate = attrs.field(factory=Gate)
-    over: EvaluationError | None = None
-    unstarted: EvaluationError | None = None
+    over: EvaluationFailure | None = None
+    unstarted: EvaluationFailure | None = None
     used: Usage = attrs.field(factory=lambda: Usage(None, None))
     unable: OSError | None = None
     started_as: list[LaunchSpec] = attrs.field(factory=list)
@@ -66,7 +66,7 @@ class FakeSandboxedRun:
         """Pass on a signal."""
         child.signal_group(number)
 
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationError | None:
+    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Answer, and note the question."""
         self.looks.append(final)
         if self.needed > work:
@@ -78,9 +78,9 @@ class FakeSandboxedRun:
         """Whether too little is free."""
         return self.free_disk < self.limits.free_disk
 
-    def make_disk_error(self) -> EvaluationError:
+    def make_disk_error(self) -> EvaluationFailure:
         """Return the error of one that is stopped for it."""
-        return EvaluationError("disk", "nearly full")
+        return EvaluationFailure("disk", "nearly full")
 
     async def kill_remaining(self) -> None:
         """Return when the gate is open."""
@@ -152,7 +152,7 @@ class FakeTrees:
 class FakeSandbox:
     """Makes fake cells, which all share a gate for their orphans."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LimitSettings) -> None:
         self.cells: list[FakeSandboxedRun] = []
         self.orphans = Gate()
         self.unable: OSError | None = None  # of cells that are made from now on

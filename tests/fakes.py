@@ -15,22 +15,21 @@ import attrs
 from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.internet.task import Clock
 
-from tawebeval.admission import UNBOUNDED, Queue
 from tawebeval.config import Configuration
 from tawebeval.core.budget import Budget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
-from tawebeval.core.pages import Page
+from tawebeval.core.pages import EventPage
 from tawebeval.core.tally import CacheTally
 from tawebeval.daemon.systemd import Notifier
-from tawebeval.deferreds import completed, outcome
-from tawebeval.errors import EvaluationError
-from tawebeval.evaluations.context import Surroundings
+from tawebeval.deferreds import UNBOUNDED, FairQueue, one_shot_of, wait_shielded
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.registry import Registry
-from tawebeval.reloadable import Source
+from tawebeval.reloadable import ReloadableSource
 from tawebeval.sandbox.monitor import LimitMonitor, check_runs
-from tawebeval.web.polls import Poll
+from tawebeval.web.events import Poll
 from tests.fake_children import FakeChild, FakeSpawner
 from tests.fake_sandbox import FakeSandbox, FakeSandboxedRun
 from tests.gates import Gate
@@ -73,7 +72,7 @@ class TurnClock(Clock):
         self.pump([0.001] * times)
 
 
-async def answer(poll: Poll, registry: Registry) -> Page:
+async def answer(poll: Poll, registry: Registry) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
     return poll.page(registry) or await poll.later(registry)
 
@@ -121,9 +120,9 @@ class SlowThreads:
     async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)` after `step`."""
         begun: Deferred[None] = Deferred()
-        ended = outcome(begun.addCallback(lambda _: call(*args, **kwargs)))
+        ended = one_shot_of(begun.addCallback(lambda _: call(*args, **kwargs)))
         self.waiting.append(lambda: begun.callback(None))
-        return (await completed(ended))()
+        return (await wait_shielded(ended))()
 
     def step(self) -> None:
         """Make the call that has waited longest."""
@@ -178,7 +177,7 @@ class FakeRepositories:
 
     def fail(self, reason: str, message: str, **members: str) -> None:
         """Let fetches fail from now on."""
-        self.gate.error = EvaluationError(reason, message, members)
+        self.gate.error = EvaluationFailure(reason, message, members)
 
     def load(self) -> None:
         """Do nothing."""
@@ -204,7 +203,7 @@ class World:
     random: Callable[[int], bytes] = attrs.field(factory=straw)
     running: int = 4
     quota_directories: DeferredQueue[Path] | None = None
-    fetches: Queue = attrs.field(factory=lambda: Queue(4, UNBOUNDED))
+    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNBOUNDED))
     budget: Budget = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -217,9 +216,9 @@ class World:
             self.configuration.callers.buffers,
         )
 
-    def surroundings(self) -> Surroundings:
+    def surroundings(self) -> EvaluationContext:
         """Return the world as evaluations see it."""
-        return Surroundings(
+        return EvaluationContext(
             configuration=self.configuration,
             clock=self.clock,
             random=self.random,
@@ -254,7 +253,7 @@ class World:
         self.turn()
 
 
-def read_again(source: Source) -> None:
+def read_again(source: ReloadableSource) -> None:
     """Have files read again, and count. Raises ConfigurationError."""
-    for each in source.rereadings():
-        each.take(each.read())
+    for each in source.reloadables():
+        each.apply(each.read())

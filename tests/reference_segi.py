@@ -11,8 +11,8 @@ import string
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from tawebeval.core.fileblock import MAX_HEADERS, MAX_PATH, File
-from tawebeval.core.markers import Markers
+from tawebeval.core.fileblock import MAX_HEADERS, MAX_PATH, InlineFile
+from tawebeval.core.segi import Markers
 from tests.strategies import Broken, Event, joined
 
 Files = Callable[[bytes], bytes | None]
@@ -132,7 +132,7 @@ def _file(lines: list[bytes], markers: Markers, limit: int, files: Files) -> Ite
     return markers.file_end
 
 
-def _content(block: list[bytes], limit: int, files: Files) -> File:
+def _content(block: list[bytes], limit: int, files: Files) -> InlineFile:
     empty = [number for number, line in enumerate(block) if line in (b"", b"\r")]
     if not empty:
         raise _Refused
@@ -158,7 +158,7 @@ def _content(block: list[bytes], limit: int, files: Files) -> File:
         sound = False
     if not sound or content is None:
         raise _Refused
-    return File(name, headers.get("content-type", "application/octet-stream"), content)
+    return InlineFile(name, headers.get("content-type", "application/octet-stream"), content)
 
 
 def _headers(lines: list[str]) -> dict[str, str]:

@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine
 from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
-from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.framing import EVENT_STREAM, LINES, MESSAGES, Framing
-from tawebeval.core.identifiers import Identities
-from tawebeval.core.pages import DUMMY_END, Page
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.pages import DUMMY_END, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.following import RESUME, Following
+from tawebeval.evaluations.records import RESUME, Subscription
 from tawebeval.evaluations.registry import Registry, directory_of
 from tawebeval.web.streams import Flow, stream
 from tests.event_source import EventSource
@@ -113,7 +113,7 @@ class Poll:
     identifier: str
     after: int
     until: float
-    answer: Deferred[Page]
+    answer: Deferred[EventPage]
 
 
 @attrs.define(eq=False)
@@ -126,7 +126,7 @@ class Stream:
     identifier: str
     first: int
     framing: Framing
-    following: Following
+    following: Subscription
     flow: Flow
     received: bytearray = attrs.field(factory=bytearray)
     slow: bool = False
@@ -181,14 +181,16 @@ class Comparison(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         configuration = Configuration(
-            evaluations=Evaluations(abandon_after=ABANDON, paused=10**6, retain=RETAIN, kept=KEPT),
-            limits=Limits(wall_clock=10**6),
-            buffers=Buffers(total=TOTAL, evaluation=CAPACITY, page=PAGE),
+            evaluations=EvaluationSettings(
+                abandon_after=ABANDON, paused=10**6, retain=RETAIN, kept=KEPT
+            ),
+            limits=LimitSettings(wall_clock=10**6),
+            buffers=BufferSettings(total=TOTAL, evaluation=CAPACITY, page=PAGE),
         )
         self.world = World(configuration=configuration, threads=IdleThreads(), running=RUNNING)
         self.world.spawn.obeys = (SIGTERM,)
         self.budget = self.world.budget
-        self.identities = Identities(b"k" * 32, straw(1))
+        self.identities = Identifiers(b"k" * 32, straw(1))
         bounds = (RUNNING, QUEUED, 0, 0)
         surroundings = self.world.surroundings()
         self.registry = Registry(
@@ -283,7 +285,7 @@ class Comparison(RuleBasedStateMachine):
                 self.polls.remove(poll)
                 model.asked, model.paged = self.now, self.now + NEXT_PAGE
                 page = poll.answer.result
-                assert isinstance(page, Page), page
+                assert isinstance(page, EventPage), page
                 self.compare(page, model, poll.after, str(poll.after), early=True)
                 if model.newest > poll.after:
                     assert page.events.count, "woken for nothing"
@@ -332,26 +334,26 @@ class Comparison(RuleBasedStateMachine):
 
     # The registry against the model
 
-    def request(self, identifier: str, after: str | None) -> Page | errors.RequestError:
+    def request(self, identifier: str, after: str | None) -> EventPage | errors.RequestError:
         """Ask for a page, and hold that the answer is the one that the contract gives."""
         model = self.models[identifier]
         oldest = model.real.ring.oldest
         try:
-            answer: Page | errors.RequestError = self.registry.page(identifier, after)
+            answer: EventPage | errors.RequestError = self.registry.page(identifier, after)
         except errors.RequestError as error:
             answer = error
         if model.forgotten:
             if after == DUMMY_END:
-                assert isinstance(answer, Page)
+                assert isinstance(answer, EventPage)
                 assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
             else:
-                assert type(answer) is errors.EvaluationGone
+                assert type(answer) is errors.EvaluationExpired
             return answer
         model.asked = self.now
         number = model.newest + 1 if after == DUMMY_END else int(after or 0)
         if after == DUMMY_END and model.closed:
             self.forget(identifier)
-            assert isinstance(answer, Page)
+            assert isinstance(answer, EventPage)
             assert (answer.begin, answer.end, answer.events.count) == (after, None, 0)
         elif number > model.newest:
             assert type(answer) is errors.InvalidCursor
@@ -359,14 +361,14 @@ class Comparison(RuleBasedStateMachine):
             assert isinstance(answer, errors.DiscardedCursor)
             assert answer.members == {"oldest": str(oldest)}
         else:
-            assert isinstance(answer, Page), answer
+            assert isinstance(answer, EventPage), answer
             model.acknowledged = max(model.acknowledged, number)
             model.paged = self.now + NEXT_PAGE
             self.compare(answer, model, number, after)
         return answer
 
     def compare(
-        self, page: Page, model: Model, number: int, after: str | None, *, early: bool = False
+        self, page: EventPage, model: Model, number: int, after: str | None, *, early: bool = False
     ) -> None:
         """Hold that a page is what it should be.
 

@@ -31,8 +31,6 @@ CORE = (
     "core/*",
     "config",
     "errors",
-    "outbound",
-    "settings",
     "git/commits",
     "git/credentials",
     "git/stderr",

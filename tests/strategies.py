@@ -20,9 +20,8 @@ import attrs
 from hypothesis import strategies as st
 
 from tawebeval.core.events import Batch
-from tawebeval.core.fileblock import File
-from tawebeval.core.markers import Markers
-from tawebeval.core.segi import Parser
+from tawebeval.core.fileblock import InlineFile
+from tawebeval.core.segi import Markers, Parser
 
 MARKERS = Markers(b"~DB", b"~DE", b"~FB", b"~FE")  # short, so that near misses are frequent
 MAX_VALUE = 40
@@ -37,7 +36,7 @@ class Broken:
     reason: str = "protocol"
 
 
-Event: TypeAlias = "str | bytes | File | Broken"
+Event: TypeAlias = "str | bytes | InlineFile | Broken"
 
 
 # Reading what the parser says
@@ -88,7 +87,7 @@ def _seen(payload: bytes) -> Event:
         case {"type": "file", **rest}:
             assert set(rest) == {"filename", "content_type", "content_base64"}
             content = b64decode(rest["content_base64"], validate=True)
-            return File(rest["filename"], rest["content_type"], content)
+            return InlineFile(rest["filename"], rest["content_type"], content)
     return payload
 
 
@@ -427,11 +426,11 @@ def file_blocks(draw: st.DrawFn) -> Block:
     event: Event = Broken()
     match kind:
         case "content":
-            event = File(name, content_type, body)
+            event = InlineFile(name, content_type, body)
         case "path":
             headers.append("X-SEGI-As: path")
             body = b"out/file.txt"
-            event = File(name, content_type, body)
+            event = InlineFile(name, content_type, body)
         case "refused":
             headers.append("X-SEGI-As: PATH ")
             body = b"refused"

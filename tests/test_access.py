@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Callers, Metrics
+from tawebeval.config import CallerSettings, MetricsSettings
 from tawebeval.core.tokens import new_token
 from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
-from tawebeval.web.auth import Access, Rate, find_metrics_tokens, find_tokens
+from tawebeval.web.auth import Authentication, RateLimit, find_metrics_tokens, find_tokens
 from tests.fakes import read_again
 
 
@@ -23,42 +23,42 @@ class RateTests(SynchronousTestCase):
     def test_share(self) -> None:
         """So many at once, and then as they come again; one caller's are not another's."""
         clock = Clock()
-        rate = Rate(3, clock.seconds)
+        rate = RateLimit(3, clock.seconds)
         for _ in range(3):
-            rate.take("a")
-        error = self.assertRaises(OverShare, rate.take, "a")
+            rate.spend("a")
+        error = self.assertRaises(OverShare, rate.spend, "a")
         self.assertEqual(error.retry_after, 20)
-        rate.take("b")
+        rate.spend("b")
         clock.advance(19.5)
-        self.assertEqual(self.assertRaises(OverShare, rate.take, "a").retry_after, 1)
+        self.assertEqual(self.assertRaises(OverShare, rate.spend, "a").retry_after, 1)
         clock.advance(0.5)
-        rate.take("a")
-        self.assertRaises(OverShare, rate.take, "a")
+        rate.spend("a")
+        self.assertRaises(OverShare, rate.spend, "a")
         clock.advance(1000)
         for _ in range(3):
-            rate.take("a")
-        self.assertRaises(OverShare, rate.take, "a")
+            rate.spend("a")
+        self.assertRaises(OverShare, rate.spend, "a")
 
     def test_none(self) -> None:
         """0 is no limit."""
-        rate = Rate(0, Clock().seconds)
+        rate = RateLimit(0, Clock().seconds)
         for _ in range(10_000):
-            rate.take("a")
+            rate.spend("a")
 
     @given(st.integers(1, 10_000), st.lists(st.floats(0, 90), max_size=60))
     def test_patience(self, per_minute: int, pauses: list[float]) -> None:
         """Whoever waits as long as it was told is let in; in no minute are there more than 2 x."""
         clock = Clock()
-        rate = Rate(per_minute, clock.seconds)
+        rate = RateLimit(per_minute, clock.seconds)
         rate._left["a"] = (0, 0)
         for taken, pause in enumerate(pauses, 1):
             clock.advance(pause)
             try:
-                rate.take("a")
+                rate.spend("a")
             except OverShare as error:
                 self.assertGreaterEqual(error.retry_after, 1)
                 clock.advance(error.retry_after)
-                rate.take("a")
+                rate.spend("a")
             self.assertLessEqual(taken, clock.seconds() * per_minute / 60 + 1e-6)
 
 
@@ -69,7 +69,7 @@ class AccessTests(SynchronousTestCase):
         self.path = Path(self.mktemp()).absolute()
         self.alice, line = new_token("alice", os.urandom)
         self.path.write_text(line)
-        self.access = Access(Rate(0, Clock().seconds), self.path)
+        self.access = Authentication(RateLimit(0, Clock().seconds), self.path)
         self.logged: list[str] = []
 
     def admit(self, token: str) -> str:
@@ -78,17 +78,17 @@ class AccessTests(SynchronousTestCase):
 
     def reload(self) -> None:
         """Read the file again. Raises ConfigurationError."""
-        found = [(one.name, one.paths) for one in self.access.rereadings()]
+        found = [(one.name, one.paths) for one in self.access.reloadables()]
         self.assertEqual(found, [("callers.tokens", (self.path,))])
         read_again(self.access)
 
     def test_open(self) -> None:
         """Without a file everybody is the same caller, for whom there is no rate."""
-        access = Access(Rate(1, Clock().seconds))
+        access = Authentication(RateLimit(1, Clock().seconds))
         self.assertTrue(access.open)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
             self.assertEqual(access.admit(headers), "")
-        self.assertEqual(list(access.rereadings()), [])
+        self.assertEqual(list(access.reloadables()), [])
 
     def test_reload(self) -> None:
         """A new token counts from then on, and one that was taken out no more."""
@@ -105,10 +105,10 @@ class AccessTests(SynchronousTestCase):
         """What is only read does not count yet."""
         bob, line = new_token("bob", os.urandom)
         self.path.write_text(line)
-        (rereading,) = self.access.rereadings()
-        read = rereading.read()
+        (reloadable,) = self.access.reloadables()
+        read = reloadable.read()
         self.assertRaises(Unauthorized, self.admit, bob)
-        rereading.take(read)
+        reloadable.apply(read)
         self.assertEqual(self.admit(bob), "bob")
 
     def test_broken_reload(self) -> None:
@@ -127,12 +127,14 @@ class AccessTests(SynchronousTestCase):
     def test_broken_at_first(self) -> None:
         """At the start it is an error with the file's name."""
         self.path.write_text("nonsense")
-        error = self.assertRaises(ConfigurationError, Access, Rate(0, Clock().seconds), self.path)
+        error = self.assertRaises(
+            ConfigurationError, Authentication, RateLimit(0, Clock().seconds), self.path
+        )
         self.assertIn(f"{self.path}: line 1", str(error))
 
     def test_strangers_are_not_counted(self) -> None:
         """Whoever has no token uses up nobody's requests."""
-        self.access = Access(Rate(1, Clock().seconds), self.path)
+        self.access = Authentication(RateLimit(1, Clock().seconds), self.path)
         for _ in range(3):
             self.assertRaises(Unauthorized, self.admit, "x")
         self.admit(self.alice)
@@ -142,32 +144,34 @@ class AccessTests(SynchronousTestCase):
         """The configured file wins over systemd's, which is taken if there is one."""
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "tokens"
-        self.assertEqual(find_tokens(Callers(), {}), None)
-        self.assertEqual(find_tokens(Callers(), credentials), None)
+        self.assertEqual(find_tokens(CallerSettings(), {}), None)
+        self.assertEqual(find_tokens(CallerSettings(), credentials), None)
         given.touch()
         self.addCleanup(given.unlink)
-        self.assertEqual(find_tokens(Callers(), credentials), given)
-        self.assertEqual(find_tokens(Callers(tokens="/x"), credentials), Path("/x"))
-        self.assertEqual(find_tokens(Callers(tokens="x"), {}), Path.cwd() / "x")
+        self.assertEqual(find_tokens(CallerSettings(), credentials), given)
+        self.assertEqual(find_tokens(CallerSettings(tokens="/x"), credentials), Path("/x"))
+        self.assertEqual(find_tokens(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
 
     def test_find_for_metrics(self) -> None:
         """Those who read the metrics have a file of their own, where it goes by tokens."""
         credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
         given = self.path.parent / "metrics-tokens"
-        by_tokens = Metrics("tokens")
-        self.assertEqual(find_metrics_tokens(Metrics("loopback"), credentials), None)
+        by_tokens = MetricsSettings("tokens")
+        self.assertEqual(find_metrics_tokens(MetricsSettings("loopback"), credentials), None)
         error = self.assertRaises(ConfigurationError, find_metrics_tokens, by_tokens, credentials)
         self.assertIn("metrics.readers", str(error))
         self.assertIn("LoadCredential=metrics-tokens", str(error))
         given.touch()
         self.addCleanup(given.unlink)
         self.assertEqual(find_metrics_tokens(by_tokens, credentials), given)
-        self.assertEqual(find_metrics_tokens(Metrics("nobody"), credentials), None)
-        self.assertEqual(find_metrics_tokens(Metrics("tokens", "/x"), credentials), Path("/x"))
+        self.assertEqual(find_metrics_tokens(MetricsSettings("nobody"), credentials), None)
+        self.assertEqual(
+            find_metrics_tokens(MetricsSettings("tokens", "/x"), credentials), Path("/x")
+        )
 
     def test_find_in_the_dark(self) -> None:
         """Where systemd's cannot be looked for there may be some: that is not as if none were."""
         self.path.touch()
         with self.assertRaises(ConfigurationError) as caught:
-            find_tokens(Callers(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
+            find_tokens(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
         self.assertIn("/tokens: cannot be read: File name too long", str(caught.exception))

@@ -11,8 +11,8 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import Address, HostPolicy, target_of
-from tawebeval.resolver import Addresses, LookupFailed, SystemResolver, UnknownHost
+from tawebeval.core.hosts import Address, HostPolicy, parse_target
+from tawebeval.resolver import CheckedResolver, LookupFailed, SystemResolver, UnknownHost
 from tests.fake_resolver import FakeResolver
 from tests.fakes import SlowThreads
 
@@ -24,9 +24,9 @@ class AddressesTests(SynchronousTestCase):
 
     def find(self, answer: list[str] | Exception) -> Deferred[Address]:
         """Look a host up, which is answered so."""
-        target = target_of("https://example.org/x")
+        target = parse_target("https://example.org/x")
         assert target is not None
-        addresses = Addresses(HostPolicy(), FakeResolver(answer), Clock())
+        addresses = CheckedResolver(HostPolicy(), FakeResolver(answer), Clock())
         return Deferred.fromCoroutine(addresses.find(target))
 
     def test_found(self) -> None:

@@ -10,130 +10,130 @@ from hypothesis import strategies as st
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.admission import Queue
+from tawebeval.deferreds import FairQueue
 
 
 class QueueTests(SynchronousTestCase):
     """Two places to run, two to wait."""
 
     def setUp(self) -> None:
-        self.queue = Queue(2, 2)
+        self.queue = FairQueue(2, 2)
 
     def test_places(self) -> None:
         """As many as there are places are let in at once, and the others when one leaves."""
-        entered = [self.queue.enter(name) for name in "abcd"]
+        entered = [self.queue.acquire(name) for name in "abcd"]
         self.successResultOf(entered[0])
         self.successResultOf(entered[1])
         self.assertNoResult(entered[2])
-        self.queue.leave("b")
+        self.queue.release("b")
         self.successResultOf(entered[2])
         self.assertNoResult(entered[3])
-        self.queue.leave("c")
+        self.queue.release("c")
         self.successResultOf(entered[3])
 
     def test_full(self) -> None:
         """It is full when nobody more can run or wait, and only then."""
         for name in "abcd":
-            self.assertFalse(self.queue.full())
-            self.queue.enter(name)
-        self.assertTrue(self.queue.full())
-        self.queue.leave("a")
-        self.assertFalse(self.queue.full())
+            self.assertFalse(self.queue.is_full())
+            self.queue.acquire(name)
+        self.assertTrue(self.queue.is_full())
+        self.queue.release("a")
+        self.assertFalse(self.queue.is_full())
 
     def test_nobody_may_wait(self) -> None:
         """Where none may wait it is full when all places are taken, not before."""
-        queue = Queue(1, 0)
-        self.assertFalse(queue.full())
-        self.successResultOf(queue.enter("a"))
-        self.assertTrue(queue.full())
-        queue.leave("a")
-        self.assertFalse(queue.full())
+        queue = FairQueue(1, 0)
+        self.assertFalse(queue.is_full())
+        self.successResultOf(queue.acquire("a"))
+        self.assertTrue(queue.is_full())
+        queue.release("a")
+        self.assertFalse(queue.is_full())
 
     def test_place(self) -> None:
         """The place of one who waits is the number of those before; others have none."""
         for name in "abcd":
-            self.queue.enter(name)
-        places = [self.queue.place(name) for name in ("a", "c", "d", "x")]
+            self.queue.acquire(name)
+        places = [self.queue.position(name) for name in ("a", "c", "d", "x")]
         self.assertEqual(places, [None, 0, 1, None])
-        self.queue.leave("a")
-        self.assertEqual((self.queue.place("c"), self.queue.place("d")), (None, 0))
+        self.queue.release("a")
+        self.assertEqual((self.queue.position("c"), self.queue.position("d")), (None, 0))
 
     def test_give_up(self) -> None:
         """Who gives up waiting makes room, and is not let in later."""
-        _, _, third, fourth = [self.queue.enter(name) for name in "abcd"]
+        _, _, third, fourth = [self.queue.acquire(name) for name in "abcd"]
         third.cancel()
         self.failureResultOf(third, CancelledError)
-        self.assertEqual((self.queue.full(), self.queue.place("d")), (False, 0))
-        self.queue.leave("a")
+        self.assertEqual((self.queue.is_full(), self.queue.position("d")), (False, 0))
+        self.queue.release("a")
         self.successResultOf(fourth)
-        self.queue.leave("b")
-        self.queue.leave("d")
-        self.assertEqual(self.queue.place("c"), None)
+        self.queue.release("b")
+        self.queue.release("d")
+        self.assertEqual(self.queue.position("c"), None)
 
     def test_leave_at_once(self) -> None:
         """One who leaves as soon as it is let in lets the next one in."""
         for name in "ab":
-            self.queue.enter(name)
-        third = self.queue.enter("c").addCallback(lambda _: self.queue.leave("c"))
-        fourth = self.queue.enter("d")
-        self.queue.leave("a")
+            self.queue.acquire(name)
+        third = self.queue.acquire("c").addCallback(lambda _: self.queue.release("c"))
+        fourth = self.queue.acquire("d")
+        self.queue.release("a")
         self.successResultOf(third)
         self.successResultOf(fourth)
 
     def test_many_leave_at_once(self) -> None:
         """However many leave as soon as they are let in, all are; who enters then comes last."""
         for name in "ab":
-            self.queue.enter(name)
+            self.queue.acquire(name)
         order: list[str] = []
 
         def let_in(name: str) -> None:
             order.append(name)
-            self.queue.leave(name)
+            self.queue.release(name)
             if name == "0":
-                self.queue.enter("late").addCallback(lambda _: let_in("late"))
+                self.queue.acquire("late").addCallback(lambda _: let_in("late"))
 
         names = [str(number) for number in range(sys.getrecursionlimit())]
         for name in names:
-            self.queue.enter(name).addCallback(lambda _, name=name: let_in(name))
-        self.queue.leave("a")
+            self.queue.acquire(name).addCallback(lambda _, name=name: let_in(name))
+        self.queue.release("a")
         self.assertEqual(order, [*names, "late"])
         self.assertEqual((self.queue.running, self.queue.waiting), (1, 0))
 
     def test_not_admitted(self) -> None:
         """Who is not admitted waits though there is a place, and is passed over, until it is."""
         admitted = {"bob"}
-        self.queue = Queue(2, 2, admits=admitted.__contains__)
-        alices = [self.queue.enter(f"a{number}", "alice") for number in range(2)]
+        self.queue = FairQueue(2, 2, admits=admitted.__contains__)
+        alices = [self.queue.acquire(f"a{number}", "alice") for number in range(2)]
         self.assertNoResult(alices[0])
-        self.successResultOf(self.queue.enter("b0", "bob"))
-        self.successResultOf(self.queue.enter("b1", "bob"))
-        self.queue.leave("b0")
+        self.successResultOf(self.queue.acquire("b0", "bob"))
+        self.successResultOf(self.queue.acquire("b1", "bob"))
+        self.queue.release("b0")
         self.assertNoResult(alices[0])
-        self.queue.leave("b1")
-        self.queue.go_on()
+        self.queue.release("b1")
+        self.queue.dispatch()
         self.assertNoResult(alices[0])
         admitted.add("alice")
-        self.queue.go_on()
+        self.queue.dispatch()
         for place in alices:
             self.successResultOf(place)
 
     def test_holders(self) -> None:
         """Each who has a place is told with whether it keeps somebody out."""
-        self.queue = Queue(2, 2, admits={"alice", "bob"}.__contains__)
+        self.queue = FairQueue(2, 2, admits={"alice", "bob"}.__contains__)
         self.assertEqual(self.queue.holders(), [])
-        self.queue.enter("a0", "alice")
-        waiting = self.queue.enter("c0", "carol")
+        self.queue.acquire("a0", "alice")
+        waiting = self.queue.acquire("c0", "carol")
         self.assertEqual(self.queue.holders(), [("a0", False)])
-        self.queue.enter("b0", "bob")
+        self.queue.acquire("b0", "bob")
         self.assertEqual(self.queue.holders(), [("a0", True), ("b0", True)])
         waiting.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
         self.assertEqual(self.queue.holders(), [("a0", False), ("b0", False)])
 
     def test_holders_of_its_own(self) -> None:
         """Where a caller has as many as it may, only those keep out what it has waiting."""
-        queue = Queue(3, 9, 1)
+        queue = FairQueue(3, 9, 1)
         for name, caller in (("a0", "alice"), ("b0", "bob"), ("a1", "alice")):
-            queue.enter(name, caller)
+            queue.acquire(name, caller)
         self.assertEqual(queue.holders(), [("a0", True), ("b0", False)])
 
     @given(
@@ -141,12 +141,12 @@ class QueueTests(SynchronousTestCase):
     )
     def test_order(self, running: int, steps: list[tuple[str, bool]]) -> None:
         """Whoever comes and goes: first come, first let in, and never too many."""
-        queue = Queue(running, 100)
+        queue = FairQueue(running, 100)
         inside: list[str] = []
         waiting: dict[str, Deferred[None]] = {}
 
         def enter(name: str) -> None:
-            place = queue.enter(name).addCallback(lambda _: inside.append(name))
+            place = queue.acquire(name).addCallback(lambda _: inside.append(name))
             place.addErrback(lambda failure: failure.trap(CancelledError))
             if name not in inside:
                 waiting[name] = place
@@ -154,7 +154,7 @@ class QueueTests(SynchronousTestCase):
         for number, (step, first) in enumerate(steps):
             enter(str(number))
             if step == "leave" and inside:
-                queue.leave(inside.pop(0 if first else -1))
+                queue.release(inside.pop(0 if first else -1))
                 if waiting:
                     name = next(iter(waiting))
                     self.assertEqual(inside[-1], name)
@@ -163,100 +163,100 @@ class QueueTests(SynchronousTestCase):
                 waiting.pop(list(waiting)[0 if first else -1]).cancel()
             self.assertLessEqual(len(inside), running)
             self.assertEqual(len(inside) < running and bool(waiting), False)
-            self.assertEqual([queue.place(name) for name in waiting], list(range(len(waiting))))
+            self.assertEqual([queue.position(name) for name in waiting], list(range(len(waiting))))
 
 
 class ShareTests(SynchronousTestCase):
     """Several callers."""
 
-    def names(self, queue: Queue, *names: str) -> list[str]:
+    def names(self, queue: FairQueue, *names: str) -> list[str]:
         """Let these enter, of the callers that their first letters name; return who waits."""
         self.entered: list[str] = []
         for name in names:
-            queue.enter(name, name[0]).addCallback(lambda _, name=name: self.entered.append(name))
+            queue.acquire(name, name[0]).addCallback(lambda _, name=name: self.entered.append(name))
         return [name for name in names if name not in self.entered]
 
-    def order(self, queue: Queue) -> list[str]:
+    def order(self, queue: FairQueue) -> list[str]:
         """Let those inside leave one after the other; return the order of those who follow."""
         order: list[str] = []
         while self.entered:
             before = len(self.entered)
-            queue.leave(self.entered.pop(0))
+            queue.release(self.entered.pop(0))
             order += self.entered[before - 1 :]
         return order
 
     def test_turns(self) -> None:
         """A caller with many does not keep out one with one; each one's own order is kept."""
-        queue = Queue(1, 100)
+        queue = FairQueue(1, 100)
         self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
         self.assertEqual(self.order(queue), ["a1", "b1", "c1", "a2", "b2", "a3"])
 
     def test_place(self) -> None:
         """The place counts in the order of turns."""
-        queue = Queue(1, 100)
+        queue = FairQueue(1, 100)
         waiting = self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
-        places = {name: queue.place(name) for name in waiting}
+        places = {name: queue.position(name) for name in waiting}
         self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
 
     def test_other_bounds(self) -> None:
         """With a larger share those who wait for it are let in; nobody is sent away by less."""
-        queue = Queue(3, 3, own_running=1, own_queued=1)
+        queue = FairQueue(3, 3, own_running=1, own_queued=1)
         self.assertEqual(self.names(queue, "a1", "a2", "a3"), ["a2", "a3"])
         self.assertTrue(queue.share_used("a"))
-        queue.bound(3, 100, 2, 2)
-        queue.go_on()
+        queue.set_bounds(3, 100, 2, 2)
+        queue.dispatch()
         self.assertEqual(self.entered, ["a1", "a2"])
         self.assertFalse(queue.share_used("a"))
-        queue.bound(3, 1, 1)
-        queue.go_on()
+        queue.set_bounds(3, 1, 1)
+        queue.dispatch()
         self.assertEqual((queue.running, queue.waiting), (2, 1))
-        self.assertTrue(queue.full("a"))
-        queue.bound(3, 1)
-        queue.go_on()
+        self.assertTrue(queue.is_full("a"))
+        queue.set_bounds(3, 1)
+        queue.dispatch()
         self.assertEqual(self.entered, ["a1", "a2", "a3"])
 
     def test_other_places(self) -> None:
         """With more places those who wait are let in; with fewer nobody is until some have left."""
-        queue = Queue(1, 100)
+        queue = FairQueue(1, 100)
         self.assertEqual(self.names(queue, "a1", "b1", "c1"), ["b1", "c1"])
-        queue.bound(2, 100)
-        queue.go_on()
+        queue.set_bounds(2, 100)
+        queue.dispatch()
         self.assertEqual(self.entered, ["a1", "b1"])
-        queue.bound(1, 100)
-        queue.go_on()
-        queue.leave("a1")
+        queue.set_bounds(1, 100)
+        queue.dispatch()
+        queue.release("a1")
         self.assertEqual(self.entered, ["a1", "b1"])
-        queue.leave("b1")
+        queue.release("b1")
         self.assertEqual(self.entered, ["a1", "b1", "c1"])
 
     def test_running(self) -> None:
         """One caller takes no more places than its share; others run meanwhile."""
-        queue = Queue(3, 100, own_running=2)
+        queue = FairQueue(3, 100, own_running=2)
         self.assertEqual(self.names(queue, "a1", "a2", "a3", "b1", "b2"), ["a3", "b2"])
-        queue.leave("b1")
+        queue.release("b1")
         self.assertEqual(self.entered, ["a1", "a2", "b1", "b2"])
-        queue.leave("a1")
+        queue.release("a1")
         self.assertEqual(self.entered[-1], "a3")
 
     def test_queued(self) -> None:
         """One caller's share of the queue is used up, another's not; one who may run may come."""
-        queue = Queue(2, 3, own_running=1, own_queued=2)
+        queue = FairQueue(2, 3, own_running=1, own_queued=2)
         self.names(queue, "a1", "a2")
         self.assertFalse(queue.share_used("a"))
         self.names(queue, "a3")
         self.assertEqual([queue.share_used(caller) for caller in "ab"], [True, False])
-        self.assertEqual([queue.full(caller) for caller in "ab"], [False, False])
+        self.assertEqual([queue.is_full(caller) for caller in "ab"], [False, False])
         self.names(queue, "b1", "b2")
-        self.assertEqual([queue.full(caller) for caller in "abc"], [True, True, True])
-        queue.leave("a1")
+        self.assertEqual([queue.is_full(caller) for caller in "abc"], [True, True, True])
+        queue.release("a1")
         self.assertFalse(queue.share_used("a"))
 
     def test_share_beyond_the_whole(self) -> None:
         """A share as large as the queue is none: then it is the queue that is full."""
         for own in (0, 2, 5):
-            queue = Queue(1, 2, own_queued=own)
+            queue = FairQueue(1, 2, own_queued=own)
             self.names(queue, "a1", "a2", "a3")
-            self.assertEqual((queue.share_used("a"), queue.full("a")), (False, True))
+            self.assertEqual((queue.share_used("a"), queue.is_full("a")), (False, True))
 
     @given(
         st.integers(1, 4),
@@ -276,7 +276,7 @@ class ShareTests(SynchronousTestCase):
         Twice, that is: while a caller could have had a place, no other gets two. Those who have
         reserved a turn are as if they were not there until they are ready, but for their order.
         """
-        queue = Queue(running, 1000, own_running=own)
+        queue = FairQueue(running, 1000, own_running=own)
         share = own or running
         inside: dict[str, str] = {}
         waiting: dict[str, tuple[str, Deferred[None]]] = {}
@@ -303,7 +303,7 @@ class ShareTests(SynchronousTestCase):
             inside[name] = caller
 
         def enter(name: str, caller: str) -> None:
-            place = queue.enter(name, caller)
+            place = queue.acquire(name, caller)
             if not place.called:
                 waiting[name] = caller, place
                 since.setdefault(caller, set())
@@ -324,7 +324,7 @@ class ShareTests(SynchronousTestCase):
             elif step == "leave" and inside:
                 leaving = list(inside)[choice % len(inside)]
                 del inside[leaving]
-                queue.leave(leaving)
+                queue.release(leaving)
             elif step == "give up" and waiting:
                 waiting.pop(list(waiting)[choice % len(waiting)])[1].cancel()
             for gone in set(since) - {c for c, _ in waiting.values()}:
@@ -335,17 +335,17 @@ class ShareTests(SynchronousTestCase):
             if len(inside) < running:
                 self.assertTrue(all(taken[c] >= share for c, _ in waiting.values()))
         for name in reserved:
-            queue.leave(name)
+            queue.release(name)
         if own:
             return
-        places = {name: queue.place(name) for name in waiting}
+        places = {name: queue.position(name) for name in waiting}
         before = len(inside)
         order: list[str] = []
         while waiting:
             there = set(inside)
             leaving = next(iter(inside))
             del inside[leaving]
-            queue.leave(leaving)
+            queue.release(leaving)
             order += set(inside) - there
         self.assertEqual(places, {name: place for place, name in enumerate(order)})
         self.assertEqual(len(inside), before)
@@ -355,13 +355,13 @@ class ReservationTests(SynchronousTestCase):
     """Those who are not ready when they come."""
 
     def setUp(self) -> None:
-        self.queue = Queue(1, 100)
+        self.queue = FairQueue(1, 100)
         self.entered: list[str] = []
 
     def enter(self, *names: str) -> None:
         """Let these enter, of the callers that their first letters name."""
         for name in names:
-            place = self.queue.enter(name, name[0])
+            place = self.queue.acquire(name, name[0])
             place.addCallback(lambda _, name=name: self.entered.append(name))
             place.addErrback(lambda failure: failure.trap(CancelledError))
 
@@ -370,10 +370,10 @@ class ReservationTests(SynchronousTestCase):
         self.queue.reserve("a1", "a")
         self.enter("a2", "a3", "a4")
         self.assertEqual(self.entered, ["a2"])
-        self.queue.leave("a2")
+        self.queue.release("a2")
         self.enter("a1")
-        self.queue.leave("a3")
-        self.queue.leave("a1")
+        self.queue.release("a3")
+        self.queue.release("a1")
         self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
 
     def test_turns(self) -> None:
@@ -381,9 +381,9 @@ class ReservationTests(SynchronousTestCase):
         self.enter("a1")
         self.queue.reserve("b1", "b")
         self.enter("a2", "a3")
-        self.queue.leave("a1")
+        self.queue.release("a1")
         self.enter("b1")
-        self.queue.leave("a2")
+        self.queue.release("a2")
         self.assertEqual(self.entered, ["a1", "a2", "b1"])
 
     def test_holders(self) -> None:
@@ -397,7 +397,7 @@ class ReservationTests(SynchronousTestCase):
     def test_free_place(self) -> None:
         """Who becomes ready while there is a place has it at once."""
         self.queue.reserve("a1", "a")
-        self.assertEqual((self.queue.waiting, self.queue.place("a1")), (1, 0))
+        self.assertEqual((self.queue.waiting, self.queue.position("a1")), (1, 0))
         self.enter("a1")
         self.assertEqual(self.entered, ["a1"])
         self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
@@ -406,39 +406,39 @@ class ReservationTests(SynchronousTestCase):
         """A turn can be given up before one is ready, and after."""
         for name in ("a1", "a2"):
             self.queue.reserve(name, "a")
-        self.queue.leave("a1")
-        place = self.queue.enter("a3", "a")
-        waiting = self.queue.enter("a2", "a")
+        self.queue.release("a1")
+        place = self.queue.acquire("a3", "a")
+        waiting = self.queue.acquire("a2", "a")
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
         self.successResultOf(place)
-        self.queue.leave("a2")
-        self.queue.leave("nobody")
+        self.queue.release("a2")
+        self.queue.release("nobody")
         self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
 
     def test_full(self) -> None:
         """Who waits though there are places leaves these to others, but does not add to them."""
-        queue = Queue(2, 2)
+        queue = FairQueue(2, 2)
         for number in range(4):
-            self.assertFalse(queue.full("a"))
+            self.assertFalse(queue.is_full("a"))
             queue.reserve(f"a{number}", "a")
-        self.assertTrue(queue.full("a"))
-        queue = Queue(2, 3, own_running=1, own_queued=2)
+        self.assertTrue(queue.is_full("a"))
+        queue = FairQueue(2, 3, own_running=1, own_queued=2)
         for number in range(3):
             self.assertFalse(queue.share_used("a"))
             queue.reserve(f"a{number}", "a")
         self.assertEqual([queue.share_used(caller) for caller in "ab"], [True, False])
-        self.assertFalse(queue.full("b"))
+        self.assertFalse(queue.is_full("b"))
 
     def test_rest(self) -> None:
         """Who rests leaves its place to others, but counts for its caller until it leaves."""
-        self.queue = Queue(2, 100, own_running=1)
+        self.queue = FairQueue(2, 100, own_running=1)
         self.enter("a1", "a2", "b1", "c1")
         self.assertEqual(self.entered, ["a1", "b1"])
-        self.queue.rest("a1")
+        self.queue.suspend("a1")
         self.assertEqual(self.entered, ["a1", "b1", "c1"])
-        self.queue.leave("b1")
+        self.queue.release("b1")
         self.assertEqual(len(self.entered), 3)
-        self.queue.leave("a1")
+        self.queue.release("a1")
         self.assertEqual(self.entered[3:], ["a2"])
         self.assertEqual(self.queue.running, 2)

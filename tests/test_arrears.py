@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.arrears import Arrears
+from tawebeval.deferreds import RetryQueue
 from tests.fakes import InlineThreads, SlowThreads
 
 
@@ -18,7 +18,7 @@ class ArrearsTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.threads: Any = InlineThreads()
-        self.arrears = Arrears(self.threads)
+        self.arrears = RetryQueue(self.threads)
         self.done: list[str] = []
         self.failures = {"a": 0, "b": 0}
         self.error: Exception = OSError(24, "Too many open files")
@@ -52,7 +52,7 @@ class ArrearsTests(SynchronousTestCase):
     def settle(self) -> list[str]:
         """Let what is left be tried; return what the log says."""
         with capturedLogs() as events:
-            self.arrears.settle()
+            self.arrears.retry_next()
         return [formatEvent(event) for event in events]
 
     def test_at_once(self) -> None:
@@ -118,7 +118,7 @@ class ArrearsTests(SynchronousTestCase):
         self.attempt("b")
         threads = self.arrears._threads = SlowThreads()  # type: ignore[assignment]
         for _ in range(3):
-            self.arrears.settle()
+            self.arrears.retry_next()
         self.assertEqual(len(threads.waiting), 1)
         threads.finish()
         self.assertEqual(self.done, ["a", "b", "made", "made"])
@@ -128,11 +128,11 @@ class ArrearsTests(SynchronousTestCase):
         self.failures["a"] = 1
         self.attempt("a")
         self.error, self.failures["a"] = ZeroDivisionError(), 1
-        self.arrears.settle()
+        self.arrears.retry_next()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.failures["b"] = 1
         attempt = Deferred.fromCoroutine(self.arrears.attempt("b", self.call("b")))
         self.failureResultOf(attempt, ZeroDivisionError)
         self.assertEqual(len(self.arrears), 0)
-        self.arrears.settle()
+        self.arrears.retry_next()
         self.assertEqual(self.done, [])

@@ -26,18 +26,18 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.config import (
-    Buffers,
+    BufferSettings,
     CallbackSettings,
-    Callers,
+    CallerSettings,
     Configuration,
     CredentialSettings,
-    Evaluations,
-    Health,
-    Http,
-    Log,
-    Metrics,
-    Repositories,
-    Service,
+    EvaluationSettings,
+    HealthSettings,
+    HttpSettings,
+    LogSettings,
+    MetricsSettings,
+    RepositorySettings,
+    ServiceSettings,
 )
 from tawebeval.core.tokens import new_token
 from tawebeval.daemon import assembly as module
@@ -53,12 +53,12 @@ from tawebeval.daemon.logging import LogWriter, text_line
 from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
 from tawebeval.daemon.state import Directories, open_directories
 from tawebeval.daemon.systemd import longest_stop
-from tawebeval.deferreds import Threads
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
 from tawebeval.linux.privileges import Privileges, User
-from tawebeval.reloadable import Outcome, Rereading
+from tawebeval.reloadable import Reloadable, ReloadResult
 from tawebeval.sandbox.commands import SandboxedCommands
-from tawebeval.web.context import Api
+from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import PromptServer, PromptUnixServer
 from tests.fake_clients import Connection
@@ -83,7 +83,7 @@ class ServiceTests(SynchronousTestCase):
         # That is for names, which strangers' servers answer when they like.
         self.reactor.getThreadPool = lambda: self.fail("the reactor's own threads are not asked")
         # Nor do ours have a reactor that runs, to come back to.
-        self.patch(Threads, "run", InlineThreads.run)
+        self.patch(WorkerThreads, "run", InlineThreads.run)
         self.subreaper = 0
         self.patch(module, "become_subreaper", self.become_subreaper)
 
@@ -128,10 +128,10 @@ class ServiceTests(SynchronousTestCase):
         site: ApiSite = self.reactor.tcpServers[0][1]
         return site
 
-    def api(self) -> Api:
+    def api(self) -> WebContext:
         """Return the API of that site."""
         application: Any = self.site().application
-        api: Api = application.api
+        api: WebContext = application.api
         return api
 
     def test_quota_directories(self) -> None:
@@ -144,7 +144,7 @@ class ServiceTests(SynchronousTestCase):
     def test_listens(self) -> None:
         """Every endpoint gets the same site, and nothing is listened on before the start."""
         listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
-        daemon = self.make(listen=listen, callers=Callers(open=True))
+        daemon = self.make(listen=listen, callers=CallerSettings(open=True))
         self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
         daemon.privilegedStartService()
         self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
@@ -163,7 +163,7 @@ class ServiceTests(SynchronousTestCase):
             start, stop = (partial(done.append, f"{what} {name}") for what in ("start", "stop"))
             return SimpleNamespace(name=name, start=start, stop=stop, run=InlineThreads().run)
 
-        self.patch(module.Threads, "own", own)
+        self.patch(module.WorkerThreads, "create", own)
         daemon = self.make()
         waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
         expected = [*waited, (12, "servers"), (8, "receivers")]
@@ -209,7 +209,7 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(module, "call_each_second", note)
         daemon = self.make()
-        chores = ["expire", "reap", "mend", "settle", "note_uses", "maintain", "check"]
+        chores = ["expire", "reap", "mend", "retry_next", "note_uses", "maintain", "check"]
         self.assertEqual(kept, chores)
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
@@ -235,7 +235,7 @@ class ServiceTests(SynchronousTestCase):
         for number in (signal.SIGTERM, signal.SIGINT):
             before = signal.signal(number, lambda *_: None)
             self.addCleanup(signal.signal, number, before)
-        daemon = self.start(service=Service(drain=7))
+        daemon = self.start(service=ServiceSettings(drain=7))
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
         evaluations = self.evaluations(daemon)
@@ -249,7 +249,7 @@ class ServiceTests(SynchronousTestCase):
             return False
 
         self.patch(registry, "close", close)
-        self.patch(registry, "hurry", lambda: told.append(0))
+        self.patch(registry, "stop_now", lambda: told.append(0))
         idle = Connection(self.site())
         signal.raise_signal(signal.SIGTERM)
         self.assertEqual(calls, [])
@@ -377,10 +377,10 @@ class ServiceTests(SynchronousTestCase):
     def test_fetches(self) -> None:
         """As many commits are fetched as is configured, among several callers half of one."""
         tokens = str(self.file_with(new_token("alice", straw())[1]))
-        for callers, own in ((Callers(), 3), (Callers(tokens=tokens), 2)):
-            daemon = self.make(callers=callers, repositories=Repositories(fetches=3))
+        for callers, own in ((CallerSettings(), 3), (CallerSettings(tokens=tokens), 2)):
+            daemon = self.make(callers=callers, repositories=RepositorySettings(fetches=3))
             fetches = self.evaluations(daemon)._registry._surroundings.fetches
-            places = [fetches.enter(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
+            places = [fetches.acquire(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
             self.assertEqual(places[3].called, own == 2)
 
@@ -389,31 +389,31 @@ class ServiceTests(SynchronousTestCase):
         for running, places in ((3, 3), (0, 5)):
             self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
             daemon = self.make(
-                evaluations=Evaluations(running=running, queued=0),
-                buffers=Buffers(total=256 * 1024),
+                evaluations=EvaluationSettings(running=running, queued=0),
+                buffers=BufferSettings(total=256 * 1024),
             )
             evaluations = self.evaluations(daemon)
             queue = evaluations._registry.queue
             budget = evaluations._registry._surroundings.budget
-            budget.enter().resize(192 * 1024)  # all but the reserve
+            budget.add_share().resize(192 * 1024)  # all but the reserve
             self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
             for number in range(places):
-                self.assertFalse(queue.full())
-                queue.enter(str(number))
-            self.assertTrue(queue.full())
+                self.assertFalse(queue.is_full())
+                queue.acquire(str(number))
+            self.assertTrue(queue.is_full())
 
     def test_callers_share_of_the_buffers(self) -> None:
         """A caller's share of the memory is as configured, and what it has waiting heeds it."""
         tokens = self.file_with(new_token("alice", straw())[1])
-        daemon = self.make(callers=Callers(tokens=str(tokens), buffers=2048))
+        daemon = self.make(callers=CallerSettings(tokens=str(tokens), buffers=2048))
         evaluations = self.evaluations(daemon)
         queue = evaluations._registry.queue
-        share = evaluations._registry._surroundings.budget.enter("alice")
+        share = evaluations._registry._surroundings.budget.add_share("alice")
         share.resize(2048)
-        waiting = queue.enter("a0", "alice")
+        waiting = queue.acquire("a0", "alice")
         self.assertNoResult(waiting)
         share.resize(2047)
-        queue.go_on()
+        queue.dispatch()
         self.successResultOf(waiting)
 
     def test_no_endpoint(self) -> None:
@@ -429,13 +429,13 @@ class ServiceTests(SynchronousTestCase):
             self.make(listen=("unix:/x", "tcp:80"))
         self.assertIn("'tcp:80'", str(caught.exception))
         tokens = self.file_with(new_token("alice", straw())[1])
-        self.make(listen=("tcp:80",), callers=Callers(open=True))
-        self.make(listen=("tcp:80",), callers=Callers(tokens=str(tokens)))
+        self.make(listen=("tcp:80",), callers=CallerSettings(open=True))
+        self.make(listen=("tcp:80",), callers=CallerSettings(tokens=str(tokens)))
         with self.assertRaises(ConfigurationError) as caught:
-            self.make(callers=Callers(tokens=str(tokens), open=True))
+            self.make(callers=CallerSettings(tokens=str(tokens), open=True))
         self.assertIn(str(tokens), str(caught.exception))
         with self.assertRaises(ConfigurationError) as caught:
-            self.make(callers=Callers(tokens=f"{tokens}.missing"))
+            self.make(callers=CallerSettings(tokens=f"{tokens}.missing"))
         self.assertIn(f"{tokens}.missing", str(caught.exception))
 
     def test_credential(self) -> None:
@@ -455,7 +455,7 @@ class ServiceTests(SynchronousTestCase):
         self.reactor.callFromThread = calls.append
         before = signal.getsignal(signal.SIGHUP)
         tokens = self.file_with(new_token("alice", straw())[1])
-        daemon = self.start(callers=Callers(tokens=str(tokens)))
+        daemon = self.start(callers=CallerSettings(tokens=str(tokens)))
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         token, line = new_token("bob", straw(1))
@@ -471,7 +471,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_observed(self) -> None:
         """The operator can ask: whether it is ready, and for the figures of this daemon."""
-        self.start(evaluations=Evaluations(running=7))
+        self.start(evaluations=EvaluationSettings(running=7))
         for path, word in (
             ("/health/ready", b'"ready"'),
             ("/metrics", b"tawebeval_places 7.0"),
@@ -486,7 +486,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_disk_not_ready(self) -> None:
         """As much of the disk has to be free as is configured."""
-        self.start(health=Health(free_disk=2**50))
+        self.start(health=HealthSettings(free_disk=2**50))
         connection = Connection(self.site())
         connection.request("GET /health/ready")
         problem = connection.answer()
@@ -494,7 +494,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_access_log(self) -> None:
         """Requests are logged where that is configured."""
-        for log in (Log(), Log(access=True)):
+        for log in (LogSettings(), LogSettings(access=True)):
             self.start(log=log)
             with capturedLogs() as events:
                 connection = Connection(self.site())
@@ -508,7 +508,7 @@ class ServiceTests(SynchronousTestCase):
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
         tokens = self.file_with(new_token("old", straw())[1])
-        self.start(metrics=Metrics("tokens", str(tokens)))
+        self.start(metrics=MetricsSettings("tokens", str(tokens)))
         token, line = new_token("new", straw(1))
         for status in (401, 200):
             connection = Connection(self.site())
@@ -525,7 +525,7 @@ class ServiceTests(SynchronousTestCase):
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
         tokens = self.file_with(new_token("alice", straw())[1])
-        self.start(callers=Callers(tokens=str(tokens)))
+        self.start(callers=CallerSettings(tokens=str(tokens)))
         (path, factory, _, mode, *_), *others = self.reactor.unixServers
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((new_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
@@ -552,7 +552,7 @@ class ServiceTests(SynchronousTestCase):
         self.addCleanup(daemon.stopService)
         return path, daemon
 
-    def reload(self, daemon: Daemon) -> Outcome:
+    def reload(self, daemon: Daemon) -> ReloadResult:
         """Have the daemon reload."""
         (reloading,) = (one for one in daemon if isinstance(one, Reloader))
         return reloading.reload()
@@ -569,8 +569,8 @@ class ServiceTests(SynchronousTestCase):
         surroundings: Any = registry._surroundings
         repositories: Any = evaluations._repositories
         queue = registry.queue
-        queue.bound(2, 2, 1)
-        _, waiting = (queue.enter(name, "alice") for name in ("first", "second"))
+        queue.set_bounds(2, 2, 1)
+        _, waiting = (queue.acquire(name, "alice") for name in ("first", "second"))
         self.assertNoResult(waiting)
         path.write_text(
             f"""
@@ -597,7 +597,7 @@ class ServiceTests(SynchronousTestCase):
             free_disk = 1
             """.replace("            ", "")
         )
-        self.assertEqual(self.reload(daemon), Outcome())
+        self.assertEqual(self.reload(daemon), ReloadResult())
         api = self.api()
         self.assertEqual(api.configuration.polls.wait, 3)
         self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
@@ -648,7 +648,7 @@ class ServiceTests(SynchronousTestCase):
         configuration = self.api().configuration
         self.assertEqual((configuration.polls.wait, configuration.sandbox.network), (3, False))
         path.write_text("")
-        self.assertEqual(self.reload(daemon), Outcome())
+        self.assertEqual(self.reload(daemon), ReloadResult())
         self.assertEqual(self.api().configuration, Configuration())
 
     def test_reload_of_a_broken_configuration(self) -> None:
@@ -691,7 +691,8 @@ class ServiceTests(SynchronousTestCase):
         """Good tokens of callers do not count where those of the metrics are broken."""
         tokens, readers = (self.file_with(new_token("alice", straw())[1]) for _ in range(2))
         daemon = self.start(
-            callers=Callers(tokens=str(tokens)), metrics=Metrics("tokens", str(readers))
+            callers=CallerSettings(tokens=str(tokens)),
+            metrics=MetricsSettings("tokens", str(readers)),
         )
         bob, line = new_token("bob", straw(1))
         tokens.write_text(line)
@@ -720,7 +721,7 @@ class ServiceTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         (reloading,) = (one for one in daemon if isinstance(one, Reloader))
-        self.patch(reloading, "_rereadings", [Rereading("x", (), fail, lambda _: None)])
+        self.patch(reloading, "_rereadings", [Reloadable("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         self.assertRaises(ZeroDivisionError, reload)
@@ -729,9 +730,9 @@ class ServiceTests(SynchronousTestCase):
     def test_ready_is_told(self) -> None:
         """A start is told when all has started that there is, and then the queue."""
         told = self.supervise()
-        daemon = self.start(evaluations=Evaluations(running=3))
+        daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
-            self.evaluations(daemon)._registry.queue.enter(str(number))
+            self.evaluations(daemon)._registry.queue.acquire(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)
@@ -789,7 +790,7 @@ class ServiceTests(SynchronousTestCase):
         self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
         with capturedLogs() as events:
             self.start(
-                callers=Callers(tokens=str(tokens)),
+                callers=CallerSettings(tokens=str(tokens)),
                 callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
             )
         warnings = [formatEvent(one) for one in events if one["log_level"] is LogLevel.warn]
@@ -812,7 +813,7 @@ class ServiceTests(SynchronousTestCase):
         self.reactor.callFromThread = calls.append
         password = self.file_with("old")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
-        daemon = self.start(repositories=Repositories(credentials=(entry,)))
+        daemon = self.start(repositories=RepositorySettings(credentials=(entry,)))
         evaluations = self.evaluations(daemon)
         keyring = evaluations._repositories._keyring
         password.write_text("new")
@@ -827,7 +828,7 @@ class ServiceTests(SynchronousTestCase):
         """A file that only root could read, who the daemon no longer is, is warned of."""
         password = self.file_with("s3cret")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
-        daemon = self.make(repositories=Repositories(credentials=(entry,)))
+        daemon = self.make(repositories=RepositorySettings(credentials=(entry,)))
         self.patch(module.os, "access", lambda path, mode, **_: path != password)
         with capturedLogs() as logged:
             daemon.privilegedStartService()
@@ -840,12 +841,12 @@ class ServiceTests(SynchronousTestCase):
         """A secret that is not there stops the start, with the path of its key."""
         entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
         with self.assertRaises(ConfigurationError) as caught:
-            self.make(repositories=Repositories(credentials=(entry,)))
+            self.make(repositories=RepositorySettings(credentials=(entry,)))
         self.assertIn("repositories.credentials[0].password_file", str(caught.exception))
 
     def test_name(self) -> None:
         """Identifiers begin with the daemon's name."""
-        evaluations = self.evaluations(self.make(service=Service(name="a")))
+        evaluations = self.evaluations(self.make(service=ServiceSettings(name="a")))
         self.assertEqual(evaluations._registry._identities.name, "a")
 
     def test_git(self) -> None:
@@ -854,7 +855,7 @@ class ServiceTests(SynchronousTestCase):
         def fail() -> str:
             raise ConfigurationError("git version 1 is too old")
 
-        daemon = self.make(repositories=Repositories(memory=77_777_777))
+        daemon = self.make(repositories=RepositorySettings(memory=77_777_777))
         evaluations = self.evaluations(daemon)
         git = evaluations._repositories._git
         self.assertEqual(git._memory, 77_777_777)
@@ -884,7 +885,9 @@ class ListenTests(TestCase):
 
     async def transport(self, endpoint: str) -> type:
         """Return of what class the connections there are."""
-        port: Any = await listen(endpoint, Factory(), reactor, Http()).endpoint.listen(Factory())
+        port: Any = await listen(endpoint, Factory(), reactor, HttpSettings()).endpoint.listen(
+            Factory()
+        )
         self.addCleanup(port.stopListening)
         return port.transport
 
@@ -895,7 +898,7 @@ class ListenTests(TestCase):
 
     async def test_silence(self) -> None:
         """A client may be silent for two minutes, or for as long as one that is slow may take."""
-        for settings, seconds in ((Http(), 120), (Http(window=10, rate=1024), 266)):
+        for settings, seconds in ((HttpSettings(), 120), (HttpSettings(window=10, rate=1024), 266)):
             listening = listen("tcp:0:interface=127.0.0.1", Factory(), reactor, settings)
             port: Any = await listening.endpoint.listen(Factory())
             self.addCleanup(port.stopListening)
@@ -904,12 +907,12 @@ class ListenTests(TestCase):
 
     def test_name(self) -> None:
         """It is called as it was configured."""
-        self.assertEqual(listen("tcp:80", Factory(), reactor, Http()).name, "tcp:80")
+        self.assertEqual(listen("tcp:80", Factory(), reactor, HttpSettings()).name, "tcp:80")
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""
         error = self.assertRaises(
-            ConfigurationError, listen, "carrier-pigeon:1", Factory(), reactor, Http()
+            ConfigurationError, listen, "carrier-pigeon:1", Factory(), reactor, HttpSettings()
         )
         self.assertIn("listen: 'carrier-pigeon:1' is no endpoint", str(error))
 
@@ -917,7 +920,7 @@ class ListenTests(TestCase):
         """Where systemd has opened none it is said what else would do."""
         for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
             error = self.assertRaises(
-                ConfigurationError, listen, endpoint, Factory(), reactor, Http()
+                ConfigurationError, listen, endpoint, Factory(), reactor, HttpSettings()
             )
             said = str(error)
             self.assertTrue(said.startswith(f"listen: {endpoint!r}: there is no such"), said)

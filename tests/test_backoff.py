@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.backoff import Backoff, Verdict, retry_after, verdict
+from tawebeval.core.backoff import Backoff, Verdict, judge_status, parse_retry_after
 
 BACKOFFS = st.builds(
     Backoff,
@@ -24,11 +24,11 @@ class VerdictTests(SynchronousTestCase):
     def test_table(self) -> None:
         """2xx is taken, 5xx and two others ask for patience, the rest is a no."""
         for status in (200, 201, 204, 299):
-            self.assertIs(verdict(status), Verdict.TAKEN, status)
+            self.assertIs(judge_status(status), Verdict.TAKEN, status)
         for status in (408, 429, 500, 501, 503, 599):
-            self.assertIs(verdict(status), Verdict.AGAIN, status)
+            self.assertIs(judge_status(status), Verdict.AGAIN, status)
         for status in (199, 300, 301, 304, 307, 308, 400, 401, 403, 404, 410, 422, 499):
-            self.assertIs(verdict(status), Verdict.REFUSED, status)
+            self.assertIs(judge_status(status), Verdict.REFUSED, status)
 
 
 class RetryAfterTests(SynchronousTestCase):
@@ -51,13 +51,13 @@ class RetryAfterTests(SynchronousTestCase):
             *((value, 0, 0) for value in ("", "-7", "1.5", "soon", "\N{SUPERSCRIPT TWO}")),
             ("Sun, 06 Nov 99999999 08:49:37 GMT", 0, 0),
         ):
-            self.assertEqual(retry_after(value.encode(), now), expected, value)
+            self.assertEqual(parse_retry_after(value.encode(), now), expected, value)
 
     @given(st.one_of(st.binary(), st.from_regex(r"\w{3}, \d+ (Jan|Feb) \d+ \d+:\d+:\d+ ?[\w+-]*")))
     def test_any(self, value: str | bytes) -> None:
         """Whatever stands there, it is a number of seconds."""
         header = value if isinstance(value, bytes) else value.encode()
-        assert retry_after(header, 0) >= 0
+        assert parse_retry_after(header, 0) >= 0
 
 
 class BackoffTests(SynchronousTestCase):

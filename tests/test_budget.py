@@ -71,7 +71,7 @@ class BudgetTestCase(SynchronousTestCase):
             if reads:
                 share.resize(reads)
 
-        share = self.budget.enter(on_full=on_full, on_room=on_room)
+        share = self.budget.add_share(on_full=on_full, on_room=on_room)
         share.resize(size)
         return share
 
@@ -111,7 +111,7 @@ class LimitTests(BudgetTestCase):
     def test_empty(self) -> None:
         """An empty ring is never full, and one with a byte is, when everything is used."""
         self.enter(COMMON + 50)
-        self.assertTrue(self.budget.spent)
+        self.assertTrue(self.budget.is_spent)
         share = self.enter()
         self.assertFalse(share.full)
         share.resize(1)
@@ -120,9 +120,9 @@ class LimitTests(BudgetTestCase):
     def test_spent(self) -> None:
         """Nothing but the reserve is left at three quarters of the total, not one byte before."""
         share = self.enter(COMMON - 1)
-        self.assertFalse(self.budget.spent)
+        self.assertFalse(self.budget.is_spent)
         share.resize(COMMON)
-        self.assertTrue(self.budget.spent)
+        self.assertTrue(self.budget.is_spent)
 
     def test_kept(self) -> None:
         """What is kept beside a ring counts for all and does not fill it; giving it back helps."""
@@ -135,7 +135,7 @@ class LimitTests(BudgetTestCase):
         first.keep(10)
         self.turns.settle()
         self.assertEqual(self.told, [second])
-        first.leave()
+        first.release()
         self.assertEqual(self.budget.used, 200)
 
     def test_unbound(self) -> None:
@@ -162,17 +162,17 @@ class LimitTests(BudgetTestCase):
             share.resize(size)
         self.assertEqual(sizes, [EACH, EACH + 2])
         self.assertEqual((share.full, share.size, self.told), (False, 5, [share, share]))
-        share.leave()
+        share.release()
         self.assertEqual(sizes, [EACH, EACH + 2])
 
     def test_left(self) -> None:
         """One that has left holds nothing, is told nothing, and cannot come back."""
         share, other = self.enter(COMMON), self.enter(1)
-        share.leave()
+        share.release()
         self.assertEqual((self.budget.used, share.full), (1, False))
         share.resize(50)
         self.assertEqual(self.budget.used, 1)
-        share.leave()
+        share.release()
         self.assertEqual(self.budget.used, 1)
         self.turns.settle()
         self.assertEqual(self.told, [other])
@@ -198,8 +198,8 @@ class OwnTests(BudgetTestCase):
 
     def test_share(self) -> None:
         """All rings of a caller count together, and nobody else's; not one byte before."""
-        first, second = self.budget.enter("alice"), self.budget.enter("alice")
-        other = self.budget.enter("bob")
+        first, second = self.budget.add_share("alice"), self.budget.add_share("alice")
+        other = self.budget.add_share("bob")
         first.resize(200)
         second.resize(299)
         other.resize(499)
@@ -208,18 +208,18 @@ class OwnTests(BudgetTestCase):
         self.assertTrue(self.budget.share_used("alice"))
         self.assertFalse(self.budget.share_used("bob"))
         self.assertFalse(self.budget.share_used("carol"))
-        first.leave()
+        first.release()
         self.assertFalse(self.budget.share_used("alice"))
 
     def test_relieved(self) -> None:
         """That a caller has less than its share again is told in another turn, once."""
-        share = self.budget.enter("alice")
+        share = self.budget.add_share("alice")
         share.resize(500)
         for _ in range(2):
             self.budget.call_on_relief("alice", self.count)
         for size in (600, 500):
             share.resize(size)
-        self.budget.enter("bob").leave()
+        self.budget.add_share("bob").release()
         self.turns.settle()
         self.assertEqual(self.relieved, 0)
         share.resize(499)
@@ -231,18 +231,18 @@ class OwnTests(BudgetTestCase):
 
     def test_nobody_in_particular(self) -> None:
         """Without callers there are no shares, nor with 0, or as much as there is for all."""
-        self.budget.enter().resize(COMMON)
+        self.budget.add_share().resize(COMMON)
         self.assertFalse(self.budget.share_used(""))
         for own, used in ((0, False), (COMMON, False), (COMMON - 1, True)):
             self.start(own)
-            self.budget.enter("alice").resize(COMMON)
+            self.budget.add_share("alice").resize(COMMON)
             self.assertIs(self.budget.share_used("alice"), used)
 
     def test_nothing_left(self) -> None:
         """Of callers who hold nothing nothing is left."""
-        share = self.budget.enter("alice")
+        share = self.budget.add_share("alice")
         share.resize(7)
-        share.leave()
+        share.release()
         self.assertFalse(self.budget._held)
 
 
@@ -263,7 +263,7 @@ class ReserveTests(BudgetTestCase):
         shares = [self.enter() for _ in range(RUNNING)]
         self.assertEqual([self.fill(share) for share in shares], [RESERVED] * RUNNING)
         self.assertEqual(TOTAL - self.budget.used, RESERVED)
-        self.assertTrue(self.budget.spent)
+        self.assertTrue(self.budget.is_spent)
 
     def test_not_beside_what_is_common(self) -> None:
         """While more than that is free for all the reserve changes nothing."""
@@ -365,7 +365,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def enter(self) -> None:
-        share = self.budget.enter(on_room=lambda: self.reading.add(share))
+        share = self.budget.add_share(on_room=lambda: self.reading.add(share))
         self.shares.append(share)
         self.reading.add(share)
 
@@ -398,7 +398,7 @@ class Machine(RuleBasedStateMachine):
         share.resize(share.size + size)
         assert not share.full
         assert share in self.reading
-        share.leave()
+        share.release()
         self.reading.discard(share)
 
     @rule()

@@ -499,7 +499,7 @@ class OpenTests(SynchronousTestCase):
         callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
         error = self.assertRaises(InvalidField, callbacks.expect, URL, "")
         self.assertIn("there are no callbacks here ([callbacks] enabled)", error.detail)
-        self.assertEqual(list(callbacks.rereadings()), [])
+        self.assertEqual(list(callbacks.reloadables()), [])
 
     def test_secrets(self) -> None:
         """What stands in the file counts from the start, and again once it is reloaded."""
@@ -508,8 +508,8 @@ class OpenTests(SynchronousTestCase):
         callbacks = self.open(CallbackSettings(True, str(secrets)))
         self.assertEqual(callbacks.expect(URL, "").url, URL)
         secrets.write_text(f"alice {written(OLD)}")
-        (rereading,) = callbacks.rereadings()
-        rereading.take(rereading.read())
+        (reloadable,) = callbacks.reloadables()
+        reloadable.apply(reloadable.read())
         self.assertRaises(InvalidField, callbacks.expect, URL, "")
 
     def test_without_secrets(self) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Evaluations, Health, Limits, Repositories
+from tawebeval.config import (
+    Configuration,
+    EvaluationSettings,
+    HealthSettings,
+    LimitSettings,
+    RepositorySettings,
+)
 from tawebeval.daemon import doctor_storage as module
 from tawebeval.daemon.doctor_storage import compare_space
 from tawebeval.daemon.findings import Finding
@@ -24,10 +30,12 @@ GIB = 2**30
 RUNNING = 3
 SPARE = 5 * GIB
 CONFIGURATION = Configuration(
-    evaluations=Evaluations(running=RUNNING),
-    limits=Limits(uploads=7 * GIB, disk=11 * GIB),
-    repositories=Repositories(cache=13 * GIB, fetches=2, fetch_bytes=17 * GIB, tree_bytes=19 * GIB),
-    health=Health(free_disk=SPARE),
+    evaluations=EvaluationSettings(running=RUNNING),
+    limits=LimitSettings(uploads=7 * GIB, disk=11 * GIB),
+    repositories=RepositorySettings(
+        cache=13 * GIB, fetches=2, fetch_bytes=17 * GIB, tree_bytes=19 * GIB
+    ),
+    health=HealthSettings(free_disk=SPARE),
 )
 STATE = (7 + RUNNING * (11 + 19)) * GIB
 CACHE = (13 + (RUNNING + 2) * (17 + 19)) * GIB

@@ -47,8 +47,8 @@ class RequestErrorTests(SynchronousTestCase):
     def test_sentences(self) -> None:
         """Errors that always say the same say something, and apart from each other."""
         unknown, gone = (
-            errors.UnknownEvaluation(),
-            errors.EvaluationGone(STARTED),
+            errors.EvaluationNotFound(),
+            errors.EvaluationExpired(STARTED),
         )
         self.assertTrue(unknown.detail)
         self.assertTrue(gone.detail)
@@ -62,19 +62,19 @@ class EvaluationErrorTests(SynchronousTestCase):
 
     def test_fields(self) -> None:
         """Reason, sentence and members; the sentence is what people see."""
-        error = errors.EvaluationError("exit", "status 3", {"status": 3})
+        error = errors.EvaluationFailure("exit", "status 3", {"status": 3})
         self.assertEqual(
             (error.reason, error.message, error.members), ("exit", "status 3", {"status": 3})
         )
         self.assertEqual(str(error), "status 3")
-        self.assertEqual(errors.EvaluationError("lost", "x").members, {})
+        self.assertEqual(errors.EvaluationFailure("lost", "x").members, {})
 
     def test_is_fixed(self) -> None:
         """It is a value, and yet can be raised, chained and annotated as exceptions are."""
-        error = errors.EvaluationError("lost", "gone")
+        error = errors.EvaluationFailure("lost", "gone")
         with self.assertRaises(attrs.exceptions.FrozenInstanceError):
             error.reason = "exit"
-        with self.assertRaises(errors.EvaluationError) as caught:
+        with self.assertRaises(errors.EvaluationFailure) as caught:
             raise error from ValueError()
         self.assertIs(caught.exception, error)
         self.assertIsInstance(error.__cause__, ValueError)
@@ -89,4 +89,4 @@ class FamilyTests(SynchronousTestCase):
         for value in vars(errors).values():
             if isinstance(value, type) and issubclass(value, Exception):
                 self.assertTrue(issubclass(value, errors.TawebevalError), value)
-        self.assertFalse(issubclass(errors.EvaluationError, errors.RequestError))
+        self.assertFalse(issubclass(errors.EvaluationFailure, errors.RequestError))

@@ -11,28 +11,28 @@ from twisted.internet.defer import Deferred, DeferredQueue
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.admission import UNBOUNDED, Queue
-from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import SubmissionFile
-from tawebeval.core.states import IllegalStep, State
-from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.core.states import IllegalTransition, State
+from tawebeval.deferreds import UNBOUNDED, FairQueue
+from tawebeval.errors import EvaluationFailure, over_limit
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.sandbox.workspace import Workspace
 from tests.fake_sandbox import FakeSandboxedRun
 from tests.fakes import EPOCH, OID, TREE, World, make_request
 from tests.gates import Gate
 
-CANCELLED = EvaluationError("cancelled", "the evaluation was cancelled")
+CANCELLED = EvaluationFailure("cancelled", "the evaluation was cancelled")
 
 
 class EvaluationTestCase(SynchronousTestCase):
     """One evaluation with directories of its own; `slot` is its place to run."""
 
     configuration = Configuration(
-        evaluations=Evaluations(environment={"TZ": "UTC", "LANG": "it"}),
-        limits=Limits(wall_clock=10),
-        buffers=Buffers(evaluation=1024),
+        evaluations=EvaluationSettings(environment={"TZ": "UTC", "LANG": "it"}),
+        limits=LimitSettings(wall_clock=10),
+        buffers=BufferSettings(evaluation=1024),
     )
 
     def setUp(self) -> None:
@@ -71,11 +71,11 @@ class EvaluationTestCase(SynchronousTestCase):
         """Keep its turn."""
         self.reserved += 1
 
-    def enter(self, name: str, caller: str) -> Deferred[None]:
+    def acquire(self, name: str, caller: str) -> Deferred[None]:
         """Give a place to run."""
         return Deferred.fromCoroutine(self.slot.wait())
 
-    def leave(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Take the place to run back."""
         self.released += 1
 
@@ -335,7 +335,7 @@ class LifeTests(EvaluationTestCase):
         self.world.turn()
         self.assertEqual(self.world.quota_directories.pending, [])
         emptied.open()
-        self.evaluation._surroundings.arrears.settle()
+        self.evaluation._surroundings.arrears.retry_next()
         self.assertEqual(self.world.quota_directories.pending, [directory])
 
     def test_limit(self) -> None:
@@ -419,13 +419,13 @@ class LifeTests(EvaluationTestCase):
         """One that is over can be forgotten, once; its events are gone. One that runs cannot."""
         self.begin()
         self.world.child.print(b"hello\n")
-        with self.assertRaises(IllegalStep):
+        with self.assertRaises(IllegalTransition):
             self.evaluation.forget(State.DRAINED)
         self.world.child.end()
         self.assert_over(State.FINISHED, None, "hello\n")
         self.evaluation.forget(State.DRAINED)
         self.assertEqual((self.evaluation.ring.size, self.world.budget.used), (0, 0))
-        with self.assertRaises(IllegalStep):
+        with self.assertRaises(IllegalTransition):
             self.evaluation.forget(State.EXPIRED)
 
     def test_acknowledged_before_it_runs(self) -> None:
@@ -444,7 +444,7 @@ class FetchTests(EvaluationTestCase):
         self.slot.shut = True
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
-        self.fetches = self.world.fetches = Queue(1, UNBOUNDED)
+        self.fetches = self.world.fetches = FairQueue(1, UNBOUNDED)
         self.evaluation._surroundings = self.world.surroundings()
 
     def test_fetched_first(self) -> None:
@@ -477,15 +477,15 @@ class FetchTests(EvaluationTestCase):
 
     def test_places(self) -> None:
         """Places to fetch are few; one that was fetched counts for its caller until it runs."""
-        other = self.fetches.enter("other", "")
+        other = self.fetches.acquire("other", "")
         self.begin()
         self.assertIs(self.evaluation.state, State.QUEUED)
         self.assertEqual(self.world.repositories.asked, [])
-        self.fetches.leave("other")
+        self.fetches.release("other")
         self.successResultOf(other)
         self.assertIs(self.evaluation.state, State.FETCHING)
         self.world.repositories.gate.open()
-        following = self.fetches.enter("following", "")
+        following = self.fetches.acquire("following", "")
         self.assertNoResult(following)
         self.slot.open()
         self.successResultOf(following)
@@ -508,11 +508,11 @@ class FetchTests(EvaluationTestCase):
 
     def refuse(self, *wanted: object) -> bool:
         """Refuse a URL."""
-        raise EvaluationError("repository", "no")
+        raise EvaluationFailure("repository", "no")
 
     def test_stopped(self) -> None:
         """It can be stopped while it waits to fetch, fetches, and waits to run."""
-        self.fetches.enter("other", "")
+        self.fetches.acquire("other", "")
         self.stop()
         self.setUp()
         self.stop()
@@ -528,11 +528,11 @@ class FetchTests(EvaluationTestCase):
             self.begin()
         self.evaluation.stop(CANCELLED)
         self.assert_over(State.CANCELLED, "cancelled")
-        self.fetches.leave("other")
+        self.fetches.release("other")
         self.check_nothing_kept()
 
     def check_nothing_kept(self) -> None:
         """Hold that turns and places were given back."""
         self.assertEqual(self.released, 1)
         self.assertEqual((self.fetches.running, self.fetches.waiting), (0, 0))
-        self.successResultOf(self.fetches.enter("next", ""))
+        self.successResultOf(self.fetches.acquire("next", ""))

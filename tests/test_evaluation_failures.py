@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.segi import Parser
 from tawebeval.core.states import State
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace
 from tests.fake_sandbox import FakeSandboxedRun
@@ -23,7 +23,7 @@ from tests.test_evaluation import CANCELLED, EvaluationTestCase
 class FailureTests(EvaluationTestCase):
     """Each failure is one final event after all that was printed."""
 
-    configuration = Configuration(limits=Limits(wall_clock=10, output=1024))
+    configuration = Configuration(limits=LimitSettings(wall_clock=10, output=1024))
 
     def test_repository(self) -> None:
         """A repository that cannot be had, with git's own words."""
@@ -55,7 +55,7 @@ class FailureTests(EvaluationTestCase):
 
     def test_fault_by_a_caller(self) -> None:
         """What a caller can cause is lost all the same, but says nothing of the machine."""
-        lost = EvaluationError("lost", "git was killed", is_alarming=False)
+        lost = EvaluationFailure("lost", "git was killed", is_alarming=False)
         self.world.repositories.gate.error = lost
         self.begin()
         self.assert_over(State.FAILED, "lost")
@@ -73,7 +73,7 @@ class FailureTests(EvaluationTestCase):
         self.evaluation = self.make()
         object.__setattr__(self.evaluation._surroundings, "tally", tally)
         self.begin()
-        self.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
+        self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
         self.assertEqual(tally.fault, (5, error["message"]), "that says nothing of the machine")
         self.evaluation = self.make()
@@ -213,10 +213,10 @@ class StopTests(SlowTestCase):
     """Ended from outside, in each state."""
 
     configuration = Configuration(
-        evaluations=Evaluations(grace=2), buffers=Buffers(evaluation=1024)
+        evaluations=EvaluationSettings(grace=2), buffers=BufferSettings(evaluation=1024)
     )
 
-    def stop(self, reason: EvaluationError = CANCELLED) -> None:
+    def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
         """End it."""
         self.evaluation.stop(reason)
         self.world.turn()
@@ -243,7 +243,7 @@ class StopTests(SlowTestCase):
         threads = self.slow_threads()
         self.begin()
         self.stop()
-        self.stop(EvaluationError("shutdown", "too late"))
+        self.stop(EvaluationFailure("shutdown", "too late"))
         self.assertFalse(self.evaluation.state.ended)
         threads.finish()
         self.assert_over(State.CANCELLED, "cancelled")
@@ -319,7 +319,7 @@ class StopTests(SlowTestCase):
             self.setUp()
             self.world.repositories.gate.shut = True
             self.begin()
-            self.stop(EvaluationError(reason, "so it is"))
+            self.stop(EvaluationFailure(reason, "so it is"))
             self.assert_over(State.FAILED, reason)
 
     def test_twice(self) -> None:
@@ -329,7 +329,7 @@ class StopTests(SlowTestCase):
             prepare()
             self.begin()
             self.stop()
-            self.stop(EvaluationError("shutdown", "too late"))
+            self.stop(EvaluationFailure("shutdown", "too late"))
             for child in self.world.spawn.children:
                 child.end(signal=signal.SIGTERM)
             self.assert_over(State.CANCELLED, "cancelled")
@@ -398,11 +398,11 @@ class CleanUpTests(SlowTestCase):
         self.assertTrue(self.evaluation.over.is_set)
         root = self.evaluation.workspace.root
         arrears = self.evaluation._surroundings.arrears
-        arrears.settle()
+        arrears.retry_next()
         self.assertTrue(root.exists())
         broken.clear()
         for _ in range(2):
-            arrears.settle()
+            arrears.retry_next()
         self.assertFalse(root.exists())
 
     def test_group_stays(self) -> None:
@@ -422,10 +422,10 @@ class CleanUpTests(SlowTestCase):
         self.assertTrue(self.evaluation.over.is_set)
         self.assertFalse(self.evaluation.workspace.root.exists())
         arrears = self.evaluation._surroundings.arrears
-        arrears.settle()
+        arrears.retry_next()
         broken.clear()
         for _ in range(2):
-            arrears.settle()
+            arrears.retry_next()
         self.assertEqual(closed, [False, False, True])
 
     def test_cannot_be_removed(self) -> None:

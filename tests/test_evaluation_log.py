@@ -9,7 +9,7 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.core.states import State
 from tawebeval.daemon.logging import json_line
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.status import status
 from tawebeval.linux.cgroups.group import Usage
 from tests.fakes import OID
@@ -118,7 +118,7 @@ class StoryTests(EvaluationTestCase):
         self.evaluation.identifier = "z" * 40
         self.begin()
         self.world.child.complain(b"oops")
-        self.evaluation.stop(EvaluationError("lost", "nobody asked for the events"))
+        self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
         self.assertNotIn("z" * 40, "".join(map(json_line, self.events)))
         document: dict[str, Any] = status(self.evaluation, None)

@@ -18,7 +18,7 @@ from tawebeval.core.events import (
     encode_file,
     encode_text,
 )
-from tawebeval.core.fileblock import File
+from tawebeval.core.fileblock import InlineFile
 from tests.strategies import Broken, read, seen, texts
 
 
@@ -123,7 +123,7 @@ class DataTests(SynchronousTestCase):
     def test_file(self, filename: str, content_type: str, content: bytes) -> None:
         """A file comes back with its name, its type and every byte."""
         batch = encode_file(filename, content_type, content)
-        self.assertEqual(seen(read(batch)), [File(filename, content_type, content)])
+        self.assertEqual(seen(read(batch)), [InlineFile(filename, content_type, content)])
 
     @given(st.binary())
     def test_file_size(self, content: bytes) -> None:

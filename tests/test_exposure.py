@@ -5,7 +5,13 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError, ForeignPage
-from tawebeval.web.exposure import Reach, check_change, check_endpoints, check_reading, reach
+from tawebeval.web.exposure import (
+    Exposure,
+    check_change,
+    check_endpoints,
+    check_reading,
+    exposure_of,
+)
 
 
 class EndpointTests(SynchronousTestCase):
@@ -24,7 +30,7 @@ class EndpointTests(SynchronousTestCase):
             "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
             "unix:/run/x",
         ):
-            self.assertIs(reach(endpoint), Reach.MACHINE, endpoint)
+            self.assertIs(exposure_of(endpoint), Exposure.MACHINE, endpoint)
 
     def test_unknown(self) -> None:
         """Sockets that somebody else has opened are the operator's affair."""
@@ -50,7 +56,7 @@ class EndpointTests(SynchronousTestCase):
             r"tcp:8080:x=a\:interface=127.0.0.1",
             "onion:80:interface=127.0.0.1",
         ):
-            self.assertIs(reach(endpoint), Reach.OTHERS, endpoint)
+            self.assertIs(exposure_of(endpoint), Exposure.OTHERS, endpoint)
             error = str(
                 self.assertRaises(ConfigurationError, check_endpoints, ["unix:/x", endpoint])
             )

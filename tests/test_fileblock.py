@@ -13,12 +13,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.fileblock import (
     MAX_HEADERS,
     MAX_PATH,
-    File,
     FileBlock,
     FileBlockError,
+    InlineFile,
     WantedFile,
 )
-from tawebeval.core.filenames import MAX_BYTES
+from tawebeval.core.text import MAX_BYTES
 from tests.strategies import any_bytes
 
 END = b"~FE"
@@ -45,14 +45,14 @@ HEADER_PIECES = (
 )
 
 
-def parse(block: bytes, limit: int = LIMIT) -> File | WantedFile:
+def parse(block: bytes, limit: int = LIMIT) -> InlineFile | WantedFile:
     """Take a block whose end marker is to be added."""
     gathered = FileBlock(END, limit)
     assert gathered.feed(block + b"\n" + END + b"\n") == b""
     return gathered.parse()
 
 
-def parse_bytewise(block: bytes, limit: int = LIMIT) -> File | WantedFile:
+def parse_bytewise(block: bytes, limit: int = LIMIT) -> InlineFile | WantedFile:
     """Do the same byte by byte."""
     gathered = FileBlock(END, limit)
     *most, last = block + b"\n" + END + b"\n"
@@ -76,7 +76,7 @@ class FeedTests(SynchronousTestCase):
         for part in (b"\nbody\n", b"~F", b"E"):
             self.assertIs(block.feed(part), None)
         self.assertEqual(block.feed(b"\nrest"), b"rest")
-        self.assertEqual(block.parse(), File("file", "application/octet-stream", b"body"))
+        self.assertEqual(block.parse(), InlineFile("file", "application/octet-stream", b"body"))
 
     def test_first_line(self) -> None:
         """The end marker may stand on the first line, before any header."""
@@ -87,13 +87,13 @@ class FeedTests(SynchronousTestCase):
     def test_whole_lines_only(self) -> None:
         """With anything before or after it the end marker is part of the body."""
         body = b" ~FE\n~FE \n~FE\r\nx~FE\n~FEx"
-        self.assertEqual(parse(b"\n" + body), File("file", "application/octet-stream", body))
+        self.assertEqual(parse(b"\n" + body), InlineFile("file", "application/octet-stream", body))
 
     def test_empty_line_shared(self) -> None:
         """The empty line after the headers may be the terminator before the end marker."""
         block = FileBlock(END, LIMIT)
         self.assertEqual(block.feed(b"Content-Type: a/b\n\n~FE\n"), b"")
-        self.assertEqual(block.parse(), File("file", "a/b", b""))
+        self.assertEqual(block.parse(), InlineFile("file", "a/b", b""))
 
     @given(any_bytes, st.lists(st.integers(1, 9)))
     def test_chunks(self, data: bytes, sizes: list[int]) -> None:
@@ -131,11 +131,11 @@ class HeaderTests(SynchronousTestCase):
             b"X-Other: ignored\n"
             b"\n<svg/>"
         )
-        self.assertEqual(parse(block), File("report.svg", "image/svg+xml", b"<svg/>"))
+        self.assertEqual(parse(block), InlineFile("report.svg", "image/svg+xml", b"<svg/>"))
 
     def test_none(self) -> None:
         """Without headers there is still a name and a type."""
-        self.assertEqual(parse(b"\nx"), File("file", "application/octet-stream", b"x"))
+        self.assertEqual(parse(b"\nx"), InlineFile("file", "application/octet-stream", b"x"))
 
     def test_path(self) -> None:
         """With `X-SEGI-As: path` the body is a path, kept as it was written."""
@@ -179,7 +179,7 @@ class HeaderTests(SynchronousTestCase):
             b"Content-Disposition: attachment;\r\n filename=a.txt\r\n"
             b"\r\n\r\nbody\n\nmore\r\n"
         )
-        self.assertEqual(parse(block), File("a.txt", "a/b", b"\r\nbody\n\nmore\r\n"))
+        self.assertEqual(parse(block), InlineFile("a.txt", "a/b", b"\r\nbody\n\nmore\r\n"))
         for empty in (b"\r\n", b"\n"):
             self.assertEqual(parse(empty + b"x").content, b"x")
         self.assertEqual(parse(b"Content-Type: a/b\r\n\r").content, b"")

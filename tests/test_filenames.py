@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.filenames import MAX_BYTES, base_name
+from tawebeval.core.text import MAX_BYTES, base_name
 
 NAMES = st.one_of(
     st.text(),

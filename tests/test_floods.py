@@ -15,8 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from benchmarks.floods import FILE, VALUE, floods
 from tawebeval.core.events import Batch, base64_size
 from tawebeval.core.fileblock import MAX_HEADERS
-from tawebeval.core.markers import Markers
-from tawebeval.core.segi import TURN, Parser
+from tawebeval.core.segi import TURN, Markers, Parser
 from tests import reference_segi
 from tests.strategies import joined, read, seen
 

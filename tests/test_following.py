@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tawebeval.config import Buffers, Configuration, Evaluations
-from tawebeval.evaluations.following import Following
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings
+from tawebeval.evaluations.records import Subscription
 from tests.fake_children import FakeChild
 from tests.test_registry import RegistryTestCase
 
@@ -33,7 +33,8 @@ class FollowingTests(RegistryTestCase):
     """A stream on a connection that shows what its client has read."""
 
     configuration = Configuration(
-        evaluations=Evaluations(abandon_after=10**6), buffers=Buffers(evaluation=LIMIT)
+        evaluations=EvaluationSettings(abandon_after=10**6),
+        buffers=BufferSettings(evaluation=LIMIT),
     )
     child: FakeChild
 
@@ -45,7 +46,7 @@ class FollowingTests(RegistryTestCase):
         self.following.connection = self.connection
         self.following.__enter__()
 
-    def follow(self, after: str | None = None) -> Following:
+    def follow(self, after: str | None = None) -> Subscription:
         """Return another stream."""
         following = self.registry.follow(self.identifier, after)
         assert following is not None

@@ -23,7 +23,7 @@ from tawebeval.core.form import (
     parse_form,
     submission_file,
 )
-from tawebeval.core.hosts import target_of
+from tawebeval.core.hosts import parse_target
 from tawebeval.errors import InvalidField
 from tests.test_filenames import NAMES
 
@@ -473,7 +473,7 @@ class CallbackTests(Tables):
         assert accepted == url
         assert re.fullmatch(r"[\x21-\x7e]+", url)
         read = URI.fromBytes(url.encode())
-        ours = target_of(url)
+        ours = parse_target(url)
         assert ours is not None
         host = read.host.decode().strip("[]").lower()
         assert (read.scheme.decode(), read.port) == (ours.protocol, ours.port)

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.forwarded import UNIX, Proxies, canonical, group_of
+from tawebeval.core.forwarded import UNIX, Proxies, address_group, canonical
 from tawebeval.errors import MalformedRequest
 
 TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX)
-FORWARDED = Proxies.of(TRUSTED, "Forwarded")
-PLAIN = Proxies.of(TRUSTED, "X-Forwarded-For")
+FORWARDED = Proxies.parse(TRUSTED, "Forwarded")
+PLAIN = Proxies.parse(TRUSTED, "X-Forwarded-For")
 
 HIDDEN = st.from_regex(r"\A_[A-Za-z0-9._-]{1,64}\Z")
 ADDRESSES = st.ip_addresses().map(str)
@@ -82,7 +82,7 @@ class NodeTests(SynchronousTestCase):
         node = name if port is None else f"{name}:{port}"
         self.assertEqual(FORWARDED.client([data.draw(elements(node))]), name)
         self.assertEqual(PLAIN.client([node]), name)
-        self.assertEqual(group_of(name), "")
+        self.assertEqual(address_group(name), "")
 
     def test_unknown(self) -> None:
         """What the proxy does not know is empty, and nobody's word is taken in its place."""
@@ -187,16 +187,16 @@ class TrustTests(SynchronousTestCase):
             *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
         ):
             self.assertEqual(PLAIN.trusts(address), trusted, address)
-            self.assertFalse(Proxies.of((UNIX,), "Forwarded").trusts(address))
+            self.assertFalse(Proxies.parse((UNIX,), "Forwarded").trusts(address))
         self.assertTrue(PLAIN.unix)
-        self.assertFalse(Proxies.of(("::1",), "Forwarded").unix)
+        self.assertFalse(Proxies.parse(("::1",), "Forwarded").unix)
 
     def test_too_wide(self) -> None:
         """Networks in which strangers may be are found; a single address is named on purpose."""
         fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8", UNIX)
-        self.assertEqual(Proxies.of(fine, "Forwarded").too_wide(), [])
+        self.assertEqual(Proxies.parse(fine, "Forwarded").find_too_wide(), [])
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
-        self.assertEqual(tuple(Proxies.of((*fine, *wide), "Forwarded").too_wide()), wide)
+        self.assertEqual(tuple(Proxies.parse((*fine, *wide), "Forwarded").find_too_wide()), wide)
 
 
 class GroupTests(SynchronousTestCase):
@@ -215,7 +215,7 @@ class GroupTests(SynchronousTestCase):
             ("", ""),
             ("_hidden", ""),
         ):
-            self.assertEqual(group_of(address), group)
+            self.assertEqual(address_group(address), group)
 
     @given(st.ip_addresses())
     def test_canonical(self, address: IPv4Address | IPv6Address) -> None:

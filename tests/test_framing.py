@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.core.framing import EVENT_STREAM, LINES, MESSAGES, messages, server_sent
+from tawebeval.core.framing import (
+    EVENT_STREAM,
+    LINES,
+    MESSAGES,
+    encode_messages,
+    encode_server_sent,
+)
 from tests.event_source import EventSource
 
 FIRST = st.integers(0, 10**12)
@@ -59,26 +65,26 @@ class ServerSentTests(SynchronousTestCase):
     def test_bytes(self) -> None:
         """Each event has its data and the cursor after it."""
         self.assertEqual(
-            server_sent(7, encode_data(b"1") + encode_data(b"2")),
+            encode_server_sent(7, encode_data(b"1") + encode_data(b"2")),
             b'data: {"type":"data","payload":1}\nid: 8\n\n'
             b'data: {"type":"data","payload":2}\nid: 9\n\n',
         )
 
     def test_nothing(self) -> None:
         """No events are no bytes."""
-        self.assertEqual(server_sent(7, NOTHING), b"")
+        self.assertEqual(encode_server_sent(7, NOTHING), b"")
 
     def test_carriage_return(self) -> None:
         """What would end a line there is a space of JSON, and becomes another one."""
         self.assertEqual(
-            server_sent(0, encode_data(b"[1,\r2]\r")),
+            encode_server_sent(0, encode_data(b"[1,\r2]\r")),
             b'data: {"type":"data","payload":[1, 2] }\nid: 1\n\n',
         )
 
     def test_percent(self) -> None:
         """A percent sign is one, whatever stands after it."""
         for text in (b"%", b"%d", b"%%d", b"100 %s", b"%(x)s"):
-            framed = server_sent(0, encode_text(text))
+            framed = encode_server_sent(0, encode_text(text))
             self.assertEqual(framed, b"data: %s\nid: 1\n\n" % encode_text(text).lines[:-1])
 
     @given(FIRST, PAYLOADS)
@@ -86,7 +92,7 @@ class ServerSentTests(SynchronousTestCase):
         """A reader as the HTML standard has it finds each event, and each cursor."""
         batch = joined(batches)
         source = EventSource()
-        source.feed(EVENT_STREAM.begin + server_sent(first, batch) + EVENT_STREAM.heartbeat)
+        source.feed(EVENT_STREAM.begin + encode_server_sent(first, batch) + EVENT_STREAM.heartbeat)
         assert [json.loads(event.data) for event in source.events] == [
             json.loads(line) for line in batch.lines.split(b"\n")[:-1]
         ]
@@ -99,8 +105,10 @@ class ServerSentTests(SynchronousTestCase):
     def test_cut_anywhere(self, first: int, batches: list[Batch], at: int) -> None:
         """However events are put into batches, the stream is the same."""
         one, other = joined(batches[:at]), joined(batches[at:])
-        whole = server_sent(first, joined(batches))
-        assert whole == server_sent(first, one) + server_sent(first + one.count, other)
+        whole = encode_server_sent(first, joined(batches))
+        assert whole == encode_server_sent(first, one) + encode_server_sent(
+            first + one.count, other
+        )
 
     def test_end(self) -> None:
         """The end is an event of its own, with the cursor after which there is nothing."""
@@ -112,7 +120,7 @@ class ServerSentTests(SynchronousTestCase):
     def test_heartbeat(self) -> None:
         """The sign of life is none of a browser's events, and changes no cursor."""
         source = EventSource()
-        source.feed(server_sent(0, encode_data(b"1")) + EVENT_STREAM.heartbeat * 3)
+        source.feed(encode_server_sent(0, encode_data(b"1")) + EVENT_STREAM.heartbeat * 3)
         self.assertEqual((len(source.events), source.last_event_id), (1, "1"))
         self.assertTrue(EVENT_STREAM.heartbeat)
 
@@ -133,11 +141,11 @@ class MessageTests(SynchronousTestCase):
             (70000, b"\x81\x7f\x00\x00\x00\x00\x00\x01\x11\x70"),
         ):
             batch = encode_data(b'"%s"' % (b"x" * (length - overhead)))
-            self.assertEqual(messages(0, batch), header + batch.lines[:-1])
+            self.assertEqual(encode_messages(0, batch), header + batch.lines[:-1])
 
     def test_nothing(self) -> None:
         """No events are no bytes."""
-        self.assertEqual(messages(0, NOTHING), b"")
+        self.assertEqual(encode_messages(0, NOTHING), b"")
 
     @given(FIRST, PAYLOADS)
     def test_each_event_is_a_message(self, first: int, batches: list[Batch]) -> None:

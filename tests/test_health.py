@@ -13,7 +13,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Evaluations
+from tawebeval.config import Configuration, EvaluationSettings
 from tawebeval.core.tally import EvaluationTally
 from tawebeval.daemon import health as module
 from tawebeval.daemon.health import (
@@ -26,7 +26,7 @@ from tawebeval.daemon.health import (
     find_fault,
     write_and_read,
 )
-from tawebeval.deferreds import Threads
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Problem
 from tests.fake_clients import MULTIPART, Service, form, parts
 from tests.fakes import InlineThreads, SlowThreads
@@ -172,7 +172,10 @@ class ReadinessTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.service = Service(
-            Path(self.mktemp()).resolve(), Configuration(evaluations=Evaluations(queued=0)), 1, 0
+            Path(self.mktemp()).resolve(),
+            Configuration(evaluations=EvaluationSettings(queued=0)),
+            1,
+            0,
         )
         self.faults: dict[str, str] = {}
         self.patch(module, "find_fault", lambda path, free: self.faults.get(str(path)))
@@ -312,7 +315,7 @@ class SandboxProbeTests(SynchronousTestCase):
         """A trial that cannot be made at all is logged, and comes again."""
         self.service.stopService()
         self.service = SandboxProbe(
-            self.tally, self.trial, cast(Threads, InlineThreads()), self.clock
+            self.tally, self.trial, cast(WorkerThreads, InlineThreads()), self.clock
         )
         self.service.startService()
         self.lose()

@@ -14,9 +14,9 @@ from tawebeval.core.hosts import (
     Target,
     bracketed,
     is_public,
-    path_of,
+    parse_path,
+    parse_target,
     route,
-    target_of,
 )
 from tawebeval.errors import ForbiddenHost
 
@@ -76,7 +76,7 @@ class PathTests(SynchronousTestCase):
             ("file:///srv/a%20b%FF", "/srv/a b\udcff"),
             ("file://localhost/srv/x", "//localhost/srv/x"),
         ):
-            self.assertEqual(path_of(url), path)
+            self.assertEqual(parse_path(url), path)
 
 
 class TargetTests(SynchronousTestCase):
@@ -94,7 +94,7 @@ class TargetTests(SynchronousTestCase):
             ("git@h:path:x", "ssh", "h", 22),
             ("h:path@x/y", "ssh", "h", 22),
         ):
-            self.assertEqual(target_of(url), Target(protocol, host, port, None), url)
+            self.assertEqual(parse_target(url), Target(protocol, host, port, None), url)
 
     def test_addresses(self) -> None:
         """Addresses in their usual form are known as such."""
@@ -104,14 +104,14 @@ class TargetTests(SynchronousTestCase):
             ("http://[0:0::1]:80/x", "::1"),
             ("127.0.0.1:x", "127.0.0.1"),
         ):
-            target = target_of(url)
+            target = parse_target(url)
             assert target is not None
             self.assertEqual((target.host, target.address), (host, ip_address(host)))
 
     def test_paths(self) -> None:
         """A path of this machine has no host."""
-        self.assertIsNone(target_of("/srv/x"))
-        self.assertIsNone(target_of("file:///srv/x"))
+        self.assertIsNone(parse_target("/srv/x"))
+        self.assertIsNone(parse_target("file:///srv/x"))
 
     def test_refused(self) -> None:
         """What git, curl or ssh might read in another way is no host."""
@@ -143,13 +143,13 @@ class TargetTests(SynchronousTestCase):
             *("https://\uff11\uff12\uff17.0.0.1/", "https://h\u00e9/", "nonsense", "[::1]:x"),
             *("gopher://h/x", "http://" + "a" * 64 + "/", "http://" + "a." * 127 + "ab/"),
         ):
-            self.assertRaises(ValueError, target_of, url)
+            self.assertRaises(ValueError, parse_target, url)
 
     @given(st.text(max_size=30), st.sampled_from(["http://", "git://", "ssh://", ""]))
     def test_anything(self, rest: str, scheme: str) -> None:
         """Whatever is taken for a host can be handed to a shell and to curl as it is."""
         try:
-            target = target_of(scheme + rest)
+            target = parse_target(scheme + rest)
         except ValueError:
             return
         if target is not None:
@@ -183,7 +183,7 @@ class PolicyTests(SynchronousTestCase):
 
     def refused(self, policy: HostPolicy, url: str, *addresses: str) -> str:
         """Return why a URL is refused, "" when it is not."""
-        target = target_of(url)
+        target = parse_target(url)
         assert target is not None
         try:
             policy.check(target)
@@ -243,7 +243,7 @@ class RouteTests(SynchronousTestCase):
 
     def check(self, url: str, address: str, expected: Route) -> None:
         """Check the route to an address."""
-        target = target_of(url)
+        target = parse_target(url)
         assert target is not None
         self.assertEqual(route(url, target, ip_address(address)), expected)
 
@@ -266,7 +266,7 @@ class RouteTests(SynchronousTestCase):
     def test_ssh(self) -> None:
         """Ssh connects to the address, and looks for the name's key."""
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
-            target = target_of(url)
+            target = parse_target(url)
             assert target is not None
             command = route(url, target, ip_address("8.8.8.8")).environment["GIT_SSH_COMMAND"]
             self.assertIn(" -oHostName=8.8.8.8 ", command)
@@ -275,7 +275,7 @@ class RouteTests(SynchronousTestCase):
     def test_ssh_options(self) -> None:
         """What ssh is told of a key comes along, also where the URL has an address."""
         for url in ("u@h:x", "u@8.8.8.8:x"):
-            target = target_of(url)
+            target = parse_target(url)
             assert target is not None
             found = route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
             command = found.environment["GIT_SSH_COMMAND"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.identifiers import IDENTIFIER, KEY_BYTES, NAME, Identities
+from tawebeval.core.identifiers import IDENTIFIER, KEY_BYTES, NAME, Identifiers
 
 KEY = bytes(range(KEY_BYTES))
 
@@ -29,7 +29,7 @@ class IssuedTests(SynchronousTestCase):
 
     def test_form(self) -> None:
         """An identifier is 40 characters that stand in a URL as they are."""
-        identifier = Identities(KEY, os.urandom).issue()
+        identifier = Identifiers(KEY, os.urandom).issue()
         self.assertTrue(re.fullmatch(r"[a-z2-7]{40}", identifier), identifier)
 
     def test_fresh(self) -> None:
@@ -40,22 +40,24 @@ class IssuedTests(SynchronousTestCase):
             asked.append(count)
             return os.urandom(count)
 
-        identities = Identities(KEY, random)
+        identities = Identifiers(KEY, random)
         self.assertEqual(len({identities.issue() for _ in range(100)}), 100)
         self.assertGreaterEqual(min(asked) * 8, 80)
 
     @given(draws)
     def test_own(self, drawn: bytes) -> None:
         """Its own are recognised, after a restart with the same key too."""
-        identifier = Identities(KEY, repeating(drawn)).issue()
-        assert Identities(KEY, os.urandom).issued(identifier)
+        identifier = Identifiers(KEY, repeating(drawn)).issue()
+        assert Identifiers(KEY, os.urandom).is_issued(identifier)
 
     @given(draws, st.binary(min_size=1, max_size=64))
     def test_other_key(self, drawn: bytes, key: bytes) -> None:
         """Another key's are not."""
         if key == KEY:
             return
-        assert not Identities(KEY, os.urandom).issued(Identities(key, repeating(drawn)).issue())
+        assert not Identifiers(KEY, os.urandom).is_issued(
+            Identifiers(key, repeating(drawn)).issue()
+        )
 
     @given(
         draws,
@@ -64,32 +66,32 @@ class IssuedTests(SynchronousTestCase):
     )
     def test_mutation(self, drawn: bytes, place: int, other: str) -> None:
         """With any one character changed, left out or added it is another's."""
-        identities = Identities(KEY, repeating(drawn))
+        identities = Identifiers(KEY, repeating(drawn))
         identifier = identities.issue()
         for changed in (
             identifier[:place] + other + identifier[place + 1 :],
             identifier[:place] + other + identifier[place:],
             identifier[:place],
         ):
-            assert identities.issued(changed) == (changed == identifier), changed
+            assert identities.is_issued(changed) == (changed == identifier), changed
 
     def test_each_character_counts(self) -> None:
         """Every character of the identifier matters."""
-        identities = Identities(KEY, os.urandom)
+        identities = Identifiers(KEY, os.urandom)
         identifier = identities.issue()
         for place, character in enumerate(identifier):
             other = "a" if character != "a" else "b"
             changed = identifier[:place] + other + identifier[place + 1 :]
-            self.assertFalse(identities.issued(changed), place)
+            self.assertFalse(identities.is_issued(changed), place)
 
     def test_case(self) -> None:
         """There is one way to write an identifier."""
-        identifier = Identities(KEY, repeating(b"x")).issue()
-        self.assertFalse(Identities(KEY, os.urandom).issued(identifier.upper()))
+        identifier = Identifiers(KEY, repeating(b"x")).issue()
+        self.assertFalse(Identifiers(KEY, os.urandom).is_issued(identifier.upper()))
 
     def test_characters_that_change_case_to_ascii(self) -> None:
         """No other character passes for one of `a-z`: some become those in upper case."""
-        identities = [Identities(KEY, repeating(b"%d" % number)) for number in range(500)]
+        identities = [Identifiers(KEY, repeating(b"%d" % number)) for number in range(500)]
         for own, other in (
             ("s", "\u017f"),
             ("i", "\u0131"),
@@ -100,38 +102,38 @@ class IssuedTests(SynchronousTestCase):
             for issuer in identities:
                 identifier = issuer.issue()
                 changed = identifier.replace(own, other)
-                self.assertEqual(issuer.issued(changed), changed == identifier, changed)
+                self.assertEqual(issuer.is_issued(changed), changed == identifier, changed)
 
     @given(st.one_of(st.text(), st.from_regex(r"[a-z2-7=]{0,56}"), st.text("a=\0é\ud800\n ")))
     def test_garbage(self, identifier: str) -> None:
         """Anything else is not, and raises nothing."""
-        assert not Identities(KEY, os.urandom).issued(identifier)
+        assert not Identifiers(KEY, os.urandom).is_issued(identifier)
 
     def test_secrets_are_not_shown(self) -> None:
         """The key is in no representation, which may end in a log."""
-        self.assertNotIn(repr(KEY)[2:-1], repr(Identities(KEY, os.urandom)))
+        self.assertNotIn(repr(KEY)[2:-1], repr(Identifiers(KEY, os.urandom)))
 
     @given(draws, st.text(max_size=5), st.text(max_size=5))
     def test_caller(self, drawn: bytes, caller: str, other: str) -> None:
         """To another caller it looks like one that was never issued."""
-        identities = Identities(KEY, repeating(drawn))
+        identities = Identifiers(KEY, repeating(drawn))
         identifier = identities.issue(caller)
-        assert identities.issued(identifier, caller)
-        assert identities.issued(identifier, other) == (caller == other)
+        assert identities.is_issued(identifier, caller)
+        assert identities.is_issued(identifier, other) == (caller == other)
 
     @given(draws, names, names, st.text(max_size=5))
     def test_name(self, drawn: bytes, name: str, other: str, caller: str) -> None:
         """It begins with the daemon's name, and to a daemon of another name it is another's."""
-        identifier = Identities(KEY, repeating(drawn), name).issue(caller)
+        identifier = Identifiers(KEY, repeating(drawn), name).issue(caller)
         before, dash, own = identifier.rpartition("-")
         self.assertEqual((before, dash), (name, "-" if name else ""))
         self.assertTrue(re.fullmatch(IDENTIFIER, identifier), identifier)
         for read in (name, other):
-            daemon = Identities(KEY, os.urandom, read)
+            daemon = Identifiers(KEY, os.urandom, read)
             # Nor is it that daemon's with the name changed, whether it has one or not.
             for written in (identifier, f"{read}-{own}", own):
                 expected = read == name and written == identifier
-                self.assertEqual(daemon.issued(written, caller), expected, (read, written))
+                self.assertEqual(daemon.is_issued(written, caller), expected, (read, written))
 
     def test_key_size(self) -> None:
         """The key has 256 bits."""
@@ -143,4 +145,4 @@ class IssuedTests(SynchronousTestCase):
             ("", "aaaaaaaaaaaaaaaaaaaaashy5uyx6gkm4qzx6j67"),
             ("a", "a-aaaaaaaaaaaaaaaaaaaaagkjvvtpndmqyqrnwg3i"),
         ):
-            self.assertEqual(Identities(KEY, repeating(b"\0"), name).issue(), identifier)
+            self.assertEqual(Identifiers(KEY, repeating(b"\0"), name).issue(), identifier)

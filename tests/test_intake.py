@@ -15,7 +15,7 @@ from tawebeval.core.budget import Budget, Share
 from tawebeval.core.fileblock import WantedFile
 from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Parser
-from tawebeval.evaluations.intake import PARTIAL_LINE, Intake
+from tawebeval.evaluations.run import PARTIAL_LINE, StdoutPump
 from tawebeval.sandbox.workspace import FileRefused
 from tests import reference_segi
 from tests.fakes import TurnClock
@@ -64,13 +64,13 @@ class IntakeTestCase(SynchronousTestCase):
         self.clock = TurnClock()
         self.ring = Ring()
         self.budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
-        self.share = self.budget.enter(on_room=lambda: self.intake.on_room())
+        self.share = self.budget.add_share(on_room=lambda: self.intake.on_room())
         self.changes = 0
         self.held: list[bool] = []
         self.losses = 0
         self.files: list[tuple[WantedFile, Deferred[bytes]]] = []
         self.producer = FakeProducer()
-        self.intake = Intake(
+        self.intake = StdoutPump(
             self.clock,
             Parser(MARKERS, max_value=self.max_value, max_file=self.max_file),
             self.ring,
@@ -259,7 +259,7 @@ class BackPressureTests(IntakeTestCase):
         self.intake.received(b"\n" * 40_000)
         size = self.ring.size
         self.assertFalse(self.share.full)
-        other = self.budget.enter()
+        other = self.budget.add_share()
         other.resize(2**41)
         self.turn(3)
         self.assertEqual((self.ring.size, self.held), (size, [True]))
@@ -297,7 +297,7 @@ class TurnTests(IntakeTestCase):
     def test_others_in_between(self) -> None:
         """Between two turns the reactor does what else is due: the events of others come, too."""
         ring = Ring()
-        other = Intake(self.clock, Parser(MARKERS), ring, self.budget.enter(), self)
+        other = StdoutPump(self.clock, Parser(MARKERS), ring, self.budget.add_share(), self)
         self.intake.received(self.flood)
         for count in range(1, 6):
             before = self.ring.newest

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tawebeval.core.fileblock import File
-from tawebeval.evaluations.intake import PARTIAL_LINE
+from tawebeval.core.fileblock import InlineFile
+from tawebeval.evaluations.run import PARTIAL_LINE
 from tawebeval.sandbox.workspace import FileRefused
 from tests.strategies import MARKERS, Broken, Event, joined
 from tests.test_intake import IntakeTestCase
@@ -32,7 +32,7 @@ class FilesTestCase(IntakeTestCase):
 
     def contents(self) -> list[Event]:
         """Return the events in the ring, of files only the contents."""
-        return [e.content if isinstance(e, File) else e for e in self.events()]
+        return [e.content if isinstance(e, InlineFile) else e for e in self.events()]
 
 
 class FileTests(FilesTestCase):
@@ -47,7 +47,7 @@ class FileTests(FilesTestCase):
         self.clock.advance(10)
         self.assertEqual(self.events(), ["before"])
         self.supply(b"content")
-        file = File("a.txt", "application/octet-stream", b"content")
+        file = InlineFile("a.txt", "application/octet-stream", b"content")
         self.assertEqual(self.events(), ["before", file, "after", "\n", "more"])
         self.assertEqual(self.changes, 2)
         self.end()
@@ -102,7 +102,7 @@ class FileTests(FilesTestCase):
         self.assertFalse(self.intake.done.is_set)
         self.supply(b"a")
         self.assertTrue(self.intake.done.is_set)
-        file = File("a", "application/octet-stream", b"a")
+        file = InlineFile("a", "application/octet-stream", b"a")
         self.assertEqual(joined(self.events()), ["before", file, "after\nhalf"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -177,7 +177,7 @@ class RoomTests(FilesTestCase):
 
     def test_others_take_the_room(self) -> None:
         """The bound of all rings together counts, too, at the moment when a file is to be read."""
-        other = self.budget.enter()
+        other = self.budget.add_share()
         self.print(b"text\n")
         self.intake.received(self.block(b"a"))
         other.resize(2**41)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.states import STEPS, IllegalStep, State, step
+from tawebeval.core.states import STEPS, IllegalTransition, State, transition
 
 API = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 
@@ -21,9 +21,9 @@ class StepTests(SynchronousTestCase):
         for state in State:
             for following in State:
                 if following in STEPS[state]:
-                    self.assertIs(step(state, following), following)
+                    self.assertIs(transition(state, following), following)
                 else:
-                    error = self.assertRaises(IllegalStep, step, state, following)
+                    error = self.assertRaises(IllegalTransition, transition, state, following)
                     self.assertIn(following.value, str(error))
                     self.assertIn(state.value, str(error))
 

@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval.config import Configuration, Log
+from tawebeval.config import Configuration, LogSettings
 from tawebeval.daemon.assembly import Daemon, EvaluationService
 from tawebeval.daemon.logging import (
     LogWriter,
@@ -157,7 +157,9 @@ class LineTests(SynchronousTestCase):
 class WriterTests(SynchronousTestCase):
     """Where lines go."""
 
-    def written(self, settings: Log, environment: dict[str, str], stream: Any = None) -> list[str]:
+    def written(
+        self, settings: LogSettings, environment: dict[str, str], stream: Any = None
+    ) -> list[str]:
         """Return the lines that one event of each level makes."""
         stream = stream or io.StringIO()
         writer = to_stream(settings, stream, environment)
@@ -172,13 +174,13 @@ class WriterTests(SynchronousTestCase):
     def test_levels(self) -> None:
         """What is below the level is not written."""
         for level, count in (("debug", 5), ("info", 4), ("warn", 3), ("error", 2)):
-            self.assertEqual(len(self.written(Log(level=level), {})), count)  # type: ignore[arg-type]
+            self.assertEqual(len(self.written(LogSettings(level=level), {})), count)  # type: ignore[arg-type]
 
     def test_format(self) -> None:
         """Lines are text, or JSON."""
-        self.assertIn("[tawebeval.x#info] info it is", self.written(Log(), {})[0])
+        self.assertIn("[tawebeval.x#info] info it is", self.written(LogSettings(), {})[0])
         self.assertEqual(
-            json.loads(self.written(Log(format="json"), {})[0])["message"], "info it is"
+            json.loads(self.written(LogSettings(format="json"), {})[0])["message"], "info it is"
         )
 
     def test_journal(self) -> None:
@@ -189,7 +191,7 @@ class WriterTests(SynchronousTestCase):
             self.assertTrue(is_journal(stream, journal["JOURNAL_STREAM"]))
             self.assertFalse(is_journal(stream, f"{status.st_dev}:{status.st_ino + 1}"))
             self.assertFalse(is_journal(stream, ""))
-            lines = self.written(Log(level="debug"), journal, stream)
+            lines = self.written(LogSettings(level="debug"), journal, stream)
         self.assertEqual([line[:3] for line in lines], ["<7>", "<6>", "<4>", "<3>", "<2>"])
         self.assertEqual(lines[0], "<7>[tawebeval.x#debug] debug it is")
 
@@ -296,14 +298,14 @@ class OptionTests(SynchronousTestCase):
         calls: list[Any] = []
         self.calls = calls
         reactor = SimpleNamespace(callFromThread=calls.append)
-        return open_log(Log(format="json"), {"nodaemon": True, **options}, {}, reactor)
+        return open_log(LogSettings(format="json"), {"nodaemon": True, **options}, {}, reactor)
 
     def test_others(self) -> None:
         """Who has chosen another way of logging has it."""
         self.assertIsNone(self.open(logger=object()))
         self.assertIsNone(self.open(syslog=True))
         self.assertIsNone(self.open(nodaemon=False, logfile="-"))
-        self.assertIsNone(open_log(Log(), None, {}, None))
+        self.assertIsNone(open_log(LogSettings(), None, {}, None))
 
     def test_stdout(self) -> None:
         """In the foreground it is stdout, unless a file is named."""
@@ -347,7 +349,7 @@ class OptionTests(SynchronousTestCase):
 
     def test_application(self) -> None:
         """The application has it, where twistd looks; without one twistd has its own."""
-        for writer in (to_stream(Log(), io.StringIO(), {}), None):
+        for writer in (to_stream(LogSettings(), io.StringIO(), {}), None):
             evaluations = EvaluationService(*[None] * 3, Configuration())  # type: ignore[arg-type]
             daemon = Daemon(Service(), evaluations, *[None] * 3, writer)  # type: ignore[arg-type]
             application = Application("tawebeval")

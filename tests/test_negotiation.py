@@ -8,8 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
 from tawebeval.errors import NotAcceptable
-from tawebeval.web.events import PAGE, STREAMS
-from tawebeval.web.negotiation import negotiate
+from tawebeval.web.events import PAGE, STREAMS, negotiate
 
 OFFERED = [PAGE, *STREAMS]
 JSON, EVENTS, LINES, ND = OFFERED

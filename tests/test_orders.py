@@ -24,7 +24,7 @@ from tawebeval.cli import main as command
 from tawebeval.daemon import control
 from tawebeval.daemon.control import ControlSocket, OrdersFactory, find_socket, order_reload
 from tawebeval.errors import ConfigurationError
-from tawebeval.reloadable import Outcome
+from tawebeval.reloadable import ReloadResult
 from tests.patience import PATIENCE
 
 
@@ -37,9 +37,9 @@ class OrdersTests(SynchronousTestCase):
         """Return the answer to what is sent, and how often something was reloaded."""
         reloads: list[Mapping[str, str]] = []
 
-        def reload(originals: Mapping[str, str]) -> Outcome:
+        def reload(originals: Mapping[str, str]) -> ReloadResult:
             reloads.append(originals)
-            return Outcome(problems, notes)
+            return ReloadResult(problems, notes)
 
         transport = StringTransport()
         protocol = OrdersFactory(reload).buildProtocol(None)
@@ -101,7 +101,7 @@ class ReloadTests(SocketTestCase):
 
     def take(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
         """Have orders taken, of which each comes to this."""
-        taking = ControlSocket(self.path, lambda _: Outcome(problems, notes), reactor)
+        taking = ControlSocket(self.path, lambda _: ReloadResult(problems, notes), reactor)
         taking.startService()
         self.addCleanup(taking.stopService)
 
@@ -140,9 +140,9 @@ class ReloadTests(SocketTestCase):
         """What is known of the originals of copies reaches the daemon."""
         told: dict[str, str] = {}
 
-        def reload(originals: Mapping[str, str]) -> Outcome:
+        def reload(originals: Mapping[str, str]) -> ReloadResult:
             told.update(originals)
-            return Outcome()
+            return ReloadResult()
 
         taking = ControlSocket(self.path, reload, reactor)
         taking.startService()
@@ -168,7 +168,7 @@ class ReloadTests(SocketTestCase):
 
     async def test_stopped(self) -> None:
         """After the stop nobody is there, and nothing is left."""
-        taking = ControlSocket(self.path, lambda _: Outcome(), reactor)
+        taking = ControlSocket(self.path, lambda _: ReloadResult(), reactor)
         taking.startService()
         await maybeDeferred(taking.stopService)
         self.assertEqual(os.listdir(self.path.parent), [])
@@ -190,9 +190,9 @@ class CopyTests(SynchronousTestCase):
         """Return what the unit's command tells the daemon of a file."""
         told: dict[str, str] = {}
 
-        def order(path: Path, patience: float, originals: Mapping[str, str]) -> Outcome:
+        def order(path: Path, patience: float, originals: Mapping[str, str]) -> ReloadResult:
             told.update(originals)
-            return Outcome()
+            return ReloadResult()
 
         self.patch(control, "order_reload", order)
         ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])

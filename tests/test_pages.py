@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring
 from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.core.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
+from tawebeval.core.pages import DUMMY_END, EventPage, end_page, locate, parse_cursor, read_page
 from tawebeval.core.ring import Ring
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
@@ -37,16 +37,18 @@ def ring_of(*payloads: bytes, closed: bool = False) -> Ring:
     return ring
 
 
-def ask(ring: Ring, after: str | None, limit: int) -> Page:
+def ask(ring: Ring, after: str | None, limit: int) -> EventPage:
     """Return a page as one who reads page by page gets it: asking acknowledges."""
-    ring.acknowledge(place(ring, after))
+    ring.acknowledge(locate(ring, after))
     return read_page(ring, after, limit)
 
 
 class PageTests(SynchronousTestCase):
     """Pages, case by case."""
 
-    def check(self, ring: Ring, after: str | None, end: str | None, data: list[object]) -> Page:
+    def check(
+        self, ring: Ring, after: str | None, end: str | None, data: list[object]
+    ) -> EventPage:
         """Hold the page after a cursor against what it must say, as JSON."""
         page = ask(ring, after, PLENTY)
         self.assertEqual(
@@ -98,10 +100,10 @@ class PageTests(SynchronousTestCase):
 
     def test_after_the_dummy_end(self) -> None:
         """The dummy end is followed by an empty page with null as its end, for ever."""
-        page = after_the_end()
+        page = end_page()
         self.assertEqual(json.loads(page.encode()), {"begin": DUMMY_END, "end": None, "data": []})
         self.assertTrue(page.final)
-        self.assertEqual(page, after_the_end())
+        self.assertEqual(page, end_page())
 
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
@@ -157,7 +159,7 @@ class EncodeTests(SynchronousTestCase):
 
     def test_bytes(self) -> None:
         """The form on the wire."""
-        page = Page(None, "2", encode_text(b"a\n"))
+        page = EventPage(None, "2", encode_text(b"a\n"))
         self.assertEqual(
             page.encode(),
             b'{"begin":null,"end":"2","data":'
@@ -166,7 +168,9 @@ class EncodeTests(SynchronousTestCase):
 
     def test_empty(self) -> None:
         """A page without events."""
-        self.assertEqual(Page("7", "7", NOTHING).encode(), b'{"begin":"7","end":"7","data":[]}')
+        self.assertEqual(
+            EventPage("7", "7", NOTHING).encode(), b'{"begin":"7","end":"7","data":[]}'
+        )
 
 
 class CursorTests(SynchronousTestCase):
@@ -213,11 +217,11 @@ class NewsTests(SynchronousTestCase):
     def test_news(self) -> None:
         """Events do, and the end, also without any."""
         for page, news in (
-            (Page("7", "7", NOTHING), False),
-            (Page(None, "0", NOTHING), False),
-            (Page("7", "8", Batch(1, b"1\n")), True),
-            (Page("7", DUMMY_END, NOTHING), True),
-            (after_the_end(), True),
+            (EventPage("7", "7", NOTHING), False),
+            (EventPage(None, "0", NOTHING), False),
+            (EventPage("7", "8", Batch(1, b"1\n")), True),
+            (EventPage("7", DUMMY_END, NOTHING), True),
+            (end_page(), True),
         ):
             self.assertIs(page.has_news, news, page)
 
@@ -232,13 +236,13 @@ class SkipTests(SynchronousTestCase):
     def test_place(self) -> None:
         """They are counted from the cursor, or the very beginning."""
         for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
-            self.assertEqual(place(self.ring, after, skip), expected)
+            self.assertEqual(locate(self.ring, after, skip), expected)
 
     def test_discarded(self) -> None:
         """The cursor may be discarded, where the place itself is not."""
         self.ring.acknowledge(2)
-        self.assertEqual(place(self.ring, "0", 2), 2)
-        self.assertRaises(DiscardedCursor, place, self.ring, "0", 1)
+        self.assertEqual(locate(self.ring, "0", 2), 2)
+        self.assertRaises(DiscardedCursor, locate, self.ring, "0", 1)
 
     def test_beyond(self) -> None:
         """Beyond the newest event there is none, nor after an end that has not come."""
@@ -248,7 +252,7 @@ class SkipTests(SynchronousTestCase):
             (DUMMY_END, 1, "after: 'end' with skip: 1 lies beyond the newest event, 4"),
             ("5", 0, "after: '5' lies beyond the newest event, 4"),
         ):
-            error = self.assertRaises(InvalidCursor, place, self.ring, after, skip)
+            error = self.assertRaises(InvalidCursor, locate, self.ring, after, skip)
             self.assertEqual(error.detail, said)
 
 
@@ -350,7 +354,7 @@ class PagesMachine(RuleBasedStateMachine):
         """Note an acknowledgement; the reader who has not come so far begins there."""
         self.acknowledged = max(self.acknowledged, after)
 
-    def check(self, page: Page, after: str | None, begin: int, limit: int) -> None:
+    def check(self, page: EventPage, after: str | None, begin: int, limit: int) -> None:
         """Hold a page against the list."""
         self.skip(begin)
         expected: list[bytes] = []

@@ -10,17 +10,17 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Buffers, Configuration, Evaluations
-from tawebeval.core.identifiers import Identities
-from tawebeval.core.pages import Page
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.pages import EventPage
 from tawebeval.errors import (
     DiscardedCursor,
-    EvaluationGone,
+    EvaluationExpired,
     InvalidCursor,
     RequestError,
 )
 from tawebeval.evaluations.registry import Registry, Upload
-from tawebeval.web.polls import Poll
+from tawebeval.web.events import Poll
 from tests.fake_callbacks import tell_nobody
 from tests.fake_children import FakeChild
 from tests.fakes import IdleThreads, World, answer, make_request, straw
@@ -33,8 +33,8 @@ class RegistryTestCase(SynchronousTestCase):
     """A registry in a world without a disk."""
 
     configuration = Configuration(
-        evaluations=Evaluations(abandon_after=900, paused=10**6),
-        buffers=Buffers(evaluation=4096, page=1024),
+        evaluations=EvaluationSettings(abandon_after=900, paused=10**6),
+        buffers=BufferSettings(evaluation=4096, page=1024),
     )
     running, queued = 2, 2
     own = (0, 0)  # of each caller, that run and that wait
@@ -57,7 +57,7 @@ class RegistryTestCase(SynchronousTestCase):
         """Return a registry, such as a daemon makes at its start."""
         return Registry(
             self.world.surroundings(),
-            Identities(KEY, straw(seed)),
+            Identifiers(KEY, straw(seed)),
             (self.running, self.queued, *self.own),
             Path("/evaluations"),
             tell_nobody(),
@@ -89,7 +89,7 @@ class RegistryTestCase(SynchronousTestCase):
         """Return a page, as clients see it."""
         return self.decode(self.registry.page(identifier, after))
 
-    def decode(self, page: Page) -> dict[str, Any]:
+    def decode(self, page: EventPage) -> dict[str, Any]:
         """Return a page as clients see it: payloads only, for text."""
         value = json.loads(page.encode())
         self.assertEqual(list(value), ["begin", "end", "data"])
@@ -101,7 +101,7 @@ class RegistryTestCase(SynchronousTestCase):
         ]
         return value
 
-    def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[Page]:
+    def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
         """Ask for a page and wait for it."""
         return Deferred.fromCoroutine(answer(Poll("", identifier, after, wait), self.registry))
 
@@ -215,8 +215,8 @@ class PageTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.page(identifier, END)
-        self.assert_refused(EvaluationGone, identifier)
-        with self.assertRaises(EvaluationGone) as caught:
+        self.assert_refused(EvaluationExpired, identifier)
+        with self.assertRaises(EvaluationExpired) as caught:
             self.registry.status(identifier)
         # When the registry was made, in no words but the clock's.
         self.assertEqual(caught.exception.members, {"started": "2023-11-14T22:13:20.000+00:00"})

@@ -10,11 +10,11 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from tawebeval.config import Buffers, Configuration, Evaluations, Limits
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.form import Repository
-from tawebeval.errors import Busy, EvaluationGone
+from tawebeval.errors import Busy, EvaluationExpired
 from tawebeval.evaluations import run
-from tawebeval.evaluations.following import Following
+from tawebeval.evaluations.records import Subscription
 from tawebeval.evaluations.registry import Upload
 from tests.fake_children import FakeChild
 from tests.fakes import UntidyThreads, make_request
@@ -24,7 +24,7 @@ from tests.test_registry import END, RegistryTestCase
 class KeptTests(RegistryTestCase):
     """Evaluations that have ended and are not read to their end."""
 
-    configuration = Configuration(evaluations=Evaluations(kept=2, retain=600))
+    configuration = Configuration(evaluations=EvaluationSettings(kept=2, retain=600))
 
     def fill(self) -> list[str]:
         """Let as many end as may be kept."""
@@ -80,7 +80,7 @@ class KeptTests(RegistryTestCase):
         self.page(second)
         self.world.clock.advance(30)
         self.accept()
-        self.assert_refused(EvaluationGone, second)
+        self.assert_refused(EvaluationExpired, second)
         self.page(first)
         self.accept()
 
@@ -95,7 +95,7 @@ class KeptTests(RegistryTestCase):
         self.assertEqual(self.registry._records.kept, 0)
         threads.tidied.open()
         other, _ = self.fill()
-        self.assert_refused(EvaluationGone, identifier)
+        self.assert_refused(EvaluationExpired, identifier)
         self.page(other)
 
     def test_sent_in_part(self) -> None:
@@ -120,7 +120,7 @@ class KeptTests(RegistryTestCase):
             self.page(second)
         self.accept()
         self.page(second)
-        self.assert_refused(EvaluationGone, first)
+        self.assert_refused(EvaluationExpired, first)
 
     def test_running_ones(self) -> None:
         """Those that wait or run do not count."""
@@ -139,7 +139,7 @@ class KeptTests(RegistryTestCase):
 class RememberedTests(RegistryTestCase):
     """What is kept of ended evaluations besides events counts among the bytes of all."""
 
-    configuration = Configuration(buffers=Buffers(total=16_384 * 4 // 3, evaluation=6000))
+    configuration = Configuration(buffers=BufferSettings(total=16_384 * 4 // 3, evaluation=6000))
 
     def test_forms_and_stderr(self) -> None:
         """With many URLs and much stderr no new one is accepted, until one is read to its end."""
@@ -161,7 +161,8 @@ class PausedTests(RegistryTestCase):
     """Places that are held by evaluators which wait for their readers; there is one place."""
 
     configuration = Configuration(
-        buffers=Buffers(evaluation=4096, page=1024), evaluations=Evaluations(paused=600)
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        evaluations=EvaluationSettings(paused=600),
     )
     running, queued = 1, 2
 
@@ -220,7 +221,7 @@ class PausedTests(RegistryTestCase):
     def test_read_by_a_stream(self) -> None:
         """What a stream takes counts at once, though much of it stays behind it."""
         self.patch(run, "READ_RATE", 64)
-        buffers = Buffers(evaluation=40_960, page=1024)
+        buffers = BufferSettings(evaluation=40_960, page=1024)
         self.configuration = Configuration(buffers=buffers)
         self.setUp()
         identifier, child = self.start(b"x" * 50 + b"\n")
@@ -249,8 +250,8 @@ class TotalTests(RegistryTestCase):
     """The events of all evaluations together: 8 KiB are common, and the rest is the reserve."""
 
     configuration = Configuration(
-        buffers=Buffers(total=8192 * 4 // 3, evaluation=6000, page=4096),
-        limits=Limits(wall_clock=10**6),
+        buffers=BufferSettings(total=8192 * 4 // 3, evaluation=6000, page=4096),
+        limits=LimitSettings(wall_clock=10**6),
     )
 
     def flood(self) -> tuple[str, Any]:
@@ -398,7 +399,7 @@ class TotalTests(RegistryTestCase):
             self.assertGreater(self.successResultOf(at_once).events.count, 0)
             self.assert_held(following, child)
 
-    def assert_held(self, following: Following, child: FakeChild) -> None:
+    def assert_held(self, following: Subscription, child: FakeChild) -> None:
         """Hold that pages hold up an evaluator for 30 s from now, whatever its stream takes."""
         for _ in range(200):  # over twice as much as there is room for
             if not child.paused:

@@ -8,11 +8,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.config import Configuration, Evaluations, Limits
-from tawebeval.core.identifiers import Identities
-from tawebeval.errors import EvaluationGone, InvalidField
-from tawebeval.evaluations.registry import Registry
-from tawebeval.evaluations.telling import Telling
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.errors import EvaluationExpired, InvalidField
+from tawebeval.evaluations.registry import EndCallbacks, Registry
 from tawebeval.sandbox.workspace import log_name
 from tests.fake_callbacks import FakeCallbacks
 from tests.fakes import straw
@@ -26,7 +25,8 @@ class CallbackTests(RegistryTestCase):
     """A registry with callbacks, and with more time to run than to be asked for."""
 
     configuration = Configuration(
-        evaluations=Evaluations(abandon_after=900, paused=10**6), limits=Limits(wall_clock=10**6)
+        evaluations=EvaluationSettings(abandon_after=900, paused=10**6),
+        limits=LimitSettings(wall_clock=10**6),
     )
 
     def make(self, seed: int = 1) -> Registry:
@@ -34,10 +34,10 @@ class CallbackTests(RegistryTestCase):
         self.callbacks: Any = FakeCallbacks()
         return Registry(
             self.world.surroundings(),
-            Identities(KEY, straw(seed)),
+            Identifiers(KEY, straw(seed)),
             (self.running, self.queued, *self.own),
             Path("/evaluations"),
-            Telling(self.callbacks),
+            EndCallbacks(self.callbacks),
         )
 
     def test_defect(self) -> None:
@@ -94,7 +94,7 @@ class CallbackTests(RegistryTestCase):
         self.world.child.print(PLENTY)
         self.expire(901)
         self.world.end()
-        self.assertRaises(EvaluationGone, self.registry.status, abandoned)
+        self.assertRaises(EvaluationExpired, self.registry.status, abandoned)
         stopped = self.accept(callback_url=URL)
         self.end_all()
         told = [
@@ -132,7 +132,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.world.child.signals, [])
         self.expire(1)
         self.assertEqual(self.world.child.signals, [15])
-        self.assertRaises(EvaluationGone, self.registry.status, identifier)
+        self.assertRaises(EvaluationExpired, self.registry.status, identifier)
 
     def test_expires(self) -> None:
         """When it has ended it is kept as all are, also where its callback could not be sent."""

@@ -6,11 +6,17 @@ from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.admission import UNBOUNDED
-from tawebeval.config import Buffers, Callers, Configuration, Evaluations, Limits
-from tawebeval.core.tokens import ANYBODY
-from tawebeval.errors import Busy, EvaluationGone, KeyReused, OverShare, UnknownEvaluation
-from tawebeval.web.polls import Poll
+from tawebeval.config import (
+    BufferSettings,
+    CallerSettings,
+    Configuration,
+    EvaluationSettings,
+    LimitSettings,
+)
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.deferreds import UNBOUNDED
+from tawebeval.errors import Busy, EvaluationExpired, EvaluationNotFound, KeyReused, OverShare
+from tawebeval.web.events import Poll
 from tests.fakes import UntidyThreads, answer
 from tests.test_registry import END, RegistryTestCase
 
@@ -54,7 +60,7 @@ class CallerTests(RegistryTestCase):
         identifier = self.begin("alice")
         child = self.world.child
         child.print(b"a\nb\n")
-        nothing = [UnknownEvaluation] * 6
+        nothing = [EvaluationNotFound] * 6
         for caller in ("bob", "", "alic", "alicee"):
             self.assertEqual(self.asked(identifier, caller), nothing)
         self.assertEqual(child.signals, [])
@@ -63,7 +69,7 @@ class CallerTests(RegistryTestCase):
         self.assertEqual(self.registry.page(identifier, None, "alice").end, END)
         self.registry.page(identifier, END, "alice")
         self.assertEqual(self.asked(identifier, "bob"), nothing)
-        with self.assertRaises(EvaluationGone):
+        with self.assertRaises(EvaluationExpired):
             self.registry.status(identifier, "alice")
         self.assertEqual(self.registry.page(identifier, END, "alice").end, None)
 
@@ -79,8 +85,8 @@ class CallerTests(RegistryTestCase):
         identifier = self.begin("alice")
         self.end_all()
         self.registry = self.make(2)
-        self.assertEqual(self.asked(identifier, "bob"), [UnknownEvaluation] * 6)
-        with self.assertRaises(EvaluationGone):
+        self.assertEqual(self.asked(identifier, "bob"), [EvaluationNotFound] * 6)
+        with self.assertRaises(EvaluationExpired):
             self.registry.page(identifier, None, "alice")
 
     def test_others_do_not_keep_it(self) -> None:
@@ -89,7 +95,7 @@ class CallerTests(RegistryTestCase):
         self.world.clock.advance(899)
         self.asked(identifier, "bob")
         self.expire(1)
-        with self.assertRaises(EvaluationGone):
+        with self.assertRaises(EvaluationExpired):
             self.registry.page(identifier, None, "alice")
 
     def test_keys(self) -> None:
@@ -129,7 +135,7 @@ class FetchTests(RegistryTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.world.fetches.bound(2, UNBOUNDED, 1)
+        self.world.fetches.set_bounds(2, UNBOUNDED, 1)
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
 
@@ -184,7 +190,7 @@ class KeptShareTests(KeptShareTestCase):
     """Of five that may be unread two are each caller's share."""
 
     configuration = Configuration(
-        callers=Callers(kept=2), evaluations=Evaluations(kept=5, retain=600)
+        callers=CallerSettings(kept=2), evaluations=EvaluationSettings(kept=5, retain=600)
     )
 
     def check_over(self, caller: str) -> None:
@@ -267,8 +273,8 @@ class KeptShareTests(KeptShareTestCase):
 
     def test_without_tokens(self) -> None:
         """Where there are no callers nobody has a share: all may be unread."""
-        self.leave(ANYBODY, 5)
-        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), ANYBODY)
+        self.leave(ANONYMOUS, 5)
+        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), ANONYMOUS)
         self.assertIs(type(refusal), Busy)
 
 
@@ -279,7 +285,7 @@ class NoKeptShareTests(KeptShareTestCase):
         """With 0, or as much as there is room for, one caller may leave all of that unread."""
         for share in (0, 5, 6):
             self.configuration = Configuration(
-                callers=Callers(kept=share), evaluations=Evaluations(kept=5)
+                callers=CallerSettings(kept=share), evaluations=EvaluationSettings(kept=5)
             )
             self.setUp()
             self.leave("alice", 5)
@@ -291,10 +297,10 @@ class BytesShareTests(KeptShareTestCase):
     """Of 12 KiB for all two are each caller's share; one evaluation may have one."""
 
     configuration = Configuration(
-        callers=Callers(buffers=2048),
-        evaluations=Evaluations(retain=600),
-        buffers=Buffers(total=16384, evaluation=1024, page=4096),
-        limits=Limits(wall_clock=10**6),
+        callers=CallerSettings(buffers=2048),
+        evaluations=EvaluationSettings(retain=600),
+        buffers=BufferSettings(total=16384, evaluation=1024, page=4096),
+        limits=LimitSettings(wall_clock=10**6),
     )
     running, queued = 2, 20
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.config import Configuration, Evaluations, Limits
-from tawebeval.errors import EvaluationGone, InvalidCursor
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
+from tawebeval.errors import EvaluationExpired, InvalidCursor
 from tests.test_registry import END, RegistryTestCase
 
 PATIENT = Configuration(
-    evaluations=Evaluations(abandon_after=900, paused=100_000, retain=600),
-    limits=Limits(wall_clock=100_000),
+    evaluations=EvaluationSettings(abandon_after=900, paused=100_000, retain=600),
+    limits=LimitSettings(wall_clock=100_000),
 )
 """Under these settings evaluations are abandoned long before they are over their time."""
 
@@ -27,7 +27,7 @@ class ExpireTests(RegistryTestCase):
         self.assertEqual(child.signals, [])
         self.expire(0.001)
         self.assertEqual(child.signals, [15])
-        self.assert_refused(EvaluationGone, identifier)
+        self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
 
     def test_finished(self) -> None:
@@ -38,7 +38,7 @@ class ExpireTests(RegistryTestCase):
         self.expire(599.999)
         self.assertEqual(self.registry.evaluations(None).data[0]["state"], "finished")
         self.expire(0.001)
-        self.assert_refused(EvaluationGone, identifier)
+        self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
 
     def test_queued(self) -> None:
@@ -48,8 +48,8 @@ class ExpireTests(RegistryTestCase):
             for identifier in identifiers[:2]:
                 self.page(identifier)
             self.expire(100)
-        self.assert_refused(EvaluationGone, *identifiers[2:3])
-        self.assert_refused(EvaluationGone, *identifiers[3:])
+        self.assert_refused(EvaluationExpired, *identifiers[2:3])
+        self.assert_refused(EvaluationExpired, *identifiers[3:])
         self.accept()
 
     def test_each_request_counts(self) -> None:
@@ -74,7 +74,7 @@ class ExpireTests(RegistryTestCase):
         self.registry.status(identifier)
         self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier)))
         self.expire(1)
-        self.assert_refused(EvaluationGone, identifier)
+        self.assert_refused(EvaluationExpired, identifier)
 
     def test_status_of_one_that_is_not_read(self) -> None:
         """Whoever asks for its status alone keeps none that is held because nobody reads it."""
@@ -88,7 +88,7 @@ class ExpireTests(RegistryTestCase):
         self.assertEqual(child.signals, [])
         self.expire(1)
         self.assertEqual(child.signals, [15])
-        self.assert_refused(EvaluationGone, identifier, cursor)
+        self.assert_refused(EvaluationExpired, identifier, cursor)
 
     def test_refused_cursor_counts(self) -> None:
         """So does one whose cursor is refused: it is a client all the same."""
@@ -127,7 +127,7 @@ class ExpireTests(RegistryTestCase):
         for identifier in kept:
             self.page(identifier)
         for identifier in (pairs[1][0], pairs[3][0]):
-            self.assert_refused(EvaluationGone, identifier)
+            self.assert_refused(EvaluationExpired, identifier)
 
     def test_place_is_free(self) -> None:
         """The place of one that was abandoned is given to the next when its process is gone."""

@@ -16,9 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
 from tawebeval.core.framing import LINES, Framing
-from tawebeval.core.pages import DUMMY_END, Page
+from tawebeval.core.pages import DUMMY_END, EventPage
 from tawebeval.evaluations.registry import Upload
-from tawebeval.web import polls
+from tawebeval.web import events
 from tawebeval.web.streams import Flow
 from tests import fakes
 from tests.fakes import make_request
@@ -58,7 +58,7 @@ class Reading(Comparison):
         """Let a faithful reader ask for its next page."""
         identifier, model = self.pick(number)
         page = self.request(identifier, model.cursor)
-        if isinstance(page, Page) and model.read is not None:
+        if isinstance(page, EventPage) and model.read is not None:
             begin = len(model.read)
             model.read += model.events[begin : begin + page.events.count]
             model.cursor = page.end or DUMMY_END
@@ -74,11 +74,11 @@ class Reading(Comparison):
         after = model.newest
         if after < model.real.ring.oldest:
             return
-        poll = polls.Poll("", identifier, str(after), seconds)
+        poll = events.Poll("", identifier, str(after), seconds)
         answer = Deferred.fromCoroutine(fakes.answer(poll, self.registry))
         if model.forgotten:
             assert isinstance(answer.result, Failure)
-            answer.addErrback(lambda failure: failure.trap(errors.EvaluationGone))
+            answer.addErrback(lambda failure: failure.trap(errors.EvaluationExpired))
             return
         model.asked = self.now
         model.acknowledged = max(model.acknowledged, after)
@@ -110,7 +110,7 @@ class Reading(Comparison):
         oldest = model.real.ring.oldest
         try:
             following = self.registry.follow(identifier, str(first))
-        except errors.EvaluationGone:
+        except errors.EvaluationExpired:
             assert model.forgotten
             return
         except errors.DiscardedCursor:
@@ -326,7 +326,7 @@ class Machine(Reading):
         held = model.running and self.child(identifier).paused
         try:
             self.registry.status(identifier)
-        except errors.EvaluationGone:
+        except errors.EvaluationExpired:
             assert model.forgotten
         else:
             assert not model.forgotten
@@ -339,7 +339,7 @@ class Machine(Reading):
         if text not in self.models:
             try:
                 self.registry.page(text, after)
-            except errors.UnknownEvaluation:
+            except errors.EvaluationNotFound:
                 return
             raise AssertionError(text)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from twisted.internet.defer import CancelledError, Deferred
 
-from tawebeval.core.identifiers import Identities
-from tawebeval.core.pages import Page
-from tawebeval.errors import DiscardedCursor, EvaluationGone, InvalidCursor, UnknownEvaluation
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.pages import EventPage
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, InvalidCursor
 from tests.fake_children import FakeChild
 from tests.fakes import straw
 from tests.test_registry import END, RegistryTestCase
@@ -17,21 +17,21 @@ class RefusalTests(RegistryTestCase):
 
     def test_unknown(self) -> None:
         """An identifier that was never issued here: 404, whatever is asked."""
-        foreign = Identities(b"x" * 32, straw()).issue()
+        foreign = Identifiers(b"x" * 32, straw()).issue()
         for identifier in (foreign, "", "x", "A" * 40, self.accept()[:-1] + "1"):
-            self.assert_refused(UnknownEvaluation, identifier, None, "0", END)
-            with self.assertRaises(UnknownEvaluation):
+            self.assert_refused(EvaluationNotFound, identifier, None, "0", END)
+            with self.assertRaises(EvaluationNotFound):
                 self.registry.status(identifier)
             self.failureResultOf(
-                Deferred.fromCoroutine(self.registry.cancel(identifier)), UnknownEvaluation
+                Deferred.fromCoroutine(self.registry.cancel(identifier)), EvaluationNotFound
             )
-            self.failureResultOf(self.ask(identifier, None, 10), UnknownEvaluation)
+            self.failureResultOf(self.ask(identifier, None, 10), EvaluationNotFound)
 
     def test_restart(self) -> None:
         """One that was lost in a restart is gone; its end is told, and it can be cancelled."""
         identifier = self.accept()
         self.registry = self.make(2)
-        self.assert_refused(EvaluationGone, identifier)
+        self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END), {"begin": END, "end": None, "data": []})
         self.assertIsNone(
             self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier)))
@@ -68,7 +68,7 @@ class RefusalTests(RegistryTestCase):
 class WaitTests(RegistryTestCase):
     """Long polls."""
 
-    def waiting(self, after: str | None = None) -> tuple[str, FakeChild, Deferred[Page]]:
+    def waiting(self, after: str | None = None) -> tuple[str, FakeChild, Deferred[EventPage]]:
         """Begin an evaluation, and wait 20 s for its first event."""
         identifier, child = self.start()
         asked = self.ask(identifier, after, 20)
@@ -175,4 +175,4 @@ class WaitTests(RegistryTestCase):
         first.addCallback(lambda page: self.registry.page(identifier, page.end))
         self.finish(child)
         self.assertEqual(self.successResultOf(first).end, None)
-        self.failureResultOf(second, EvaluationGone)
+        self.failureResultOf(second, EvaluationExpired)

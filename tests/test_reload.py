@@ -17,7 +17,7 @@ from twisted.internet.testing import MemoryReactor
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, CredentialSettings, Metrics
+from tawebeval.config import Configuration, CredentialSettings, MetricsSettings
 from tawebeval.daemon import reload as module
 from tawebeval.daemon.reload import (
     LIVE,
@@ -32,7 +32,7 @@ from tawebeval.daemon.runtime import EarlyHangup
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.ownership import digest_file
-from tawebeval.reloadable import Outcome, Rereading, Source
+from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
 from tests.fakes import FakeNotifier
 from tests.test_config import settings_of
 
@@ -50,10 +50,10 @@ class FakeSource:
     path: Path = Path("/etc/file")
     counts: str = "old"
 
-    def rereadings(self) -> Sequence[Rereading[Any]]:
+    def reloadables(self) -> Sequence[Reloadable[Any]]:
         """Return what reads it."""
         take = partial(setattr, self, "counts")
-        return [Rereading(self.name, (self.path,), self._read, take, lambda _: self.notes)]
+        return [Reloadable(self.name, (self.path,), self._read, take, lambda _: self.notes)]
 
     def _read(self) -> str:
         if self.broken:
@@ -97,10 +97,10 @@ class ReloaderTests(SynchronousTestCase):
 
     def reload(
         self,
-        *sources: Source | None,
+        *sources: ReloadableSource | None,
         copies: str = "",
         originals: Mapping[str, str] = NONE,
-    ) -> tuple[Outcome, list[str]]:
+    ) -> tuple[ReloadResult, list[str]]:
         """Reload; return what has come of it, and what is logged of each level."""
         notifier = FakeNotifier("/notify")
         reloading = Reloader(sources, copies, notifier, MemoryReactor())
@@ -114,7 +114,7 @@ class ReloaderTests(SynchronousTestCase):
         """What was read counts, and the log names it."""
         one, two = FakeSource("one", "new"), FakeSource("two", "new", path=Path("/etc/two"))
         outcome, said = self.reload(one, None, two)
-        self.assertEqual(outcome, Outcome())
+        self.assertEqual(outcome, ReloadResult())
         self.assertEqual((one.counts, two.counts), ("new", "new"))
         self.assertEqual(said, ["one: read again from /etc/file", "two: read again from /etc/two"])
 
@@ -123,7 +123,7 @@ class ReloaderTests(SynchronousTestCase):
         good = FakeSource("good", "new", notes=["a note"])
         others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
         outcome, said = self.reload(good, *others)
-        self.assertEqual(outcome, Outcome(problems=("bad: line 1", "worse: line 1")))
+        self.assertEqual(outcome, ReloadResult(problems=("bad: line 1", "worse: line 1")))
         self.assertEqual([one.counts for one in (good, *others)], ["old", "old", "old"])
         self.assertEqual(
             said, ["nothing is reloaded: bad: line 1", "nothing is reloaded: worse: line 1"]
@@ -133,7 +133,7 @@ class ReloaderTests(SynchronousTestCase):
     def test_noted(self) -> None:
         """What does not count yet is told, and logged as a warning."""
         outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
-        self.assertEqual(outcome, Outcome(notes=("listen: has changed",)))
+        self.assertEqual(outcome, ReloadResult(notes=("listen: has changed",)))
         self.assertEqual(said[-1], "listen: has changed")
         self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
 
@@ -193,7 +193,7 @@ class ReloaderTests(SynchronousTestCase):
 
     def test_nothing(self) -> None:
         """Where there is no file that is logged."""
-        self.assertEqual(self.reload(None), (Outcome(), ["there is no file to read again"]))
+        self.assertEqual(self.reload(None), (ReloadResult(), ["there is no file to read again"]))
 
 
 class ConfigurationReloadTests(SynchronousTestCase):
@@ -227,10 +227,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
             for name in ("enabled", "at_once")
         ]
         for _ in range(2):
-            self.assertEqual(self.reloading.reload(), Outcome(notes=tuple(notes)))
+            self.assertEqual(self.reloading.reload(), ReloadResult(notes=tuple(notes)))
             self.assertEqual(self.taken.pop().polls.wait, 3)
         self.file.write_text("")
-        self.assertEqual(self.reloading.reload(), Outcome())
+        self.assertEqual(self.reloading.reload(), ReloadResult())
         self.assertEqual(self.taken, [Configuration()])
 
     def test_broken(self) -> None:
@@ -250,7 +250,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         problem = self.refused()
         self.assertTrue(problem.startswith("limits.cpu: "), problem)
         self.file.write_text("[limits]\ncpu = 60")
-        self.assertEqual(self.reloading.reload(), Outcome())
+        self.assertEqual(self.reloading.reload(), ReloadResult())
         self.assertEqual(self.taken[-1].limits.cpu, 60)
 
     def test_few_processes(self) -> None:
@@ -258,7 +258,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         for allowed, few in ((lambda: 200, True), (lambda: 428, False), (self.fail_to_look, False)):
             self.patch(rlimits, "processes_allowed", allowed)
             self.begin("[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
-            self.assertEqual(self.reloading.reload(), Outcome())
+            self.assertEqual(self.reloading.reload(), ReloadResult())
             self.file.write_text("[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
             restart, *notes = self.reloading.reload().notes
             self.assertTrue(restart.startswith("evaluations.running: has changed"), restart)
@@ -275,13 +275,13 @@ class ConfigurationReloadTests(SynchronousTestCase):
     def test_without_a_file(self) -> None:
         """Where defaults hold there is nothing to read again."""
         reconfiguring = ConfigurationReload(ConfigurationFile(), Configuration(), ())
-        self.assertEqual(reconfiguring.rereadings(), ())
+        self.assertEqual(reconfiguring.reloadables(), ())
 
 
 OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 
 SETTINGS = tuple(settings_of(Configuration))
-BEFORE = Configuration(metrics=Metrics("tokens"))
+BEFORE = Configuration(metrics=MetricsSettings("tokens"))
 
 # Where not any value of the same type will do.
 OTHERS: dict[str, Any] = {

@@ -15,8 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring
 from tawebeval.core.events import NOTHING, Batch, encode_data
-from tawebeval.core.retention import Reader, Retention
-from tawebeval.core.ring import Ring
+from tawebeval.core.ring import Reader, Retention, Ring
 
 LINE = len(encode_data(b"0000").lines)
 CAPACITY = 40 * LINE
@@ -59,15 +58,15 @@ class PageTests(RetentionTestCase):
     def test_not_before_streams(self) -> None:
         """What a live stream has yet to take stays, and goes when it has, or has gone."""
         self.print(20)
-        slow, fast = self.retention.enter(2), self.retention.enter(9)
+        slow, fast = self.retention.add_reader(2), self.retention.add_reader(9)
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 2)
         slow.taken = 5
         self.retention.make_room(CAPACITY, now=0, paged=True)
         self.assertEqual(self.ring.oldest, 5)
-        self.retention.leave(slow)
+        self.retention.remove_reader(slow)
         self.assertEqual(self.ring.oldest, 9)
-        self.retention.leave(fast)
+        self.retention.remove_reader(fast)
         self.assertEqual(self.ring.oldest, 15)
 
 
@@ -76,17 +75,17 @@ class StreamTests(RetentionTestCase):
 
     def test_while_there_is_room(self) -> None:
         """What was taken stays for a resume, also when the stream has gone."""
-        reader = self.retention.enter(0)
+        reader = self.retention.add_reader(0)
         self.print(KEPT)
         reader.taken = KEPT
         self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 0)
-        self.retention.leave(reader)
+        self.retention.remove_reader(reader)
         self.assertEqual(self.ring.oldest, 0)
 
     def test_too_much(self) -> None:
         """The oldest of it goes, and three quarters of the capacity stay."""
-        reader = self.retention.enter(0)
+        reader = self.retention.add_reader(0)
         self.print(KEPT + 8)
         reader.taken = KEPT + 8
         self.retention.make_room(CAPACITY, now=0, paged=False)
@@ -94,7 +93,7 @@ class StreamTests(RetentionTestCase):
 
     def test_whatever_waits(self) -> None:
         """As much stays where the ring is full of what is yet to be taken."""
-        reader = self.retention.enter(0)
+        reader = self.retention.add_reader(0)
         self.print(70)
         for taken, oldest in ((3, 0), (KEPT, 0), (KEPT + 1, 1), (60, 30), (70, 40)):
             reader.taken = taken
@@ -103,18 +102,18 @@ class StreamTests(RetentionTestCase):
 
     def test_slowest(self) -> None:
         """It is kept behind the slowest of all streams."""
-        slow, fast = self.retention.enter(0), self.retention.enter(0)
+        slow, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(50)
         fast.taken, slow.taken = 50, KEPT + 3
         self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 3)
-        self.retention.leave(slow)
+        self.retention.remove_reader(slow)
         self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
     def test_next_to_nothing(self) -> None:
         """Where there is hardly any room nothing stays that all have: it could be in the way."""
-        reader = self.retention.enter(0)
+        reader = self.retention.add_reader(0)
         self.print(2)
         reader.taken = 2
         self.retention.make_room(1, now=0, paged=False)
@@ -122,17 +121,17 @@ class StreamTests(RetentionTestCase):
 
     def test_gone(self) -> None:
         """When no stream is left nothing more is discarded: its client may come back."""
-        reader = self.retention.enter(0)
+        reader = self.retention.add_reader(0)
         self.print(20)
         reader.taken = 20
-        self.retention.leave(reader)
+        self.retention.remove_reader(reader)
         self.print(30)
         self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual((self.ring.oldest, len(self.retention)), (0, 0))
 
     def test_cut(self) -> None:
         """What a stream that was cut has not shown to have stays for its client, for a time."""
-        cut, fast = self.retention.enter(0), self.retention.enter(0)
+        cut, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(50)
         cut.taken, fast.taken = 5, 50
         self.retention.cut(cut, 45, until=30)
@@ -148,13 +147,15 @@ class StreamTests(RetentionTestCase):
 
     def test_resumed(self) -> None:
         """Nothing is kept any longer for a stream that was cut, when its client is back."""
-        cut, fast = self.retention.enter(0), self.retention.enter(0)
+        cut, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(70)
         cut.taken, fast.taken = 5, 70
         self.retention.cut(cut, 45, until=30)
-        self.retention.leave(self.retention.enter(46))  # which that client was not sent
+        self.retention.remove_reader(
+            self.retention.add_reader(46)
+        )  # which that client was not sent
         self.assertEqual(self.retention.resumable, 30)
-        self.retention.enter(45)
+        self.retention.add_reader(45)
         self.assertIsNone(self.retention.resumable)
         self.retention.make_room(CAPACITY, now=0, paged=False)
         self.assertEqual(self.ring.oldest, 15)
@@ -162,31 +163,31 @@ class StreamTests(RetentionTestCase):
     def test_resumed_by_one_of_several(self) -> None:
         """Of several streams that were cut that one is resumed that ended next to there."""
         self.print(50)
-        readers = [self.retention.enter(0) for _ in range(3)]
+        readers = [self.retention.add_reader(0) for _ in range(3)]
         for number, reader in enumerate(readers):
             reader.taken = 10 * number
             self.retention.cut(reader, 45, until=number)
         for place, until in ((19, 0), (1, 1), (40, None)):
-            self.retention.enter(place)
+            self.retention.add_reader(place)
             self.assertEqual(self.retention.resumable, until)
 
     def test_many_cut(self) -> None:
         """Whoever breaks off streams on and on has no more kept for it than for sixteen."""
         self.print(100)
         for number in range(20):
-            self.retention.cut(self.retention.enter(number), number, until=30 + number)
+            self.retention.cut(self.retention.add_reader(number), number, until=30 + number)
         self.assertEqual(self.retention.resumable, 34)
 
     def test_cut_beside_pages(self) -> None:
         """What pages have acknowledged goes also where a stream was cut that had not taken it."""
         self.print(20)
-        self.retention.cut(self.retention.enter(2), 9, until=30)
+        self.retention.cut(self.retention.add_reader(2), 9, until=30)
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 15)
 
     def test_beside_pages(self) -> None:
         """While pages are read, what they have not acknowledged stays."""
-        reader = self.retention.enter(0)
+        reader = self.retention.add_reader(0)
         self.print(50)
         reader.taken = 50
         self.retention.make_room(CAPACITY, now=0, paged=True)
@@ -253,7 +254,7 @@ class Machine(RuleBasedStateMachine):
         cuts = [cut for cut in self.cuts[-16:] if place <= cut[2]]
         if cuts:
             self.cuts.remove(min(cuts, key=lambda cut: abs(cut[1] - place)))
-        reader = self.retention.enter(place)
+        reader = self.retention.add_reader(place)
         self.streams[reader] = read
         self.positions[reader] = place
 
@@ -272,7 +273,7 @@ class Machine(RuleBasedStateMachine):
     def leave(self, number: int, lost: int) -> None:
         """Let a stream end; its client has not got the last of what was written."""
         reader = self.pick(number)
-        self.retention.leave(reader)
+        self.retention.remove_reader(reader)
         self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
         del self.positions[reader]
         read = self.streams.pop(reader)

@@ -11,15 +11,14 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.core.budget import Budget
 from tawebeval.core.events import Batch
 from tawebeval.core.fileblock import WantedFile
 from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Parser
-from tawebeval.errors import EvaluationError, Reason, over_limit
-from tawebeval.evaluations.intake import Intake
-from tawebeval.evaluations.run import STDERR_TAIL, Run
+from tawebeval.errors import EvaluationFailure, Reason, over_limit
+from tawebeval.evaluations.run import STDERR_TAIL, Run, StdoutPump
 from tawebeval.linux.cgroups.group import Usage
 from tawebeval.sandbox.base import Exit
 from tawebeval.sandbox.workspace import Workspace
@@ -30,7 +29,7 @@ from tests.gates import Gate
 from tests.strategies import MARKERS, read
 
 GRACE = 2.0
-CANCELLED = EvaluationError("cancelled", "enough")
+CANCELLED = EvaluationFailure("cancelled", "enough")
 RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
 
 
@@ -38,7 +37,7 @@ class RunTestCase(SynchronousTestCase):
     """A run, its child and its ring; `capacity` is when the ring is full."""
 
     capacity = 2**40
-    limits = Limits(wall_clock=10, output=100_000)
+    limits = LimitSettings(wall_clock=10, output=100_000)
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -47,11 +46,11 @@ class RunTestCase(SynchronousTestCase):
         self.orphans = Gate()
         self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
         self.held: list[bool] = []
-        self.intake = Intake(
+        self.intake = StdoutPump(
             self.clock,
             Parser(MARKERS),
             self.ring,
-            budget.enter(on_room=lambda: self.intake.on_room()),
+            budget.add_share(on_room=lambda: self.intake.on_room()),
             self,
         )
         self.cell = FakeSandboxedRun(
@@ -342,7 +341,7 @@ class StopTests(RunTestCase):
     def test_first_reason_counts(self) -> None:
         """Neither a second reason nor the exit that follows replaces the first."""
         self.run.stop(CANCELLED)
-        self.run.stop(EvaluationError("shutdown", "too late"))
+        self.run.stop(EvaluationFailure("shutdown", "too late"))
         self.clock.advance(20)  # over the time limit, too
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)
@@ -371,7 +370,7 @@ class StopTests(RunTestCase):
         """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
         for reason in get_args(Reason):
             self.setUp()
-            self.run.stop(EvaluationError(reason, "enough"))
+            self.run.stop(EvaluationFailure(reason, "enough"))
             expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM
             self.assertEqual(self.child.signals, [expected], reason)
 

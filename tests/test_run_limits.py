@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from tawebeval.config import Limits
-from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.config import LimitSettings
+from tawebeval.errors import EvaluationFailure, over_limit
 from tawebeval.evaluations.run import READ_RATE
 from tawebeval.linux.cgroups.group import Usage
 from tests.fake_children import STDOUT
@@ -72,9 +72,9 @@ class TimeoutTests(RunTestCase):
 class CellTests(RunTestCase):
     """What the cell says of a run that has ended badly."""
 
-    limits = Limits(wall_clock=10, cpu=5)
+    limits = LimitSettings(wall_clock=10, cpu=5)
 
-    def end(self, number: int, cpu: float) -> EvaluationError:
+    def end(self, number: int, cpu: float) -> EvaluationFailure:
         """End by a signal, after so much processor time; return the failure."""
         self.cell.used = Usage(cpu, None)
         self.child.end(signal=number)
@@ -119,7 +119,7 @@ class CellTests(RunTestCase):
 
     def test_not_started(self) -> None:
         """A sandbox that did not start says so, with what it complained of."""
-        self.cell.unstarted = EvaluationError("lost", "no sandbox")
+        self.cell.unstarted = EvaluationFailure("lost", "no sandbox")
         self.child.complain(b"bwrap: no")
         self.child.end(status=1)
         self.turn()
@@ -130,7 +130,7 @@ class CellTests(RunTestCase):
 
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
-        self.cell.unstarted = EvaluationError("lost", "no sandbox")
+        self.cell.unstarted = EvaluationFailure("lost", "no sandbox")
         self.cell.over = over_limit("processes", "processes", "processes", 2)
         self.child.end(status=1)
         self.turn()
@@ -140,7 +140,7 @@ class CellTests(RunTestCase):
 class OutputTests(RunTestCase):
     """The limit of output."""
 
-    limits = Limits(wall_clock=10, output=1024)
+    limits = LimitSettings(wall_clock=10, output=1024)
 
     def test_exactly(self) -> None:
         """As much as the limit is allowed."""

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
-from tawebeval.core.fileblock import MAX_HEADERS, File
-from tawebeval.core.markers import Markers
-from tawebeval.core.segi import MAX_PAYLOAD, Parser
+from tawebeval.core.fileblock import MAX_HEADERS, InlineFile
+from tawebeval.core.segi import MAX_PAYLOAD, Markers, Parser
 from tests import reference_segi
 from tests.strategies import (
     MARKERS,
@@ -378,7 +377,7 @@ class BrokenDataBlockTests(Tables):
         """A begin marker in a data block breaks that off, and its own block counts."""
         self.check(b"~DB\n1\n~DB\n2\n~DE\nb", [b"1", Broken(), b"2", "b"])
         file = b"X-SEGI-As: content\n\nbody\n~FE\n"
-        body = File("file", "application/octet-stream", b"body")
+        body = InlineFile("file", "application/octet-stream", b"body")
         self.check(b"a\n~DB\n~FB\n" + file, ["a", Broken(), body])
 
 
@@ -400,26 +399,26 @@ class FileBlockTests(Tables):
             'Content-Disposition: attachment; filename="report.svg"',
             "X-SEGI-As: content",
         )
-        file = File("report.svg", "image/svg+xml", b"<svg/>\n")
+        file = InlineFile("report.svg", "image/svg+xml", b"<svg/>\n")
         self.check(b"a\n" + block + b"b\n", ["a", file, "b", "\n"])
 
     def test_every_byte(self) -> None:
         """A body may have any byte, terminators and other markers among them."""
         content = bytes(range(256)) + b"\n\n~FB\n~DB\n~DE\n~FEx\n ~FE"
         [event] = seen(parse(file_block(content), [Chunk(7)], max_file=1000))
-        self.assertEqual(event, File("file", "application/octet-stream", content))
+        self.assertEqual(event, InlineFile("file", "application/octet-stream", content))
 
     def test_empty(self) -> None:
         """A file may be empty; the terminator before the end marker is not its own."""
-        file = File("file", "application/octet-stream", b"")
+        file = InlineFile("file", "application/octet-stream", b"")
         self.check(b"~FB\n\n~FE\n", [file])
         self.check(b"~FB\n\n\n~FE\n", [file])
         self.check(b"~FB\n~FE\n", [Broken()])
-        self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [File("file", "a/b", b"")])
+        self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [InlineFile("file", "a/b", b"")])
 
     def test_blocks_in_a_row(self) -> None:
         """Blocks of both kinds may follow each other, blank line or none between."""
-        file = File("file", "application/octet-stream", b"x")
+        file = InlineFile("file", "application/octet-stream", b"x")
         block = file_block(b"x")
         self.check(block + block + b"\n" + block, [file, file, file])
         self.check(block + b"~DB\n1\n~DE\n" + block, [file, b"1", file])
@@ -433,7 +432,7 @@ class FileBlockTests(Tables):
     def test_greatest_size(self) -> None:
         """A body of exactly the limit passes, one byte more does not; text after it is intact."""
         body = b"x" * MAX_FILE
-        file = File("file", "application/octet-stream", body)
+        file = InlineFile("file", "application/octet-stream", body)
         self.check(b"a\n" + file_block(body) + b"b\n", ["a", file, "b", "\n"])
         self.check(b"a\n" + file_block(body + b"x") + b"b\n", ["a", Broken(), "b", "\n"])
 
@@ -482,7 +481,7 @@ class WantedFileTests(SynchronousTestCase):
         self.assertEqual(read(parser.feed(b"\n~DE\nc")), [])
         self.assertFalse(parser.partial)
         self.assertEqual(read(parser.flush()), [])
-        file = File("a.txt", "text/plain", b"content")
+        file = InlineFile("a.txt", "text/plain", b"content")
         self.assertEqual(seen(read(parser.supply(b"content"))), [file, "b", b"1"])
         self.assertIs(parser.wanted, None)
         self.assertEqual(read(parser.flush()), ["c"])
@@ -502,7 +501,7 @@ class WantedFileTests(SynchronousTestCase):
         """The next file is wanted only after the first has been answered."""
         parser = Parser(MARKERS)
         parser.feed(self.block + self.block.replace(b"a.txt", b"b.txt") + b"c\n")
-        self.assertEqual(seen(read(parser.supply(b"1"))), [File("a.txt", "text/plain", b"1")])
+        self.assertEqual(seen(read(parser.supply(b"1"))), [InlineFile("a.txt", "text/plain", b"1")])
         assert parser.wanted is not None
         self.assertEqual(parser.wanted.path, "out/b.txt")
         self.assertEqual(seen(read(parser.refuse("no"))), [Broken(), "c"])
@@ -772,7 +771,7 @@ class MarkersTests(SynchronousTestCase):
         blocks += b"%b\n\nx\n%b\n" % (markers.file_begin, markers.file_end)
         for chunking in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED):
             events = parse(b"a\n" + blocks + b"b", chunking, markers=markers, max_value=100)
-            file = File("file", "application/octet-stream", b"x")
+            file = InlineFile("file", "application/octet-stream", b"x")
             self.assertEqual(seen(events), ["a", b"1", file, "b"])
 
     def test_default_limits(self) -> None:
@@ -783,7 +782,7 @@ class MarkersTests(SynchronousTestCase):
         parser.feed(b"~DB\n")
         self.assertEqual(read(parser.feed(value + b"\n~DE\n")), [value])
         events = seen(read(parser.feed(file_block(file))))
-        self.assertEqual(events, [File("file", "application/octet-stream", file)])
+        self.assertEqual(events, [InlineFile("file", "application/octet-stream", file)])
 
 
 class PropertyTests(SynchronousTestCase):

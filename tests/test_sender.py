@@ -36,7 +36,7 @@ from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Verdict
 from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
-from tawebeval.resolver import Addresses
+from tawebeval.resolver import CheckedResolver
 from tawebeval.webhooks.callback import web_target
 from tawebeval.webhooks.sender import (
     MAX_ANSWER,
@@ -144,7 +144,7 @@ class SenderTestCase(SynchronousTestCase):
             return self.agent
 
         return Sender(
-            Addresses(self.policy, self.resolver, self.clock),
+            CheckedResolver(self.policy, self.resolver, self.clock),
             agent,
             self.clock,
             lambda: EPOCH + self.clock.seconds(),

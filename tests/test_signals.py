@@ -11,7 +11,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
-from tawebeval.deferreds import Latch, Signal, Threads, completed
+from tawebeval.deferreds import Condition, OneShot, WorkerThreads, wait_shielded
 from tests.own_python import run_script
 from tests.patience import PATIENCE
 
@@ -21,50 +21,50 @@ class SignalTests(SynchronousTestCase):
 
     def test_wakes_all_in_order(self) -> None:
         """Whoever waits is woken, the first first, and with the value."""
-        signal: Signal[int] = Signal()
+        signal: Condition[int] = Condition()
         woken: list[tuple[str, int]] = []
         for name in "abc":
             signal.wait().addCallback(lambda value, name=name: woken.append((name, value)))
-        signal.fire(5)
+        signal.notify(5)
         self.assertEqual(woken, [("a", 5), ("b", 5), ("c", 5)])
         self.assertEqual(len(signal), 0)
 
     def test_wakes_once(self) -> None:
         """A firing is for those who wait at that moment, not for later ones or those of before."""
-        signal: Signal[int] = Signal()
+        signal: Condition[int] = Condition()
         first = signal.wait()
-        signal.fire(1)
+        signal.notify(1)
         second = signal.wait()
         self.assertNoResult(second)
-        signal.fire(2)
+        signal.notify(2)
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (1, 2))
 
     def test_wait_again_when_woken(self) -> None:
         """Who waits again as soon as it is woken waits for the next firing."""
-        signal: Signal[int] = Signal()
+        signal: Condition[int] = Condition()
         again: list[Deferred[int]] = []
         signal.wait().addCallback(lambda _: again.append(signal.wait()))
-        signal.fire(1)
+        signal.notify(1)
         self.assertNoResult(again[0])
         self.assertEqual(len(signal), 1)
 
     def test_cancel(self) -> None:
         """A cancelled wait leaves nothing behind and disturbs nobody."""
-        signal: Signal[int] = Signal()
+        signal: Condition[int] = Condition()
         cancelled, other = signal.wait(), signal.wait()
         cancelled.cancel()
         self.failureResultOf(cancelled, CancelledError)
         self.assertEqual(len(signal), 1)
-        signal.fire(3)
+        signal.notify(3)
         self.assertEqual(self.successResultOf(other), 3)
 
     def test_cancel_by_one_woken_before(self) -> None:
         """Who is cancelled by another one who was just woken is not woken, too."""
-        for event in (Signal[int](), Latch[int]()):
+        for event in (Condition[int](), OneShot[int]()):
             first, second = event.wait(), event.wait()
             second.addErrback(lambda failure: str(failure.trap(CancelledError).__name__))
             first.addCallback(lambda _, second=second: second.cancel())
-            (event.fire if isinstance(event, Signal) else event.set)(1)
+            (event.notify if isinstance(event, Condition) else event.set)(1)
             self.assertEqual(self.successResultOf(second), "CancelledError")
 
 
@@ -73,7 +73,7 @@ class LatchTests(SynchronousTestCase):
 
     def test_cancel(self) -> None:
         """A cancelled wait leaves nothing behind and disturbs nobody."""
-        latch: Latch[int] = Latch()
+        latch: OneShot[int] = OneShot()
         cancelled, other = latch.wait(), latch.wait()
         cancelled.cancel()
         self.failureResultOf(cancelled, CancelledError)
@@ -87,7 +87,7 @@ class LatchTests(SynchronousTestCase):
 
     def test_waiting(self) -> None:
         """Those who wait before and those who wait after get the same value."""
-        latch: Latch[str] = Latch()
+        latch: OneShot[str] = OneShot()
         before = [latch.wait(), latch.wait()]
         self.assertFalse(latch.is_set)
         latch.set("x")
@@ -97,21 +97,21 @@ class LatchTests(SynchronousTestCase):
 
     def test_first_value_stays(self) -> None:
         """To set it again changes nothing."""
-        latch: Latch[str] = Latch()
+        latch: OneShot[str] = OneShot()
         latch.set("x")
         latch.set("y")
         self.assertEqual(self.successResultOf(latch.wait()), "x")
 
     def test_none_is_a_value(self) -> None:
         """A latch of None is set all the same."""
-        latch: Latch[None] = Latch()
+        latch: OneShot[None] = OneShot()
         latch.set(None)
         self.assertTrue(latch.is_set)
         self.assertIsNone(self.successResultOf(latch.wait()))
 
     def test_own_deferred(self) -> None:
         """What one waiter makes of its value is not seen by another one."""
-        latch: Latch[int] = Latch()
+        latch: OneShot[int] = OneShot()
         first, second = latch.wait(), latch.wait()
         first.addCallback(lambda value: value + 1)
         latch.set(1)
@@ -123,9 +123,9 @@ class TellTests(SynchronousTestCase):
 
     def test_told_once(self) -> None:
         """Who is to be told is told when it happens, once, with its value."""
-        latch: Latch[str] = Latch()
+        latch: OneShot[str] = OneShot()
         told: list[str] = []
-        latch.tell(told.append)
+        latch.add_callback(told.append)
         self.assertEqual(told, [])
         latch.set("x")
         latch.set("y")
@@ -133,26 +133,26 @@ class TellTests(SynchronousTestCase):
 
     def test_told_late(self) -> None:
         """Who asks when it has happened is told at once."""
-        latch: Latch[str] = Latch()
+        latch: OneShot[str] = OneShot()
         latch.set("x")
         told: list[str] = []
-        latch.tell(told.append)
+        latch.add_callback(told.append)
         self.assertEqual(told, ["x"])
 
     def test_order(self) -> None:
         """In the order in which they asked, those with a Deferred among them."""
-        latch: Latch[str] = Latch()
+        latch: OneShot[str] = OneShot()
         told: list[str] = []
-        latch.tell(lambda value: told.append(f"first {value}"))
+        latch.add_callback(lambda value: told.append(f"first {value}"))
         latch.wait().addCallback(lambda value: told.append(f"second {value}"))
-        latch.tell(lambda value: told.append(f"third {value}"))
+        latch.add_callback(lambda value: told.append(f"third {value}"))
         latch.set("x")
         self.assertEqual(told, ["first x", "second x", "third x"])
 
     def test_cancels_another(self) -> None:
         """Who is told may cancel who waits after it."""
-        latch: Latch[str] = Latch()
-        latch.tell(lambda value: waiting.cancel())
+        latch: OneShot[str] = OneShot()
+        latch.add_callback(lambda value: waiting.cancel())
         waiting = latch.wait()
         latch.set("x")
         self.failureResultOf(waiting, CancelledError)
@@ -162,7 +162,7 @@ class CompletedTests(SynchronousTestCase):
     """Waiting come what may."""
 
     def setUp(self) -> None:
-        self.latch: Latch[str] = Latch()
+        self.latch: OneShot[str] = OneShot()
         self.cancels = 0
 
     def start(self) -> Deferred[str]:
@@ -171,7 +171,7 @@ class CompletedTests(SynchronousTestCase):
         def cancel() -> None:
             self.cancels += 1
 
-        return Deferred.fromCoroutine(completed(self.latch, cancel))
+        return Deferred.fromCoroutine(wait_shielded(self.latch, cancel))
 
     def test_value(self) -> None:
         """Left alone, it is the latch's value."""
@@ -202,7 +202,7 @@ class CompletedTests(SynchronousTestCase):
 
     def test_set_by_the_cancellation(self) -> None:
         """The latch may be set by what the cancellation is passed on to."""
-        waiting = Deferred.fromCoroutine(completed(self.latch, lambda: self.latch.set("x")))
+        waiting = Deferred.fromCoroutine(wait_shielded(self.latch, lambda: self.latch.set("x")))
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
 
@@ -211,7 +211,7 @@ class ThreadsTests(TestCase):
     """Calls in real threads."""
 
     def setUp(self) -> None:
-        self.threads = Threads.own(reactor, 2, "test")
+        self.threads = WorkerThreads.create(reactor, 2, "test")
         self.threads.start()
         self.addCleanup(self.threads.stop)
 
@@ -228,7 +228,7 @@ class ThreadsTests(TestCase):
     async def test_own(self) -> None:
         """A pool whose threads are all held up keeps no other one from its work, just its own."""
         may_go_on = threading.Event()
-        other = Threads.own(reactor, 1, "other")
+        other = WorkerThreads.create(reactor, 1, "other")
         other.start()
         self.addCleanup(other.stop)
         at_work: set[int] = set()
@@ -250,7 +250,7 @@ class ThreadsTests(TestCase):
     async def test_before_the_start(self) -> None:
         """What is called before waits; no thread is there before, or after the end."""
         before = threading.active_count()
-        early = Threads.own(reactor, 1, "early")
+        early = WorkerThreads.create(reactor, 1, "early")
         waiting = Deferred.fromCoroutine(early.run(threading.get_ident))
         self.assertEqual(threading.active_count(), before)
         self.assertNoResult(waiting)
@@ -282,7 +282,7 @@ class ThreadsTests(TestCase):
             begin(thread)
 
         self.patch(threading.Thread, "start", start)
-        others = Threads.own(reactor, 2, "others")
+        others = WorkerThreads.create(reactor, 2, "others")
         with self.assertRaises(OSError) as caught:
             others.start()
         self.assertEqual(caught.exception.errno, errno.EAGAIN)
@@ -294,8 +294,8 @@ class ThreadsTests(TestCase):
         """A process whose start has failed after theirs ends all the same."""
         script = (
             "from twisted.internet import reactor\n"
-            "from tawebeval.deferreds import Threads\n"
-            "Threads.own(reactor, 2, 'work').start()\n"
+            "from tawebeval.deferreds import WorkerThreads\n"
+            "WorkerThreads.create(reactor, 2, 'work').start()\n"
             "raise SystemExit('a later part has failed')\n"
         )
         done = run_script(script)

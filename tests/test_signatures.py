@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.tokens import ANYBODY
+from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import ConfigurationError
 from tawebeval.webhooks.signatures import Secrets, parse_secrets
 
@@ -31,11 +31,11 @@ class ParseTests(SynchronousTestCase):
         secrets = parse_secrets(
             f"# ours\n\n  alice\t{written(OLD)} \nbob {written(NEW)}\r\n* {written(OLD)}"
         )
-        for caller in ("alice", "bob", ANYBODY):
+        for caller in ("alice", "bob", ANONYMOUS):
             self.assertTrue(secrets.has(caller), caller)
         for caller in ("carol", "*", "Alice"):
             self.assertFalse(secrets.has(caller), caller)
-        self.assertFalse(Secrets().has(ANYBODY))
+        self.assertFalse(Secrets().has(ANONYMOUS))
 
     def test_mistakes(self) -> None:
         """What is no line of the file is named by its number, and nothing of it is shown."""

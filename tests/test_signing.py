@@ -29,7 +29,7 @@ class SigningTests(SynchronousTestCase):
         self.assertTrue(SecretsFile(self.path).current.has("alice"))
         none = SecretsFile()
         self.assertFalse(none.current.has("alice"))
-        self.assertEqual(list(none.rereadings()), [])
+        self.assertEqual(list(none.reloadables()), [])
 
     def test_unusable(self) -> None:
         """A file that cannot be used is named with its setting; nothing in it is shown."""
@@ -50,18 +50,18 @@ class SigningTests(SynchronousTestCase):
     def test_reload(self) -> None:
         """A change counts when it is read again; with a mistake all stays as it was."""
         signing = SecretsFile(self.path)
-        (rereading,) = signing.rereadings()
-        self.assertEqual((rereading.name, rereading.paths), ("callbacks.secrets", (self.path,)))
+        (reloadable,) = signing.reloadables()
+        self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
         before = signing.current.sign("alice", "e", 1, b"")
         self.write(f"alice {written(NEW)}\n")
         self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
-        secrets = rereading.read()
+        secrets = reloadable.read()
         self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
-        rereading.take(secrets)
+        reloadable.apply(secrets)
         after = signing.current.sign("alice", "e", 1, b"")
         self.assertNotEqual(after, before)
         self.write("alice s3cret")
-        said = str(self.assertRaises(ConfigurationError, rereading.read))
+        said = str(self.assertRaises(ConfigurationError, reloadable.read))
         self.assertIn(f"callbacks.secrets: {self.path}: line 1", said)
         self.assertNotIn("s3cret", said)
         self.assertEqual(signing.current.sign("alice", "e", 1, b""), after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.spool import Spool
+from tawebeval.core.budget import Spool
 from tawebeval.errors import Busy
 
 
@@ -41,9 +41,9 @@ class SpoolTests(SynchronousTestCase):
     def test_crowded(self) -> None:
         """So much is in memory that no form is to gather more."""
         spool = Spool(100)
-        self.assertFalse(spool.crowded)
+        self.assertFalse(spool.is_crowded)
         spool.in_memory = 32 * 2**20
-        self.assertTrue(spool.crowded)
+        self.assertTrue(spool.is_crowded)
 
     def test_too_much_back(self) -> None:
         """Nobody gives back what was not taken."""

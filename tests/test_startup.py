@@ -12,11 +12,11 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import (
     CallbackSettings,
-    Callers,
+    CallerSettings,
     Configuration,
     CredentialSettings,
-    Metrics,
-    Repositories,
+    MetricsSettings,
+    RepositorySettings,
     SandboxSettings,
 )
 from tawebeval.daemon import startup as module
@@ -236,10 +236,10 @@ class ReadableTests(SynchronousTestCase):
         )
         configuration = Configuration(
             sandbox=SandboxSettings(kind, readable=readable),
-            callers=Callers(tokens=f"{self.root}/tokens/file"),
+            callers=CallerSettings(tokens=f"{self.root}/tokens/file"),
             callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
-            metrics=Metrics("tokens", f"{self.root}/readers/file"),
-            repositories=Repositories(credentials=entries),
+            metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
+            repositories=RepositorySettings(credentials=entries),
         )
         check_readable(configuration, self.file, self.environment)
 

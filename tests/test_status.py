@@ -7,7 +7,7 @@ from signal import SIGKILL
 from typing import Any
 
 from tawebeval.core.form import Repository
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.status import status
 from tests.fakes import OID, TREE
 from tests.test_evaluation import CANCELLED, EvaluationTestCase
@@ -125,7 +125,7 @@ class StatusTests(EvaluationTestCase):
         """One that was ended before its evaluator began has no exit, as that has none."""
         self.begin()
         self.evaluation.stop(CANCELLED)
-        self.world.sandbox.last.unstarted = EvaluationError("lost", "at its start")
+        self.world.sandbox.last.unstarted = EvaluationFailure("lost", "at its start")
         self.world.child.end(signal=SIGKILL)
         self.world.turn()
         document = self.status()

@@ -14,7 +14,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import CallbackSettings, Configuration, Evaluations, Service
+from tawebeval.config import CallbackSettings, Configuration, EvaluationSettings, ServiceSettings
 from tawebeval.daemon.systemd import Notifier, Watchdog, find_notifier, longest_stop
 from tests.fakes import FakeNotifier
 
@@ -269,8 +269,8 @@ class LongestStopTests(SynchronousTestCase):
     def test_settings(self) -> None:
         """All that is waited for by configuration, and some seconds for readers."""
         settings = Configuration(
-            service=Service(drain=100),
-            evaluations=Evaluations(grace=7),
+            service=ServiceSettings(drain=100),
+            evaluations=EvaluationSettings(grace=7),
             callbacks=CallbackSettings(timeout=20),
         )
         self.assertEqual(longest_stop(settings), 118)

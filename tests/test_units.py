@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.cli import main as command
-from tawebeval.config import CallbackSettings, Callers, Configuration
+from tawebeval.config import CallbackSettings, CallerSettings, Configuration
 from tawebeval.daemon import control
 from tawebeval.daemon.systemd import longest_stop
 from tawebeval.daemon.tap import Options
-from tawebeval.reloadable import Outcome
+from tawebeval.reloadable import ReloadResult
 from tawebeval.sandbox.seccomp import ALLOWED
 from tawebeval.web.auth import find_tokens
 from tests.documented import doctors, properties
@@ -90,9 +90,9 @@ class UnitTests(SynchronousTestCase):
         environment = {"RUNTIME_DIRECTORY": f"/run/{service['RuntimeDirectory']}"}
         asked: list[Path] = []
 
-        def order(path: Path, *_: object) -> Outcome:
+        def order(path: Path, *_: object) -> ReloadResult:
             asked.append(path)
-            return Outcome()
+            return ReloadResult()
 
         self.patch(control, "order_reload", order)
         for given in (environment, {}):
@@ -113,7 +113,7 @@ class UnitTests(SynchronousTestCase):
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / name).touch()
-        found = find_tokens(Callers(), {"CREDENTIALS_DIRECTORY": str(folder)})
+        found = find_tokens(CallerSettings(), {"CREDENTIALS_DIRECTORY": str(folder)})
         self.assertEqual(found, folder / name)
 
     def test_doctor(self) -> None:

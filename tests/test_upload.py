@@ -12,9 +12,9 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Limits
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.core.budget import Spool
 from tawebeval.core.form import SubmissionFile
-from tawebeval.core.spool import Spool
 from tawebeval.errors import (
     RequestError,
 )
@@ -25,7 +25,7 @@ from tests.fake_clients import BOUNDARY, MULTIPART, Part, form, parts
 from tests.fake_uploads import FakeSource
 from tests.fakes import OID, InlineThreads
 
-CONFIGURATION = Configuration(limits=Limits(request_body=20_000, fields=10, field=1024))
+CONFIGURATION = Configuration(limits=LimitSettings(request_body=20_000, fields=10, field=1024))
 
 
 def chunkings(body: bytes) -> Iterator[list[bytes]]:

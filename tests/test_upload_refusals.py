@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.logger import capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, Limits, Repositories
+from tawebeval.config import Configuration, LimitSettings, RepositorySettings
 from tawebeval.core.form import MAX_FIELD_NAME
 from tawebeval.errors import Busy, InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
 from tawebeval.evaluations.uploads import BATCH
@@ -60,7 +60,7 @@ class FieldTests(UploadTestCase):
     def test_protocols(self) -> None:
         """Which protocols are allowed is configured."""
         body = form(parts(url=b"file:///srv/x.git"))
-        allowed = Configuration(repositories=Repositories(protocols=("file",)))
+        allowed = Configuration(repositories=RepositorySettings(protocols=("file",)))
         request = self.receive(body, configuration=allowed).request
         self.assertEqual(request.repository.url, "file:///srv/x.git")
 
@@ -147,7 +147,7 @@ class LimitTests(UploadTestCase):
             "directory": ("directory", 4096, b""),
             "evaluator_cmd": ("evaluator_cmd", 65_536, b""),
         }
-        usual = Configuration(limits=Limits(request_body=200_000))
+        usual = Configuration(limits=LimitSettings(request_body=200_000))
         for name, (short, limit, before) in fields.items():
             most = (before + "é".encode() * ((limit - len(before)) // 2)).ljust(limit, b"x")
             receiver = self.receiver(configuration=usual)
@@ -276,7 +276,7 @@ class MalformedTests(UploadTestCase):
 
     def test_abandoned(self) -> None:
         """What is given up in the middle counts no more, whether it was on the disk or not."""
-        large = Configuration(limits=Limits(request_body=4 * BATCH))
+        large = Configuration(limits=LimitSettings(request_body=4 * BATCH))
         for size in (10_000, 2 * BATCH):
             receiver = self.receiver(configuration=large)
             receiver.feed(form(parts(source=b"x" * size))[:-1000])

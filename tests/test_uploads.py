@@ -10,7 +10,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.spool import Spool
+from tawebeval.core.budget import Spool
 from tawebeval.evaluations.uploads import BATCH, UploadWriter
 from tests.fake_uploads import FakeSource
 from tests.fakes import SlowThreads

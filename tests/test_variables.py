@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.markers import Markers
+from tawebeval.core.segi import Markers
 from tawebeval.core.variables import build_environment, is_reserved
 
 

@@ -10,8 +10,8 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tawebeval.config import Buffers, Configuration, Limits, Polls
-from tawebeval.config import Service as Process
+from tawebeval.config import BufferSettings, Configuration, LimitSettings, PollSettings
+from tawebeval.config import ServiceSettings as Process
 from tawebeval.sandbox.workspace import directory_of
 from tests import described
 from tests.fake_children import FakeChild
@@ -25,9 +25,9 @@ class WebTestCase(SynchronousTestCase):
     """A service over a world of fakes, and clients of it."""
 
     configuration = Configuration(
-        limits=Limits(request_body=100_000),
-        buffers=Buffers(evaluation=4096, page=1024),
-        polls=Polls(wait=30),
+        limits=LimitSettings(request_body=100_000),
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        polls=PollSettings(wait=30),
     )
 
     def setUp(self) -> None:

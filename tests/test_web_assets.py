@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tawebeval.config import Callers, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web import static_files
 from tests import described
 from tests.fake_clients import Answer
@@ -130,7 +130,7 @@ class AssetTests(WebTestCase):
 class NamedOriginTests(WebTestCase):
     """Where the operator has named who may read."""
 
-    configuration = Configuration(callers=Callers(origins=("https://site.example.org",)))
+    configuration = Configuration(callers=CallerSettings(origins=("https://site.example.org",)))
 
     def test_only_those_import(self) -> None:
         """A module is an answer like others."""

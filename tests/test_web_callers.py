@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tawebeval.config import Callers, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.core.tokens import new_token
 from tests.fake_clients import MULTIPART, Answer, Connection, Service, form, head, parts
 from tests.fakes import read_again
@@ -15,7 +15,7 @@ from tests.test_web import WebTestCase
 class CallerTestCase(WebTestCase):
     """A service with two callers."""
 
-    callers = Callers(requests_per_minute=30, queued=1, running=1, kept=1)
+    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
 
     def setUp(self) -> None:
         self.configuration = Configuration(callers=self.callers)
@@ -158,7 +158,7 @@ class TokenTests(CallerTestCase):
 class NamedOriginTests(CallerTestCase):
     """Origins that are named."""
 
-    callers = Callers(origins=("https://a.example", "https://b.example:8443"))
+    callers = CallerSettings(origins=("https://a.example", "https://b.example:8443"))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: these answers do not go to everybody."""
@@ -218,7 +218,7 @@ class PageTests(WebTestCase):
 class OpenTests(PageTests):
     """No tokens, and `open = true`."""
 
-    configuration = Configuration(callers=Callers(open=True))
+    configuration = Configuration(callers=CallerSettings(open=True))
 
     def test_strangers(self) -> None:
         """Any page may."""

@@ -9,16 +9,16 @@ from twisted.internet.interfaces import IAddress
 from twisted.logger import LogEvent, capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Http, Log
+from tawebeval.config import Configuration, HttpSettings, LogSettings
 from tawebeval.errors import Unauthorized
-from tawebeval.web.server.clients import Clients
+from tawebeval.web.server.limits import AddressResolver
 from tests.fake_clients import MULTIPART, Connection, form, parts
 from tests.test_web_problems import RawTestCase
 from tests.test_web_shortcut import UsualRoad
 
 PROXY = IPv4Address("TCP", "10.0.0.1", 1)
 STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
-SETTINGS = Http(trusted_proxies=("10.0.0.1",), connections=6, connections_per_address=2)
+SETTINGS = HttpSettings(trusted_proxies=("10.0.0.1",), connections=6, connections_per_address=2)
 
 
 class PeerTests(SynchronousTestCase):
@@ -26,7 +26,7 @@ class PeerTests(SynchronousTestCase):
 
     def test_strangers(self) -> None:
         """Who is trusted by nobody counts by its address, which is the client's."""
-        clients = Clients.of(SETTINGS)
+        clients = AddressResolver.of(SETTINGS)
         for address, name, group in (
             (STRANGER, "192.0.2.1", "192.0.2.1"),
             (IPv6Address("TCP", "2001:db8::1%eth0", 1), "2001:db8::1", "2001:db8::"),
@@ -40,11 +40,11 @@ class PeerTests(SynchronousTestCase):
 
     def test_proxies(self) -> None:
         """Who is trusted counts for nobody, and says itself for whom it asks."""
-        unix = Clients.of(Http(trusted_proxies=("unix",)))
+        unix = AddressResolver.of(HttpSettings(trusted_proxies=("unix",)))
         mapped = IPv6Address("TCP", "::ffff:10.0.0.1", 1)
         for clients, address in (
-            (Clients.of(SETTINGS), PROXY),
-            (Clients.of(SETTINGS), mapped),
+            (AddressResolver.of(SETTINGS), PROXY),
+            (AddressResolver.of(SETTINGS), mapped),
             (unix, UNIXAddress(None)),
         ):
             peer = clients.peer(address)
@@ -57,7 +57,7 @@ class PeerTests(SynchronousTestCase):
 class ProxiedTestCase(RawTestCase):
     """A service with a proxy before it."""
 
-    configuration = Configuration(http=SETTINGS, log=Log(access=True))
+    configuration = Configuration(http=SETTINGS, log=LogSettings(access=True))
 
     def setUp(self) -> None:
         super().setUp()
@@ -140,7 +140,8 @@ class ForwardedTests(ProxiedTestCase):
     """A proxy that writes `Forwarded`."""
 
     configuration = Configuration(
-        http=Http(trusted_proxies=("unix",), client_header="Forwarded"), log=Log(access=True)
+        http=HttpSettings(trusted_proxies=("unix",), client_header="Forwarded"),
+        log=LogSettings(access=True),
     )
 
     def test_believed(self) -> None:

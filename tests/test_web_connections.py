@@ -5,7 +5,7 @@ from __future__ import annotations
 from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
 
-from tawebeval.config import Configuration, Http
+from tawebeval.config import Configuration, HttpSettings
 from tests.fake_clients import Connection
 from tests.test_web_problems import RawTestCase
 
@@ -20,7 +20,7 @@ def ipv4(last: int) -> IPv4Address:
 class ConnectionsTestCase(RawTestCase):
     """Clients of several addresses."""
 
-    configuration = Configuration(http=Http(connections=5, connections_per_address=2))
+    configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=2))
 
     def connect_from(self, address: IAddress) -> Connection:
         """Return a connection from there."""
@@ -100,7 +100,7 @@ class ConnectionsTests(ConnectionsTestCase):
 class UnlimitedTests(ConnectionsTestCase):
     """0 is no limit."""
 
-    configuration = Configuration(http=Http(connections=5, connections_per_address=0))
+    configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=0))
 
     def test_proxy(self) -> None:
         """All may come from one address; in all there is still a limit."""

@@ -23,11 +23,11 @@ from tawebeval.core.identifiers import IDENTIFIER
 from tawebeval.core.states import State
 from tawebeval.errors import Reason
 from tawebeval.web import static_files
-from tawebeval.web.description import DESCRIPTION, complete
 from tawebeval.web.events import OFFERED
 from tawebeval.web.responses import MAX_DIGITS
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
+from tawebeval.web.static_files import DESCRIPTION, complete
 from tawebeval.webhooks.callback import CallbackState
 from tests import described
 from tests.described import DOCUMENT, complaints, operations, resolve
@@ -55,9 +55,9 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.MalformedRequest: ALL,
     errors.InvalidField: {"evaluate", "readOlderEvents"},
     errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
-    errors.Elsewhere: set(),  # without any operation's path
-    errors.UnknownEvaluation: {*OF_ONE, "cancel"},
-    errors.EvaluationGone: OF_ONE,
+    errors.MovedTo: set(),  # without any operation's path
+    errors.EvaluationNotFound: {*OF_ONE, "cancel"},
+    errors.EvaluationExpired: OF_ONE,
     errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
     errors.NotAcceptable: {"readEvents"},
     errors.TooLarge: ALL,
@@ -67,7 +67,7 @@ OCCURS: dict[type[errors.RequestError], set[str]] = {
     errors.HTTPVersionNotSupported: {"readEvents"},
     errors.KeyReused: {"evaluate"},
     errors.Unauthorized: {*SECURED, "readMetrics"},
-    errors.Forbidden: {"readMetrics"},
+    errors.AccessDenied: {"readMetrics"},
     errors.NotReady: {"readReadiness"},
     errors.ForeignPage: {"evaluate", "cancel", "readEvents", "listEvaluations"},
     errors.OverShare: SECURED,
@@ -165,13 +165,13 @@ class DocumentTests(SynchronousTestCase):
             self.assertEqual(example["status"], int(status))
             self.assertEqual(example["message"], example["detail"])
         for refusal in (
-            errors.UnknownEvaluation(),
-            errors.EvaluationGone(STARTED),
+            errors.EvaluationNotFound(),
+            errors.EvaluationExpired(STARTED),
         ):
             status = str(problems.STATUS[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]
-            self.assertEqual(example, orjson.loads(problems.problem_of(refusal).body))
+            self.assertEqual(example, orjson.loads(problems.find_problem(refusal).body))
 
     def test_nothing_idle(self) -> None:
         """Every component is used."""
@@ -337,7 +337,7 @@ class RouteTests(WebTestCase):
             (errors.OverShare("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):
-            problem = problems.problem_of(refusal)
+            problem = problems.find_problem(refusal)
             self.assertEqual({name.decode() for name in problem.headers}, set(headers))
             response = DOCUMENT["components"]["responses"][str(problem.status.value)]
             for name, value in headers.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.config import Callers, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web.events import STREAMS
 from tests import described
 from tests.fake_clients import Answer
@@ -141,7 +141,7 @@ class ChoiceTests(StreamTestCase):
 class NamedOriginTests(StreamTestCase):
     """Where origins are named."""
 
-    configuration = Configuration(callers=Callers(origins=("https://judge.example.org",)))
+    configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""

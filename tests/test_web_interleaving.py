@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Buffers, Configuration, Http, Limits
+from tawebeval.config import BufferSettings, Configuration, HttpSettings, LimitSettings
 from tawebeval.core import ring
 from tawebeval.web import streams
 from tests.fake_clients import MULTIPART, Service, form, parts
@@ -56,9 +56,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
         configuration = Configuration(
-            buffers=Buffers(evaluation=CAPACITY, page=1024),
-            limits=Limits(wall_clock=10**6),
-            http=Http(window=20, rate=1024),
+            buffers=BufferSettings(evaluation=CAPACITY, page=1024),
+            limits=LimitSettings(wall_clock=10**6),
+            http=HttpSettings(window=20, rate=1024),
         )
         self.service = Service(self.root, configuration)
         asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)

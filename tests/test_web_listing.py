@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from tawebeval.config import Callers, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tests.fake_clients import Service
 from tests.fakes import straw
 from tests.test_web import WebTestCase
@@ -37,7 +37,7 @@ class ListingTests(WebTestCase):
 
     def test_pages(self) -> None:
         """So many at a time; `end` and `Link` lead on, to what was accepted later."""
-        with mock.patch("tawebeval.evaluations.listing._MOST", 2):
+        with mock.patch("tawebeval.evaluations.registry._MOST", 2):
             identifiers = [self.evaluate() for _ in range(4)]
             path, found = "/evaluations", []
             while path:
@@ -68,7 +68,7 @@ class ListingTests(WebTestCase):
 
     def end_of_first(self) -> str:
         """Return the cursor after the first evaluation, which has to have others behind it."""
-        with mock.patch("tawebeval.evaluations.listing._MOST", 1):
+        with mock.patch("tawebeval.evaluations.registry._MOST", 1):
             end: str = self.listed()["end"]
         return end
 
@@ -120,7 +120,7 @@ class ListingTests(WebTestCase):
 class OpenTests(WebTestCase):
     """Where everybody may call."""
 
-    configuration = Configuration(callers=Callers(open=True))
+    configuration = Configuration(callers=CallerSettings(open=True))
 
     def test_nobody(self) -> None:
         """Nobody has any of his own, so nobody is told of any."""

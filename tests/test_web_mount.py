@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from twisted.logger import capturedLogs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import OWN_PATHS, Configuration, Http
-from tawebeval.errors import Elsewhere
-from tawebeval.evaluations import listing
-from tawebeval.web.server.base_path import Mount
+from tawebeval.config import OWN_PATHS, Configuration, HttpSettings
+from tawebeval.errors import MovedTo
+from tawebeval.evaluations import registry
+from tawebeval.web.server.base_path import BasePath
 from tests.fake_clients import MULTIPART, Answer, form, parts
 from tests.test_web_assets import LINK
 from tests.test_web_clients import PROXY, SETTINGS
@@ -29,29 +29,29 @@ class MountTests(SynchronousTestCase):
     @given(TARGETS)
     def test_inside(self, target: bytes) -> None:
         """The path is taken away once, with as many slashes as there are, and nothing else is."""
-        mount = Mount(BELOW)
+        mount = BasePath(BELOW)
         for before in (b"/judge/a.b", b"//judge///a.b"):
             self.assertEqual(mount.inside(before + target), target)
         for other in (b"/judg", b"/judge/aXb", b"/judge/a.bc", b"/x/judge/a.b", b"judge/a.b"):
             self.assertEqual(mount.inside(other + target), other + target)
-        self.assertEqual(Mount("").inside(target), target)
+        self.assertEqual(BasePath("").inside(target), target)
 
     def test_itself(self) -> None:
         """What asks for the path alone is sent into it."""
-        mount = Mount(BELOW)
+        mount = BasePath(BELOW)
         for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
             self.assertEqual(mount.inside(target), target)
-            error = self.assertRaises(Elsewhere, mount.check, target)
+            error = self.assertRaises(MovedTo, mount.check, target)
             self.assertEqual(error.location, "/judge/a.b/")
         for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
             mount.check(target)
-            Mount("").check(target)
+            BasePath("").check(target)
 
 
 class RoutesBelowTests(RawTestCase):
     """The whole API there."""
 
-    configuration = Configuration(http=Http(base_path=BELOW))
+    configuration = Configuration(http=HttpSettings(base_path=BELOW))
 
     def ask_raw(self, line: str, **headers: str) -> Answer:
         """Return the answer to a request without a body."""
@@ -99,7 +99,7 @@ class RoutesBelowTests(RawTestCase):
 
     def test_listing(self) -> None:
         """The list of evaluations goes on below the path."""
-        self.patch(listing, "_MOST", 1)
+        self.patch(registry, "_MOST", 1)
         for _ in range(2):
             self.begin("/evaluate")
         answer = self.ask_raw(f"GET {BELOW}/evaluations")

@@ -10,8 +10,8 @@ from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
 
 from tawebeval import __version__
-from tawebeval.config import Configuration, Metrics
-from tawebeval.web.auth import Access, Rate
+from tawebeval.config import Configuration, MetricsSettings
+from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import Operations
 from tawebeval.web.operations import METRICS_TYPE
 from tests.fake_clients import Answer
@@ -37,7 +37,7 @@ class OperationsTestCase(WebTestCase):
             Operations(
                 lambda: self.obstacles,
                 lambda: b"some 1\n",
-                Access(Rate(0, self.service.reactor.seconds), tokens),
+                Authentication(RateLimit(0, self.service.reactor.seconds), tokens),
             ),
         )
         self.let("loopback")
@@ -48,7 +48,7 @@ class OperationsTestCase(WebTestCase):
 
     def let(self, readers: Any) -> None:
         """Configure who may read the metrics."""
-        metrics = Metrics(readers=readers)
+        metrics = MetricsSettings(readers=readers)
         self.set("configuration", msgspec.structs.replace(self.configuration, metrics=metrics))
 
     def metrics(self, status: int, address: IAddress | None = None, **headers: str) -> Answer:

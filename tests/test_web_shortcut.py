@@ -17,8 +17,14 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.web.http import datetimeToString
 
-from tawebeval.config import Buffers, Callers, Configuration, Http, Log
-from tawebeval.config import Service as Process
+from tawebeval.config import (
+    BufferSettings,
+    CallerSettings,
+    Configuration,
+    HttpSettings,
+    LogSettings,
+)
+from tawebeval.config import ServiceSettings as Process
 from tawebeval.web.server import request
 from tests.fake_clients import MULTIPART, Connection, Service, form, parts
 from tests.fakes import EPOCH
@@ -30,14 +36,14 @@ TOKENS = f"alice sha256:{sha256(TOKEN.encode()).hexdigest()}\n"
 
 CONFIGURATIONS = {
     "usual": Configuration(),
-    "origins": Configuration(callers=Callers(origins=("https://judge.example.org",))),
-    "little": Configuration(http=Http(headers=4, line=150, header_bytes=250)),
-    "tokens": Configuration(callers=Callers(requests_per_minute=3)),
+    "origins": Configuration(callers=CallerSettings(origins=("https://judge.example.org",))),
+    "little": Configuration(http=HttpSettings(headers=4, line=150, header_bytes=250)),
+    "tokens": Configuration(callers=CallerSettings(requests_per_minute=3)),
     "named": Configuration(service=Process(name="a")),
-    "below": Configuration(http=Http(base_path="/judge/a.b")),
+    "below": Configuration(http=HttpSettings(base_path="/judge/a.b")),
     "proxied": Configuration(
-        http=Http(trusted_proxies=("127.0.0.1",), connections_per_address=1),
-        log=Log(access=True),
+        http=HttpSettings(trusted_proxies=("127.0.0.1",), connections_per_address=1),
+        log=LogSettings(access=True),
     ),
 }
 
@@ -304,7 +310,8 @@ class ShortcutTests(RawTestCase):
     """What takes the shortcut, and what must hold there as elsewhere."""
 
     configuration = Configuration(
-        buffers=Buffers(evaluation=4096, page=1024), http=Http(idle=40, window=20, rate=1024)
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        http=HttpSettings(idle=40, window=20, rate=1024),
     )
 
     def setUp(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tawebeval.config import Buffers, Configuration, Http
+from tawebeval.config import BufferSettings, Configuration, HttpSettings
 from tests.fake_clients import MULTIPART, Connection, form, head, parts
 from tests.test_web_problems import RawTestCase
 
@@ -13,8 +13,8 @@ class SlowTestCase(RawTestCase):
     """A service with deadlines that are easy to reckon with."""
 
     configuration = Configuration(
-        buffers=Buffers(evaluation=4096, page=1024),
-        http=Http(head_deadline=10, window=20, rate=1024, idle=40),
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        http=HttpSettings(head_deadline=10, window=20, rate=1024, idle=40),
     )
 
     def advance(self, seconds: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twisted.internet.defer import Deferred
 from twisted.logger import capturedLogs
 
-from tawebeval.config import Configuration, Http, Limits
+from tawebeval.config import Configuration, HttpSettings, LimitSettings
 from tawebeval.evaluations.uploads import BATCH
 from tests.fake_clients import MULTIPART, Connection, Service, form, head, parts
 from tests.fakes import SlowThreads
@@ -23,8 +23,8 @@ class SlowDiskTests(RawTestCase):
     """A service whose threads write when the test says so."""
 
     configuration = Configuration(
-        limits=Limits(request_body=len(BODY)),
-        http=Http(head_deadline=10, window=WINDOW, rate=1024, idle=40),
+        limits=LimitSettings(request_body=len(BODY)),
+        http=HttpSettings(head_deadline=10, window=WINDOW, rate=1024, idle=40),
     )
 
     def setUp(self) -> None:

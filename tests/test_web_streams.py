@@ -18,9 +18,15 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
-from tawebeval.config import Buffers, Configuration, Http, Limits, Streams
+from tawebeval.config import (
+    BufferSettings,
+    Configuration,
+    HttpSettings,
+    LimitSettings,
+    StreamSettings,
+)
 from tawebeval.core.events import Batch
-from tawebeval.evaluations.following import RESUME, Following, Opaque
+from tawebeval.evaluations.records import RESUME, Subscription, UnprobedConnection
 from tawebeval.web import streams
 from tests import described
 from tests.fake_streams import (
@@ -39,10 +45,10 @@ class StreamTestCase(WebTestCase):
     """A service with deadlines, and a ring of a few pieces."""
 
     configuration = Configuration(
-        buffers=Buffers(evaluation=CAPACITY, page=4096),
-        http=Http(window=20, rate=1024),
-        limits=Limits(wall_clock=100_000),
-        streams=Streams(heartbeat=15),
+        buffers=BufferSettings(evaluation=CAPACITY, page=4096),
+        http=HttpSettings(window=20, rate=1024),
+        limits=LimitSettings(wall_clock=100_000),
+        streams=StreamSettings(heartbeat=15),
     )
 
     def setUp(self) -> None:
@@ -390,13 +396,13 @@ class BackPressureTests(StreamTestCase):
         """Several streams go forward together, each a piece at a time."""
         identifier = self.evaluate()
         followers = [self.follow(LineFollower, identifier) for _ in range(3)]
-        read, turns = Following.read, []
+        read, turns = Subscription.read, []
 
-        def watched(following: Following, limit: int) -> Batch:
+        def watched(following: Subscription, limit: int) -> Batch:
             turns.append(id(following))
             return read(following, limit)
 
-        self.patch(Following, "read", watched)
+        self.patch(Subscription, "read", watched)
         self.print(self.text[:20_000])
         for follower in followers:
             self.assertGreater(len(follower.answer.body), 100_000)
@@ -435,7 +441,7 @@ class ClientGoneTests(StreamTestCase):
                 self.print(b"a\n" * 300)
                 self.assertEqual(len(self.service.registry.followers), 1)
                 (following,) = self.service.registry.followers._present
-                gone: weakref.ref[Following] = weakref.ref(following)
+                gone: weakref.ref[Subscription] = weakref.ref(following)
                 del following
                 follower.lose()
                 self.turn()
@@ -508,7 +514,9 @@ class KernelTests(SynchronousTestCase):
                 return one
 
         one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
-        self.assertIsInstance(streams.connection_of(wrap(Transport())), Opaque)  # it is no TCP
+        self.assertIsInstance(
+            streams.connection_of(wrap(Transport())), UnprobedConnection
+        )  # it is no TCP
         return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
     def test_send_buffer(self) -> None:
@@ -530,7 +538,7 @@ class KernelTests(SynchronousTestCase):
 
     def test_no_socket(self) -> None:
         """A transport without a socket is left as it is."""
-        self.assertIsInstance(streams.connection_of(StringTransport()), Opaque)
+        self.assertIsInstance(streams.connection_of(StringTransport()), UnprobedConnection)
 
 
 class DefectTests(StreamTestCase):
@@ -541,7 +549,7 @@ class DefectTests(StreamTestCase):
         for kind in FOLLOWERS:
             identifier = self.evaluate()
             follower = self.follow(kind, identifier)
-            with mock.patch.object(Following, "read", side_effect=ZeroDivisionError):
+            with mock.patch.object(Subscription, "read", side_effect=ZeroDivisionError):
                 self.print(b"a\n")
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
             self.assertFalse(follower.complete)

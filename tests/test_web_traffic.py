@@ -6,8 +6,8 @@ from typing import Any
 
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, Http
-from tawebeval.core.pages import Page
+from tawebeval.config import Configuration, HttpSettings
+from tawebeval.core.pages import EventPage
 from tawebeval.sandbox.workspace import log_name
 from tawebeval.web.access_log import EVENTS, OTHER, Routes
 from tawebeval.web.server.interface import GONE
@@ -21,7 +21,7 @@ STATUS = "/evaluation/<identifier>"
 class TrafficTestCase(WebTestCase):
     """A service with one evaluation, and what is counted from then on."""
 
-    configuration = Configuration(http=Http(line=1024))
+    configuration = Configuration(http=HttpSettings(line=1024))
 
     def setUp(self) -> None:
         super().setUp()
@@ -132,7 +132,7 @@ class CountTests(TrafficTestCase):
         registry = self.service.registry
         page = registry.page
 
-        def slow(*arguments: Any) -> Page:
+        def slow(*arguments: Any) -> EventPage:
             self.service.reactor.advance(0.25)
             return page(*arguments)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 
-from tawebeval.config import Configuration, Limits
+from tawebeval.config import Configuration, LimitSettings
 from tawebeval.evaluations import registry
 from tawebeval.evaluations.uploads import BATCH
 from tawebeval.sandbox.workspace import directory_of
@@ -213,7 +213,7 @@ class EarlyRefusalTests(RawTestCase):
 class GivenUpTests(RawTestCase):
     """Clients that go away."""
 
-    configuration = Configuration(limits=Limits(request_body=4 * BATCH))
+    configuration = Configuration(limits=LimitSettings(request_body=4 * BATCH))
 
     def test_in_the_middle(self) -> None:
         """In the middle of an upload: nothing is left, no file open, no call, no directory."""
@@ -272,5 +272,5 @@ class GivenUpTests(RawTestCase):
         self.assertGreater(spool.held, 0)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("the removal of an upload is not done yet", said)
-        arrears.settle()
+        arrears.retry_next()
         self.assertEqual((spool.held, broken), (0, []))

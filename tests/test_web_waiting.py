@@ -7,7 +7,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from tawebeval import __version__
-from tawebeval.core.pages import Page
+from tawebeval.core.pages import EventPage
 from tests.test_web import END, WebTestCase
 
 
@@ -95,7 +95,7 @@ class WaitTests(WebTestCase):
         read = []
         page = self.service.registry.page
 
-        def counting(*arguments: Any) -> Page:
+        def counting(*arguments: Any) -> EventPage:
             read.append(arguments)
             return page(*arguments)
 

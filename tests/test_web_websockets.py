@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.interfaces import IHalfCloseableDescriptor
 from zope.interface import alsoProvides
 
-from tawebeval.config import Callers, Configuration
+from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web.access_log import EVENTS
 from tests.fake_clients import Answer
 from tests.fake_streams import KEY, UPGRADE, SocketFollower
@@ -170,7 +170,7 @@ class OriginTests(SocketTestCase):
 class NamedOriginTests(SocketTestCase):
     """Where origins are named."""
 
-    configuration = Configuration(callers=Callers(origins=("https://judge.example.org",)))
+    configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
 
     def check(self, answer: Answer) -> None:
         """Hold nothing: what is promised of every answer is not so here."""

@@ -11,9 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from tawebeval.core.markers import Markers
 from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
+from tawebeval.core.segi import Markers, Parser
 from tawebeval.daemon.runtime import keep_freed_memory
 
 _EVENTS = 1_000_000

@@ -21,11 +21,10 @@ from twisted.internet.task import Clock
 from benchmarks.floods import FILE, VALUE, floods
 from tawebeval.core.budget import Budget
 from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.markers import Markers
 from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
+from tawebeval.core.segi import Markers, Parser
 from tawebeval.daemon.runtime import keep_freed_memory
-from tawebeval.evaluations.intake import Intake
+from tawebeval.evaluations.run import StdoutPump
 
 _READ = 64 * 1024
 _SIZE = 2 * _READ
@@ -51,8 +50,8 @@ class Store:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
         parser = Parser(markers, max_value=VALUE, max_file=FILE)
-        share = budget.enter(on_room=lambda: self._intake.on_room())
-        self._intake = Intake(self._clock, parser, self._ring, share, self)
+        share = budget.add_share(on_room=lambda: self._intake.on_room())
+        self._intake = StdoutPump(self._clock, parser, self._ring, share, self)
         self._intake.start(self)
         self._file = bytes(FILE)
 

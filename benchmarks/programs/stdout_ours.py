@@ -9,17 +9,15 @@ from typing import Any
 from twisted.internet import reactor as installed
 
 from benchmarks.programs.stopwatch import Stopwatch, arguments
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.core.budget import Budget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.markers import Markers
 from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
+from tawebeval.core.segi import Markers, Parser
 from tawebeval.daemon.runtime import keep_freed_memory
-from tawebeval.deferreds import Threads
-from tawebeval.evaluations.intake import Intake
-from tawebeval.evaluations.run import Run
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.evaluations.run import Run, StdoutPump
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
 from tawebeval.linux.reaper import Orphans
@@ -53,8 +51,8 @@ class Store:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
         parser = Parser(Markers.fresh(os.urandom))
-        share = budget.enter(on_room=lambda: self.intake.on_room())
-        self.intake = Intake(reactor, parser, self._ring, share, self)
+        share = budget.add_share(on_room=lambda: self.intake.on_room())
+        self.intake = StdoutPump(reactor, parser, self._ring, share, self)
 
     def printed(self) -> None:
         """Acknowledge, if that is due."""
@@ -85,12 +83,12 @@ def main() -> None:
     cell = UnsandboxedRun(
         Workspace(Path("/nonexistent")),
         Checkout(Commit("", ""), Path("/nonexistent"), lambda: None),
-        NoSandbox(Limits(output=2**40), Cgroups([], {}, {}), Orphans(reactor, spawner)),
+        NoSandbox(LimitSettings(output=2**40), Cgroups([], {}, {}), Orphans(reactor, spawner)),
     )
-    threads = Threads(reactor, reactor.getThreadPool())
+    threads = WorkerThreads(reactor, reactor.getThreadPool())
     run = store.run = MeasuredRun(stopwatch, reactor, store.intake, 2, cell, threads)
     spawner(run, argv, {}, "/")
-    run.ended.tell(lambda _: reactor.stop())
+    run.ended.add_callback(lambda _: reactor.stop())
     reactor.run()
     assert run.failure is None
     stopwatch.report(total)

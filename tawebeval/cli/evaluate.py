@@ -18,8 +18,8 @@ from tawebeval.cli.output import OutputLost, Screen
 from tawebeval.cli.runtime import GOOD, UTF8, Server, make_screen, run, server_options
 from tawebeval.client import Client, ClientError
 from tawebeval.client.http import check_text
-from tawebeval.core.filenames import base_name
 from tawebeval.core.form import FIELD_NAME, MAX_DEPTH, MAX_SEED
+from tawebeval.core.text import base_name
 
 DEFAULT_FIELDS = ("source",)
 """The fields for paths without a field name, in this order."""

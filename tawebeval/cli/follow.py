@@ -26,7 +26,7 @@ from tawebeval.client import (
     Page,
     UnknownEvaluation,
 )
-from tawebeval.core.filenames import base_name
+from tawebeval.core.text import base_name
 
 _INTERVAL = 1.0  # seconds between two requests for the status
 

@@ -19,7 +19,6 @@ from twisted.internet.interfaces import IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.admission import Queue
 from tawebeval.cli.evaluate import DIRECTORY, EVALUATOR, FIELDS, FILES, LINES, SEED, Submission
 from tawebeval.cli.follow import Folder, show_events
 from tawebeval.cli.operate import CONFIG
@@ -30,11 +29,12 @@ from tawebeval.client import Text
 from tawebeval.client.events import EvaluationError as ErrorEvent
 from tawebeval.client.events import Event
 from tawebeval.core.form import draw_seed
-from tawebeval.core.markers import Markers
+from tawebeval.core.segi import Markers
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.daemon.runtime import preload
 from tawebeval.daemon.startup import check_readable
-from tawebeval.errors import ConfigurationError, EvaluationError
+from tawebeval.deferreds import FairQueue
+from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.linux.cgroups.group import open_cgroups
 from tawebeval.linux.child import ChildProcess, Spawner, StartedProcess
@@ -151,7 +151,7 @@ class Trial:
         cancelled = False
 
         def stop() -> None:
-            evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
+            evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
 
         def on_cancel() -> None:
             nonlocal cancelled
@@ -177,7 +177,7 @@ class Trial:
         spawn = self._environment.surroundings.spawn
         if isinstance(spawn, RawSpawner):
             spawn.markers, spawn.on_unread = lambda: evaluation.markers, on_unread
-        evaluation.begin(Queue(running=1, queued=0))
+        evaluation.begin(FairQueue(running=1, queued=0))
         try:
             pages = read_pages(evaluation, on_cancel)
             status = await show_events(pages, self._screen, show, self._folder)

@@ -21,9 +21,9 @@ from tawebeval.core.budget import Budget
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, submission_file
 from tawebeval.core.pages import read_page
-from tawebeval.deferreds import Threads
-from tawebeval.errors import EvaluationError
-from tawebeval.evaluations.context import Surroundings
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
 from tawebeval.linux.cgroups.group import Cgroups
@@ -66,7 +66,7 @@ class WorkingTree:
     root: Path
     without: Path
     _limits: TreeLimits
-    _threads: Threads
+    _threads: WorkerThreads
 
     def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
         """Return False: a copy needs no network."""
@@ -95,7 +95,7 @@ class WorkingTree:
                     size += self._copy_entry(source, target / source.relative_to(self.root))
                     self._limits.check(files, size)
         except OSError as error:
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository", f"{error.filename} cannot be copied: {error.strerror}"
             ) from None
         return files, size
@@ -125,7 +125,7 @@ def _raise(error: OSError) -> None:
 class LocalEnvironment:
     """The sandbox, threads and limits of one evaluation; its files lie in `place`."""
 
-    surroundings: Surroundings
+    surroundings: EvaluationContext
     _place: Path
     _orphans: Orphans
     _reactor: Any
@@ -145,9 +145,9 @@ class LocalEnvironment:
         Raises ConfigurationError if the sandbox is not installed.
         """
         orphans = Orphans(reactor, spawn)
-        threads = Threads.own(reactor, _THREADS, "work")
+        threads = WorkerThreads.create(reactor, _THREADS, "work")
         limits, buffers = configuration.repositories, configuration.buffers
-        surroundings = Surroundings(
+        surroundings = EvaluationContext(
             configuration=configuration,
             clock=reactor,
             random=os.urandom,

@@ -38,8 +38,8 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
 from tawebeval.client.errors import Unavailable, refusal
-from tawebeval.core.backoff import Backoff, Verdict, retry_after, verdict
-from tawebeval.core.filenames import base_name
+from tawebeval.core.backoff import Backoff, Verdict, judge_status, parse_retry_after
+from tawebeval.core.text import base_name
 
 _SLOWEST = 4096  # bytes per second of an upload; the daemon cuts off slower ones
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
@@ -229,7 +229,7 @@ class Session:
             asked = 0.0
             try:
                 response = await self._attempt(request)
-                meaning = verdict(response.status)
+                meaning = judge_status(response.status)
                 if meaning is Verdict.TAKEN:
                     parsed = _parse(response, parse)
                     if made:
@@ -253,7 +253,7 @@ class Session:
 
     def retry_after(self, response: Response) -> float:
         """Return the seconds that `Retry-After` asks for, 0 without the header."""
-        return retry_after(response.header(b"Retry-After"), self._time())
+        return parse_retry_after(response.header(b"Retry-After"), self._time())
 
     async def _attempt(self, request: Request) -> Response:
         with ExitStack() as opened:

@@ -21,7 +21,7 @@ class Verdict(Enum):
     AGAIN = "again"
 
 
-def verdict(status: int) -> Verdict:
+def judge_status(status: int) -> Verdict:
     """Return the verdict for a status code.
 
     Redirects count as refusals: a request never reaches a server that its sender did not name.
@@ -33,7 +33,7 @@ def verdict(status: int) -> Verdict:
     return Verdict.REFUSED
 
 
-def retry_after(header: bytes, now: float) -> float:
+def parse_retry_after(header: bytes, now: float) -> float:
     """Return the delay in seconds that a `Retry-After` header asks for (RFC 9110, section 10.2.3).
 
     The delay is 0 for a header that is empty, malformed or in the past. `now` is the Unix time

@@ -29,7 +29,8 @@ from collections.abc import Callable
 
 import attrs
 
-from tawebeval.core.tokens import ANYBODY
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.errors import Busy
 
 _TURN = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
@@ -70,15 +71,15 @@ class Share:
         if self._left:
             return
         was_full = self.full
-        self._budget.change(self.caller, size - self.size)
+        self._budget.add(self.caller, size - self.size)
         if was_full:
-            self._budget.wait_no_more(self)
+            self._budget.remove_waiter(self)
         shrunk, self.size = size < self.size, size
         self.full = self._bound and size >= self.limit
         if self.full:
-            self._budget.wait(self)
+            self._budget.add_waiter(self)
         if shrunk:
-            self._budget.freed()
+            self._budget.notify_freed()
         if was_full and not self.full:
             self._on_room()
         elif self.full and not was_full:
@@ -86,10 +87,10 @@ class Share:
 
     def keep(self, size: int) -> None:
         """Note how many bytes are kept beside the ring."""
-        self._budget.change(self.caller, size - self.kept)
+        self._budget.add(self.caller, size - self.kept)
         shrunk, self.kept = size < self.kept, size
         if shrunk:
-            self._budget.freed()
+            self._budget.notify_freed()
 
     def unbind(self) -> None:
         """Let it never be full again: little will come, and has to go somewhere."""
@@ -97,7 +98,7 @@ class Share:
         self.resize(self.size)
         self._drop_callbacks()
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Give it back: there is no such ring any more."""
         self._drop_callbacks()
         self._bound = False
@@ -157,13 +158,13 @@ class Budget:
         return len(self._waiting)
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         """Whether nothing is free but the reserve."""
         return self.used >= self._common
 
     def share_used(self, caller: str) -> bool:
         """Whether the rings of a caller hold as much as they should."""
-        return caller != ANYBODY and 0 < self._own <= self._held[caller]
+        return caller != ANONYMOUS and 0 < self._own <= self._held[caller]
 
     def call_on_relief(self, caller: str, call: Callable[[], object]) -> None:
         """Make a call, later, once a caller whose share is used holds less than that again.
@@ -172,9 +173,9 @@ class Budget:
         """
         self._on_relief[caller] = call
 
-    def enter(
+    def add_share(
         self,
-        caller: str = ANYBODY,
+        caller: str = ANONYMOUS,
         on_full: Callable[[], object] = _nothing,
         on_room: Callable[[], object] = _nothing,
     ) -> Share:
@@ -182,7 +183,7 @@ class Budget:
         self._numbers += 1
         return Share(self, self._numbers, caller, on_full, on_room)
 
-    def change(self, caller: str, size: int) -> None:
+    def add(self, caller: str, size: int) -> None:
         """Note that a caller uses so many bytes more."""
         self.used += size
         self._held[caller] += size
@@ -191,15 +192,15 @@ class Budget:
         if caller in self._on_relief and not self.share_used(caller):
             self._later(self._on_relief.pop(caller))
 
-    def wait(self, share: Share) -> None:
+    def add_waiter(self, share: Share) -> None:
         """Let a share that is full wait for room."""
         insort(self._waiting, share, key=_order)
 
-    def wait_no_more(self, share: Share) -> None:
+    def remove_waiter(self, share: Share) -> None:
         """Let it not wait any more; its size is still that with which it began to."""
         del self._waiting[bisect_left(self._waiting, _order(share), key=_order)]
 
-    def freed(self) -> None:
+    def notify_freed(self) -> None:
         """See to it that those are told who have room now."""
         if not self._due and self._have_room():
             self._due = True
@@ -219,8 +220,44 @@ class Budget:
             if not self._have_room():
                 return
             self._waiting.pop(0).admit()
-        self.freed()
+        self.notify_freed()
 
 
 def _order(share: Share) -> tuple[int, int]:
     return share.size, share.number
+
+
+_MEMORY = 32 * 2**20  # bytes
+_RETRY_AFTER = 30  # seconds
+
+
+@attrs.define
+class Spool:
+    """Counter of the bytes of forms; `held` never exceeds `limit`.
+
+    `in_memory` counts the bytes that are not yet written to the disk.
+    """
+
+    limit: int
+    held: int = 0
+    in_memory: int = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether forms must wait for the disk before they receive more."""
+        return self.in_memory >= _MEMORY
+
+    def check(self, size: int) -> None:
+        """Raise Busy if `size` bytes would not fit now."""
+        if self.held + size > self.limit:
+            raise Busy("as many uploads are stored as may; try again later", _RETRY_AFTER)
+
+    def take(self, size: int) -> None:
+        """Count `size` bytes more. Raises Busy, and counts nothing, if they do not fit."""
+        self.check(size)
+        self.held += size
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less, which were removed."""
+        assert 0 <= size <= self.held
+        self.held -= size

@@ -23,7 +23,7 @@ from urllib.parse import unquote_to_bytes
 
 import attrs
 
-from tawebeval.core.filenames import base_name
+from tawebeval.core.text import base_name
 
 MAX_HEADERS = 1024
 """The most bytes that the headers of a file block may have together, with their terminators."""
@@ -55,7 +55,7 @@ class FileBlockError(ValueError):
 
 
 @attrs.frozen
-class File:
+class InlineFile:
     """A file whose content stood in the block."""
 
     filename: str
@@ -99,7 +99,7 @@ class FileBlock:
             del self._gathered[: 1 - len(self._end)]
         return None
 
-    def parse(self) -> File | WantedFile:
+    def parse(self) -> InlineFile | WantedFile:
         """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
             f"a file block is over {self._limit} bytes, or its headers over {MAX_HEADERS}"
@@ -122,7 +122,7 @@ class FileBlock:
         kind = headers.get("x-segi-as", "content")
         match kind.lower():
             case "content":
-                return File(_checked(filename or "file"), content_type, bytes(body))
+                return InlineFile(_checked(filename or "file"), content_type, bytes(body))
             case "path":
                 path = _path(bytes(body[: MAX_PATH + 1]))
                 return WantedFile(_checked(filename or path), content_type, path)

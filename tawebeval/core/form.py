@@ -12,8 +12,8 @@ import attrs
 import msgspec
 
 from tawebeval.core import text
-from tawebeval.core.filenames import base_name
-from tawebeval.core.hosts import target_of
+from tawebeval.core.hosts import parse_target
+from tawebeval.core.text import base_name
 from tawebeval.errors import InvalidField
 
 MAX_SEED = 2**31 - 1
@@ -232,7 +232,7 @@ def _url(url: str, protocols: Sequence[str]) -> str:
             name, f"repositories are not fetched over {protocol!r} here; allowed: {allowed}"
         )
     try:
-        target_of(url)
+        parse_target(url)
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
     return url
@@ -266,7 +266,7 @@ def _callback_url(url: str) -> str | None:
             name, "is no URL of http or https in plain ASCII characters, without a fragment"
         )
     try:
-        target_of(url)
+        parse_target(url)
     except ValueError as error:
         raise InvalidField(name, str(error)) from None
     return url

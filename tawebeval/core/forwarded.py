@@ -52,7 +52,7 @@ class Proxies:
     header: str
 
     @classmethod
-    def of(cls, trusted: Collection[str], header: str) -> Proxies:
+    def parse(cls, trusted: Collection[str], header: str) -> Proxies:
         """Return the proxies of the settings. Raises ValueError for an invalid network."""
         networks = tuple(ip_network(each) for each in trusted if each != UNIX)
         return cls(networks, UNIX in trusted, header)
@@ -67,7 +67,7 @@ class Proxies:
             return False
         return any(found in network for network in self.networks)
 
-    def too_wide(self) -> list[str]:
+    def find_too_wide(self) -> list[str]:
         """Return the trusted networks that may contain strangers: neither one address nor local."""
         return [
             str(network)
@@ -114,7 +114,7 @@ def canonical(address: str) -> str:
     return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
 
 
-def group_of(address: str) -> str:
+def address_group(address: str) -> str:
     """Return the group of a client for limits: its IPv4 address, or the /64 of its IPv6 address.
 
     The group of anything else is "".

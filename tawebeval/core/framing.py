@@ -36,7 +36,7 @@ class Framing:
     heartbeat: bytes
 
 
-def server_sent(first: int, batch: Batch) -> bytes:
+def encode_server_sent(first: int, batch: Batch) -> bytes:
     """Return a batch as server-sent events, each with the cursor after it as its `id`.
 
     Server-sent events also end a line at a carriage return, which JSON has only between values.
@@ -48,7 +48,7 @@ def server_sent(first: int, batch: Batch) -> bytes:
     return template % tuple(range(first + 1, first + batch.count + 1))
 
 
-def messages(first: int, batch: Batch) -> bytes:
+def encode_messages(first: int, batch: Batch) -> bytes:
     """Return a batch as text messages of a WebSocket server, one for each event."""
     frames = []
     for event in batch.lines.split(b"\n")[: batch.count]:
@@ -68,11 +68,11 @@ LINES = Framing(b"", lambda first, batch: batch.lines, b"", b"")
 
 EVENT_STREAM = Framing(
     b"retry: %d\n\n" % RETRY,
-    server_sent,
+    encode_server_sent,
     b"event: end\ndata: null\nid: %s\n\n" % DUMMY_END.encode(),
     b":\n\n",
 )
 """`text/event-stream`."""
 
-MESSAGES = Framing(b"", messages, b"", b"")
+MESSAGES = Framing(b"", encode_messages, b"", b"")
 """Of a WebSocket; the end and the sign of life (a ping) are the connection's own."""

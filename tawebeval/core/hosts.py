@@ -61,7 +61,7 @@ class Route:
     readable: Sequence[str] = ()
 
 
-def target_of(url: str) -> Target | None:
+def parse_target(url: str) -> Target | None:
     """Return the server of a URL, or None for a local path.
 
     Raises ValueError, with a message for people, for a host that is not in a plain form.
@@ -85,7 +85,7 @@ def target_of(url: str) -> Target | None:
     return _target(protocol, authority[1], authority[2])
 
 
-def path_of(url: str) -> str:
+def parse_path(url: str) -> str:
     """Return the path of a local repository as git reads it from a URL or a path."""
     if url.startswith("/"):
         return url

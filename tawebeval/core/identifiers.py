@@ -34,7 +34,7 @@ IDENTIFIER = rf"(?:{NAME}-)?{_FORM.pattern}"
 
 
 @attrs.frozen
-class Identities:
+class Identifiers:
     """Issuer of identifiers; `key` is secret, `random(n)` returns n random bytes.
 
     `name` is the daemon's name, "" for none. Each name has a key of its own.
@@ -61,7 +61,7 @@ class Identities:
         drawn = self._random(_RANDOM)
         return self._prefix + b32encode(drawn + self._mac(drawn, caller)).decode().lower()
 
-    def issued(self, identifier: str, caller: str = "") -> bool:
+    def is_issued(self, identifier: str, caller: str = "") -> bool:
         """Return whether this daemon issued `identifier` to the caller."""
         own = identifier.removeprefix(self._prefix)
         if len(own) + len(self._prefix) != len(identifier) or not _FORM.fullmatch(own):

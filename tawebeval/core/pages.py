@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 @attrs.frozen
-class Page:
+class EventPage:
     """Consecutive events, and the cursors before and after them.
 
     `final` says that no later page has events.
@@ -57,9 +57,9 @@ def _encode_cursor(cursor: str | None) -> bytes:
     return b"null" if cursor is None else b'"%s"' % cursor.encode()
 
 
-def after_the_end() -> Page:
+def end_page() -> EventPage:
     """Return the answer to the dummy end: an empty page with no next page."""
-    return Page(DUMMY_END, None, Batch(0, b""))
+    return EventPage(DUMMY_END, None, Batch(0, b""))
 
 
 def parse_cursor(after: str | None) -> str | None:
@@ -74,7 +74,7 @@ def parse_cursor(after: str | None) -> str | None:
     return after
 
 
-def place(ring: Ring, after: str | None, skip: int = 0) -> int:
+def locate(ring: Ring, after: str | None, skip: int = 0) -> int:
     """Return the sequence number `skip` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
@@ -92,12 +92,12 @@ def place(ring: Ring, after: str | None, skip: int = 0) -> int:
     return begin
 
 
-def read_page(ring: Ring, after: str | None, limit: int) -> Page:
+def read_page(ring: Ring, after: str | None, limit: int) -> EventPage:
     """Return the page that begins at the cursor `after`; discards nothing.
 
     `limit` bounds the events in bytes. Raises DiscardedCursor and InvalidCursor.
     """
-    begin = place(ring, after)
+    begin = locate(ring, after)
     events = ring.read(begin, limit)
     end = begin + events.count
-    return Page(after, DUMMY_END if ring.closed and end == ring.newest else str(end), events)
+    return EventPage(after, DUMMY_END if ring.closed and end == ring.newest else str(end), events)

@@ -1,33 +1,12 @@
-"""SEGI parser: an evaluator's stdout as events (contract, section 4).
-
-Ordinary output is text. Between markers that only this run knows stand *blocks*:
-
-    <terminator> DATA_BEGIN <terminator>          <terminator> FILE_BEGIN <terminator>
-    one JSON value per line                       a file (see tawebeval.core.fileblock)
-    DATA_END <terminator>                         <terminator> FILE_END <terminator>
-
-The parser is a state machine without I/O:
-
-    TEXT --a begin marker--> VALUES or FILE --its end marker--> TEXT
-
-The one subtle rule: the terminator *before* a begin marker belongs to the block. So the parser
-holds back a terminator, and any beginning of a marker after it, until the next bytes decide. In
-TEXT the unparsed input therefore always begins with the last terminator seen (or in mid-line,
-after a flush). A marker may also stand without a terminator before it at the start of the stream
-and right after a block; the parser puts an imagined terminator there, which it never delivers.
-
-Text leaves in pieces that end just before a terminator, so characters are cut only where a line is
-delivered in parts; `tawebeval.core.text` knows where that is harmless.
-
-The evaluator chooses every byte, and the reactor waits for each call. So a call does a bounded
-amount of work, counted and not timed, and yields a bounded number of events: it parses in steps,
-each linear in the bytes that the step reads and writes, and leaves the rest of the input to the
-next call (`pending`).
-"""
+"""Markers: the secret lines that separate blocks from text in an evaluator's stdout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
+
+import attrs
+import msgspec
 
 from tawebeval.core import text
 from tawebeval.core.events import (
@@ -39,9 +18,86 @@ from tawebeval.core.events import (
     encode_text,
     has_blank_line,
 )
-from tawebeval.core.fileblock import File, FileBlock, FileBlockError, WantedFile
-from tawebeval.core.markers import MARKER_START, Markers
-from tawebeval.core.values import REFUSED, check, fault
+from tawebeval.core.fileblock import FileBlock, FileBlockError, InlineFile, WantedFile
+
+MARKER_START = b"~"
+"""The first byte of each: it is seldom in text, and where it is absent, so are markers."""
+
+
+@attrs.frozen
+class Markers:
+    """The four markers of one run."""
+
+    data_begin: bytes
+    data_end: bytes
+    file_begin: bytes
+    file_end: bytes
+
+    @classmethod
+    def fresh(cls, random: Callable[[int], bytes]) -> Markers:
+        """Draw markers of 128 bits each; `random(n)` returns n random bytes."""
+
+        def marker(name: bytes) -> bytes:
+            return b"%stawebeval:%s:%s" % (MARKER_START, name, random(16).hex().encode())
+
+        return cls(*map(marker, (b"data-begin", b"data-end", b"file-begin", b"file-end")))
+
+    @property
+    def begins(self) -> tuple[bytes, bytes]:
+        """Begin markers of a data block and of a file block."""
+        return self.data_begin, self.file_begin
+
+    @property
+    def in_values(self) -> tuple[bytes, bytes, bytes]:
+        """Markers to look for in a data block: its end marker and the begin markers."""
+        return self.data_end, self.data_begin, self.file_begin
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that give the markers to the evaluator."""
+        values = (marker.decode() for marker in attrs.astuple(self))
+        return dict(zip(VARIABLES, values, strict=True))
+
+
+VARIABLES = tuple(f"EVALUATION_{field.name.upper()}" for field in attrs.fields(Markers))
+"""Names of the environment variables that tell the markers, in the order of the fields."""
+
+
+NESTING = 500
+"""The levels of arrays and objects that a value may have wherever it is checked.
+
+The parser takes more, how many depends on the version of Python and on what is on the stack.
+"""
+
+REFUSED = (msgspec.DecodeError, RecursionError)
+"""What `check` raises."""
+
+_EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to say what is wrong
+
+check = msgspec.json.Decoder(msgspec.Raw).decode
+"""Raise one of REFUSED unless the bytes, which have to be UTF-8, are one JSON value."""
+
+
+def find_value_error(value: bytes, error: Exception) -> str:
+    """Return a message about a value for which `check` raised `error`."""
+    if not isinstance(error, RecursionError) and len(value) <= _EXPLAINED:
+        # Half a surrogate pair is JSON by its grammar, and the parser has strange words for it.
+        # As escapes of other characters, in the same places, halves and pairs are like any.
+        try:
+            check(value.replace(rb"\ud", rb"\u0").replace(rb"\uD", rb"\u0"))
+        except REFUSED as other:
+            error = other
+        else:
+            return (
+                r"a line of a data block has half of a surrogate pair, \ud800 to \udfff, which is"
+                " no character: escape both halves, or write the character itself"
+            )
+    if isinstance(error, RecursionError):
+        return (
+            "a line of a data block is nested too deeply: keep to"
+            f" {NESTING} levels of arrays and objects"
+        )
+    return f"a line of a data block is not JSON: {error}"
+
 
 MAX_PAYLOAD = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
@@ -314,7 +370,7 @@ class Parser:
         except REFUSED as error:
             if self._sound:  # else nobody asks why
                 excerpt = value[:_EXCERPT].decode("utf-8", "replace")
-                self._broken(fault(value, error), line=excerpt)
+                self._broken(find_value_error(value, error), line=excerpt)
         else:
             self._emit(encode_data(value))
 
@@ -335,7 +391,7 @@ class Parser:
         except FileBlockError as error:
             self._protocol(str(error))
             return True
-        if isinstance(file, File):
+        if isinstance(file, InlineFile):
             self._emit(encode_file(file.filename, file.content_type, file.content))
             return True
         self.wanted = file

@@ -42,12 +42,12 @@ STEPS: Mapping[State, frozenset[State]] = {
 """From each state those that may be next. docs/api.md says what leads to them."""
 
 
-class IllegalStep(AssertionError):
+class IllegalTransition(AssertionError):
     """A transition that the table does not have: a bug."""
 
 
-def step(state: State, following: State) -> State:
+def transition(state: State, following: State) -> State:
     """Return `following`, the state after `state`. Raises IllegalStep."""
     if following not in STEPS[state]:
-        raise IllegalStep(f"an evaluation cannot become {following.value} when {state.value}")
+        raise IllegalTransition(f"an evaluation cannot become {following.value} when {state.value}")
     return following

@@ -17,7 +17,7 @@ import attrs
 
 from tawebeval.errors import ConfigurationError, Unauthorized
 
-ANYBODY = ""
+ANONYMOUS = ""
 """The name of the one caller that there is without tokens; no file can have it."""
 
 TOKEN_BYTES = 32
@@ -51,7 +51,7 @@ class Tokens:
         return names[0]
 
 
-def entries(text: str) -> Iterator[tuple[int, str]]:
+def read_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the number and the content of each line, without comments and empty lines."""
     for number, line in enumerate(text.split("\n"), 1):
         line = line.strip()
@@ -66,7 +66,7 @@ def parse_tokens(text: str) -> Tokens:
     of the line, but not its content, which may be a token put there by mistake.
     """
     callers: dict[bytes, str] = {}
-    for number, line in entries(text):
+    for number, line in read_lines(text):
         found = _LINE.fullmatch(line)
         if found is None:
             raise ConfigurationError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.markers import VARIABLES, Markers
+from tawebeval.core.segi import VARIABLES, Markers
 
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 _OF_EACH_RUN = ("HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED")

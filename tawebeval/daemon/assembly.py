@@ -19,12 +19,11 @@ from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.task import deferLater
 from twisted.logger import ILogObserver, Logger
 
-from tawebeval.admission import UNBOUNDED, Queue, count_places
-from tawebeval.config import Configuration, Http
-from tawebeval.config import Repositories as RepositorySettings
+from tawebeval.config import Configuration, HttpSettings
+from tawebeval.config import RepositorySettings as RepositorySettings
 from tawebeval.core.budget import Budget
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.core.identifiers import Identities
+from tawebeval.core.identifiers import Identifiers
 from tawebeval.daemon.control import ControlSocket, find_socket
 from tawebeval.daemon.linewriter import LineWriter
 from tawebeval.daemon.logging import LogWriter
@@ -34,11 +33,10 @@ from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable
 from tawebeval.daemon.startup import Crew, StartupChecks, find_exposure, open_access
 from tawebeval.daemon.state import Directories
 from tawebeval.daemon.systemd import Notifier, Watchdog, find_notifier, longest_stop
-from tawebeval.deferreds import Threads
+from tawebeval.deferreds import UNBOUNDED, FairQueue, WorkerThreads, count_slots
 from tawebeval.errors import ConfigurationError
-from tawebeval.evaluations.context import Surroundings
-from tawebeval.evaluations.registry import Registry
-from tawebeval.evaluations.telling import Telling
+from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.registry import EndCallbacks, Registry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import Git
 from tawebeval.git.commits import TreeLimits
@@ -54,8 +52,8 @@ from tawebeval.resolver import SystemResolver
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.monitor import LimitMonitor
 from tawebeval.sandbox.probe import open_command_sandbox, open_sandbox
-from tawebeval.web.auth import Access
-from tawebeval.web.context import Api
+from tawebeval.web.auth import Authentication
+from tawebeval.web.context import WebContext
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import PromptEndpoint
@@ -106,7 +104,7 @@ class EvaluationService(Service):
 
     def hurry(self) -> None:
         """Let none of them run any longer."""
-        self._registry.hurry()
+        self._registry.stop_now()
         self._callbacks.hurry()
 
 
@@ -198,11 +196,13 @@ class Daemon(MultiService):
 class ThreadPools:
     """Threads of the daemon, a pool for each kind of calls that must not wait for another kind."""
 
-    work: Threads  # checking out, counting, removing
-    watch: Threads  # limits of runs
-    count: Threads  # files of runs that have many
-    upload: Threads  # writing uploads
-    check: Threads  # a trial of each of two disks and a look at the directories, which may hang
+    work: WorkerThreads  # checking out, counting, removing
+    watch: WorkerThreads  # limits of runs
+    count: WorkerThreads  # files of runs that have many
+    upload: WorkerThreads  # writing uploads
+    check: (
+        WorkerThreads  # a trial of each of two disks and a look at the directories, which may hang
+    )
     servers: SystemResolver  # git's servers; a silent name server takes a thread for a minute
     receivers: SystemResolver  # receivers of callbacks
 
@@ -210,13 +210,13 @@ class ThreadPools:
     def open(cls, reactor: Any) -> ThreadPools:
         """Return the pools, not started yet."""
         return cls(
-            work=Threads.own(reactor, 20, "work"),
-            watch=Threads.own(reactor, 1, "watch"),
-            count=Threads.own(reactor, 2, "count"),
-            upload=Threads.own(reactor, 8, "upload"),
-            check=Threads.own(reactor, 3, "check"),
-            servers=SystemResolver(Threads.own(reactor, 12, "servers")),
-            receivers=SystemResolver(Threads.own(reactor, 8, "receivers")),
+            work=WorkerThreads.create(reactor, 20, "work"),
+            watch=WorkerThreads.create(reactor, 1, "watch"),
+            count=WorkerThreads.create(reactor, 2, "count"),
+            upload=WorkerThreads.create(reactor, 8, "upload"),
+            check=WorkerThreads.create(reactor, 3, "check"),
+            servers=SystemResolver(WorkerThreads.create(reactor, 12, "servers")),
+            receivers=SystemResolver(WorkerThreads.create(reactor, 8, "receivers")),
         )
 
     def all(self) -> Sequence[Crew]:
@@ -234,7 +234,7 @@ class Foundation:
     cgroups: Cgroups
     spawn: Spawner
     pools: ThreadPools
-    access: Access
+    access: Authentication
     sandbox: Sandbox
     keyring: Keyring
 
@@ -245,10 +245,10 @@ class Parts:
 
     remotes: Remotes
     repositories: RepositoryCache
-    surroundings: Surroundings
+    surroundings: EvaluationContext
     registry: Registry
     callbacks: Callbacks
-    access: Access
+    access: Authentication
     monitoring: Monitoring
     application: KleinApplication
     site: ApiSite
@@ -259,8 +259,8 @@ class Parts:
         self.surroundings.sandbox.limits = configuration.limits
         self.remotes.policy = _host_policy(configuration.repositories)
         queue = self.registry.queue
-        queue.bound(queue.places, *_queue_bounds(configuration, self.access))
-        queue.go_on()
+        queue.set_bounds(queue.places, *_queue_bounds(configuration, self.access))
+        queue.dispatch()
         self.registry.spool.limit = configuration.limits.uploads
         self.access.rate.per_minute = configuration.callers.requests_per_minute
         self.monitoring.readiness.free = configuration.health.free_disk
@@ -322,7 +322,7 @@ def make_service(
     sources = (reload, parts.callbacks, access, monitoring.readers, keyring)
     reloader = Reloader(sources, copies, notifier, reactor)
     chores = (
-        *(registry.expire, orphans.reap, startup.mend, parts.surroundings.arrears.settle),
+        *(registry.expire, orphans.reap, startup.mend, parts.surroundings.arrears.retry_next),
         *(repositories.note_uses, repositories.maintain, monitoring.readiness.check),
     )
     for part in (
@@ -340,7 +340,7 @@ def make_service(
 
 def _make_parts(base: Foundation) -> Parts:
     configuration, directories, reactor = base.configuration, base.directories, base.reactor
-    running = count_places(configuration.evaluations.running)
+    running = count_slots(configuration.evaluations.running)
     remotes = _make_remotes(base)
     repositories = _make_repositories(base, remotes)
     surroundings = _make_surroundings(base, repositories, running)
@@ -349,9 +349,9 @@ def _make_parts(base: Foundation) -> Parts:
         alone=base.access.open,
     )
     slots = (running, *_queue_bounds(configuration, base.access))
-    identities = Identities(directories.key, os.urandom, configuration.service.name)
+    identities = Identifiers(directories.key, os.urandom, configuration.service.name)
     registry = Registry(
-        surroundings, identities, slots, directories.evaluations, Telling(callbacks)
+        surroundings, identities, slots, directories.evaluations, EndCallbacks(callbacks)
     )
     monitoring = Monitoring.open(directories, registry, surroundings, base.pools.check)
     application = _make_application(base, registry, monitoring)
@@ -408,13 +408,13 @@ def _make_repositories(base: Foundation, remotes: Remotes) -> RepositoryCache:
 
 def _make_surroundings(
     base: Foundation, repositories: RepositoryCache, running: int
-) -> Surroundings:
+) -> EvaluationContext:
     configuration, reactor, pools = base.configuration, base.reactor, base.pools
     fetches = configuration.repositories.fetches
     free_quotas: DeferredQueue[Path] = DeferredQueue()
     for directory in base.directories.quotas:
         free_quotas.put(directory)
-    return Surroundings(
+    return EvaluationContext(
         configuration=configuration,
         clock=reactor,
         random=os.urandom,
@@ -424,7 +424,7 @@ def _make_surroundings(
         sandbox=base.sandbox,
         watch=LimitMonitor(reactor, pools.watch, pools.count),
         # One caller, whose servers may be slow, has half of the slots at most.
-        fetches=Queue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
+        fetches=FairQueue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
         budget=Budget(
             configuration.buffers.total,
             configuration.buffers.evaluation,
@@ -439,7 +439,7 @@ def _make_surroundings(
 def _make_application(
     base: Foundation, registry: Registry, monitoring: Monitoring
 ) -> KleinApplication:
-    api = Api(
+    api = WebContext(
         registry,
         base.configuration,
         base.directories.uploads,
@@ -471,7 +471,7 @@ def _make_watchdog(notifier: Notifier, parts: Parts, reactor: Any) -> Watchdog:
     )
 
 
-def _queue_bounds(configuration: Configuration, access: Access) -> tuple[int, int, int]:
+def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple[int, int, int]:
     """Return how many may wait, and of one caller how many may run and wait; 0 is no limit."""
     callers, queued = configuration.callers, configuration.evaluations.queued
     return (queued, 0, 0) if access.open else (queued, callers.running, callers.queued)
@@ -482,7 +482,7 @@ def _host_policy(settings: RepositorySettings) -> HostPolicy:
 
 
 def listen(
-    endpoint: str, factory: IProtocolFactory, reactor: Any, settings: Http
+    endpoint: str, factory: IProtocolFactory, reactor: Any, settings: HttpSettings
 ) -> StreamServerEndpointService:
     """Return a service that listens at an endpoint.
 

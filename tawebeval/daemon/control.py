@@ -25,13 +25,13 @@ from twisted.logger import Logger
 from twisted.protocols.basic import LineOnlyReceiver
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.reloadable import Outcome
+from tawebeval.reloadable import ReloadResult
 
 _SOCKET = "control"
 _RELOAD = "reload"
 _DONE, _REFUSED = b"done", b"refused"
 
-Reload = Callable[[Mapping[str, str]], Outcome]
+Reload = Callable[[Mapping[str, str]], ReloadResult]
 """Reloads, but not by copies of which the originals now have other digests than they; by names."""
 
 log = Logger()
@@ -53,7 +53,7 @@ class Orders(LineOnlyReceiver):
             pairs = (original.partition("=") for original in originals)
             outcome = self._reload({name: digest for name, _, digest in pairs})
         else:
-            outcome = Outcome(("there is no such order",))
+            outcome = ReloadResult(("there is no such order",))
         for said in outcome.problems or outcome.notes:
             self.sendLine(said.replace("\n", " ").encode())
         self.sendLine(_REFUSED if outcome.problems else _DONE)
@@ -114,7 +114,7 @@ class ControlSocket(Service):
 
 def order_reload(
     path: Path, patience: float, originals: Mapping[str, str] | None = None
-) -> Outcome:
+) -> ReloadResult:
     """Have the daemon at `path` reload; return what has come of it, once it is done. Blocks.
 
     `originals` are digests of the files of which systemd hands over copies, by their names there.
@@ -140,7 +140,7 @@ def order_reload(
     *lines, outcome = answer.splitlines() or [b""]
     said = tuple(line.decode(errors="replace") for line in lines)
     if outcome == _DONE:
-        return Outcome(notes=said)
+        return ReloadResult(notes=said)
     if outcome != _REFUSED:
         raise ConfigurationError(f"{path}: the daemon has ended before it answered")
-    return Outcome(problems=said)
+    return ReloadResult(problems=said)

@@ -162,13 +162,13 @@ class Examination:
     def _check_proxies(self) -> Iterator[str | Problem]:
         http = self.configuration.http
         if http.trusted_proxies:
-            proxies = Proxies.of(http.trusted_proxies, http.client_header)
+            proxies = Proxies.parse(http.trusted_proxies, http.client_header)
             names = ", ".join(http.trusted_proxies)
             well = f"{names} tell by {http.client_header} for whom they ask"
             yield from list_problems(self._doubt(proxies), well)
 
     def _doubt(self, proxies: Proxies) -> Iterator[Problem]:
-        for network in proxies.too_wide():
+        for network in proxies.find_too_wide():
             what = f"{network}: whoever connects from there can claim any address"
             yield Problem(what, "name the addresses of the proxies in http.trusted_proxies")
         if proxies.unix and not any(map(_may_be_unix, self.configuration.listen)):

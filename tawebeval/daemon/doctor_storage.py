@@ -15,11 +15,11 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.admission import count_places
 from tawebeval.config import Configuration, CredentialSettings
 from tawebeval.daemon.findings import Finding, run_checks
 from tawebeval.daemon.health import write_and_read
 from tawebeval.daemon.state import OF_CACHE, OF_STATE, check_key, existing, locate
+from tawebeval.deferreds import count_slots
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.keyring import Keyring
 from tawebeval.linux.filetree import DISK_FULL_REMEDY, is_full
@@ -266,7 +266,7 @@ def compare_space(
     Blocks, the longer the more there is in the cache. Raises OSError.
     """
     limits, repositories = configuration.limits, configuration.repositories
-    running = count_places(configuration.evaluations.running)
+    running = count_slots(configuration.evaluations.running)
     fetched = repositories.fetch_bytes + repositories.tree_bytes
     systems: dict[int, list[_Space]] = {}
     for space in (

@@ -17,7 +17,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.core.tally import EvaluationTally
-from tawebeval.deferreds import Threads, in_background
+from tawebeval.deferreds import WorkerThreads, in_background
 from tawebeval.errors import Busy, Problem
 from tawebeval.evaluations.registry import Registry
 from tawebeval.linux.filetree import is_full
@@ -42,7 +42,7 @@ class Disk:
 
     name: str
     path: Path
-    _threads: Threads
+    _threads: WorkerThreads
     _clock: IReactorTime
     _fault: str | None = None
     _began: float | None = None  # when the trial that is being made began, in seconds of the clock
@@ -120,7 +120,7 @@ class SandboxProbe(Service):
         self,
         tally: EvaluationTally,
         trial: Callable[[], Problem | None],
-        threads: Threads,
+        threads: WorkerThreads,
         clock: Any,
     ) -> None:
         self._tally = tally

@@ -23,7 +23,7 @@ from twisted.logger import ILogObserver, LogEvent, Logger, LogLevel, formatEvent
 from twisted.python.logfile import LogFile
 from zope.interface import implementer
 
-from tawebeval.config import Log
+from tawebeval.config import LogSettings
 from tawebeval.daemon.linewriter import LineWriter
 
 _LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3, "critical": 4}
@@ -201,7 +201,10 @@ def escaped(text: str) -> str:
 
 
 def open_log(
-    settings: Log, options: Mapping[str, Any] | None, environment: Mapping[str, str], reactor: Any
+    settings: LogSettings,
+    options: Mapping[str, Any] | None,
+    environment: Mapping[str, str],
+    reactor: Any,
 ) -> LogWriter | None:
     """Return what writes the log to where the options of twistd say: a file, or stdout.
 
@@ -224,7 +227,7 @@ def open_log(
     return writer
 
 
-def to_stream(settings: Log, stream: IO[str], environment: Mapping[str, str]) -> LogWriter:
+def to_stream(settings: LogSettings, stream: IO[str], environment: Mapping[str, str]) -> LogWriter:
     """Return what writes to a stream; if that is the journal of systemd, as the journal likes."""
     journal = is_journal(stream, environment.get("JOURNAL_STREAM", ""))
     line = plain_line if journal else text_line

@@ -30,15 +30,15 @@ from tawebeval.daemon.health import Disk, Readiness, SandboxProbe
 from tawebeval.daemon.linewriter import LineWriter
 from tawebeval.daemon.startup import open_readers
 from tawebeval.daemon.state import Directories
-from tawebeval.deferreds import Threads
-from tawebeval.evaluations.context import Surroundings
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.sandbox.probe import ProbeDirectories, probe_again
-from tawebeval.web.access_log import Routes, Traffic
-from tawebeval.web.auth import Access
+from tawebeval.web.access_log import RequestLog, Routes
+from tawebeval.web.auth import Authentication
 from tawebeval.web.context import Operations
-from tawebeval.web.server.limits import Connections
+from tawebeval.web.server.limits import ConnectionLimits
 from tawebeval.webhooks.callback import CallbackState
 from tawebeval.webhooks.deliveries import Callbacks
 
@@ -55,10 +55,10 @@ class Monitoring:
     """What operators and their programs see of a daemon: metrics, readiness, access log."""
 
     metrics: CollectorRegistry
-    traffic: Traffic
+    traffic: RequestLog
     lag: ReactorLag
     probe: SandboxProbe
-    readers: Access | None
+    readers: Authentication | None
     readiness: Readiness
     operations: Operations
 
@@ -67,8 +67,8 @@ class Monitoring:
         cls,
         directories: Directories,
         registry: Registry,
-        surroundings: Surroundings,
-        checking: Threads,
+        surroundings: EvaluationContext,
+        checking: WorkerThreads,
     ) -> Monitoring:
         """Return it for the metrics of the process; `DaemonMetrics` are to be registered.
 
@@ -88,7 +88,7 @@ class Monitoring:
         trial = partial(probe_again, surroundings.sandbox, places)
         return cls(
             metrics,
-            Traffic(configuration.log.access),
+            RequestLog(configuration.log.access),
             ReactorLag(clock),
             SandboxProbe(surroundings.tally, trial, surroundings.threads, clock),
             readers,
@@ -101,13 +101,13 @@ class Monitoring:
 class DaemonMetrics(Collector):
     """Metrics of the parts of a daemon."""
 
-    surroundings: Surroundings
+    surroundings: EvaluationContext
     repositories: RepositoryCache
     registry: Registry
     callbacks: Callbacks
-    traffic: Traffic
+    traffic: RequestLog
     routes: Routes
-    connections: Connections
+    connections: ConnectionLimits
     lag: ReactorLag
     log_lines: LineWriter | None = None
 

@@ -21,7 +21,7 @@ from tawebeval.daemon.systemd import Notifier
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import digest_file
 from tawebeval.linux.rlimits import check_limits, processes
-from tawebeval.reloadable import Outcome, Rereading, Source
+from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
 
 LIVE = frozenset(
     {
@@ -53,13 +53,13 @@ class Reloader(Service):
 
     def __init__(
         self,
-        sources: Iterable[Source | None],
+        sources: Iterable[ReloadableSource | None],
         copies: str,
         notifier: Notifier,
         reactor: Any,
     ) -> None:
         self._rereadings = [
-            one for source in sources if source is not None for one in source.rereadings()
+            one for source in sources if source is not None for one in source.reloadables()
         ]
         self._copies = Path(copies) if copies else None
         self._notifier = notifier
@@ -85,7 +85,7 @@ class Reloader(Service):
         if isinstance(self._before, EarlyHangup) and self._before.came:
             self._reactor.callWhenRunning(self.reload)
 
-    def reload(self, originals: Mapping[str, str] = MappingProxyType({})) -> Outcome:
+    def reload(self, originals: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
         """Read all files, then apply them all; apply none if one has a problem.
 
         `originals` are digests of the files that systemd has copied, by the names of the copies. A
@@ -102,15 +102,15 @@ class Reloader(Service):
             log.warn("{note}", note=note)
         return outcome
 
-    def _reload(self, originals: Mapping[str, str]) -> Outcome:
+    def _reload(self, originals: Mapping[str, str]) -> ReloadResult:
         problems: list[str] = []
         found = list(self._read(originals, problems))
         if problems:
-            return Outcome(tuple(problems))
+            return ReloadResult(tuple(problems))
         notes: list[str] = []
         for each, content in found:
             notes += each.notes(content)
-            each.take(content)
+            each.apply(content)
             paths = ", ".join(map(str, each.paths))
             log.info("{name}: read again from {paths}", name=each.name, paths=paths)
         if not found:
@@ -121,11 +121,11 @@ class Reloader(Service):
             for each, _ in found
             for path in self._copied(each)
         ]
-        return Outcome(notes=tuple(notes))
+        return ReloadResult(notes=tuple(notes))
 
     def _read(
         self, originals: Mapping[str, str], problems: list[str]
-    ) -> Iterator[tuple[Rereading[Any], Any]]:
+    ) -> Iterator[tuple[Reloadable[Any], Any]]:
         """Yield each with its content; add to `problems`."""
         for each in self._rereadings:
             problems += [
@@ -139,9 +139,9 @@ class Reloader(Service):
             except ConfigurationError as error:
                 problems.append(str(error))
 
-    def _copied(self, rereading: Rereading[Any]) -> Iterator[Path]:
+    def _copied(self, reloadable: Reloadable[Any]) -> Iterator[Path]:
         """Yield its files that are copies made by systemd."""
-        return (path for path in rereading.paths if path.parent == self._copies)
+        return (path for path in reloadable.paths if path.parent == self._copies)
 
     def stopService(self) -> None:
         """Restore the handler of before."""
@@ -184,12 +184,12 @@ class ConfigurationReload:
     _running: Configuration
     _takers: Sequence[Callable[[Configuration], None]]
 
-    def rereadings(self) -> Sequence[Rereading[Configuration]]:
+    def reloadables(self) -> Sequence[Reloadable[Configuration]]:
         """Return the configuration file, if there is one."""
         path = self._file.path
         if path is None:
             return ()
-        return (Rereading("the configuration", (path,), self._read, self._take, self._notes),)
+        return (Reloadable("the configuration", (path,), self._read, self._take, self._notes),)
 
     def _read(self) -> Configuration:
         wanted = self._file.read()

@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.daemon.state import Directories, locate
-from tawebeval.deferreds import Threads, in_background
+from tawebeval.deferreds import WorkerThreads, in_background
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
@@ -24,7 +24,7 @@ from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import ProbeDirectories, close_sandbox, verify
 from tawebeval.sandbox.project_quotas import check_quotas, try_quotas
-from tawebeval.web.auth import Access, Rate, find_metrics_tokens, find_tokens
+from tawebeval.web.auth import Authentication, RateLimit, find_metrics_tokens, find_tokens
 from tawebeval.web.exposure import check_endpoints
 
 log = Logger()
@@ -56,7 +56,7 @@ class StartupChecks(Service):
         cgroups: Cgroups,
         sandbox: Sandbox,
         crews: Sequence[Crew],
-        checking: Threads,
+        checking: WorkerThreads,
         configuration: Configuration,
     ) -> None:
         self.directories = directories
@@ -127,20 +127,24 @@ class StartupChecks(Service):
         self._cgroups.close()
 
 
-def open_access(configuration: Configuration, clock: Any) -> Access:
+def open_access(configuration: Configuration, clock: Any) -> Authentication:
     """Return the access of callers. Raises ConfigurationError for tokens that cannot be read."""
     callers = configuration.callers
     source = find_tokens(callers, os.environ)
-    return Access(Rate(callers.requests_per_minute, clock.seconds), source)
+    return Authentication(RateLimit(callers.requests_per_minute, clock.seconds), source)
 
 
-def open_readers(configuration: Configuration, clock: Any) -> Access | None:
+def open_readers(configuration: Configuration, clock: Any) -> Authentication | None:
     """Return the access of readers of the metrics, None where they need no token.
 
     Raises ConfigurationError for tokens that cannot be read.
     """
     source = find_metrics_tokens(configuration.metrics, os.environ)
-    return None if source is None else Access(Rate(0, clock.seconds), source, "metrics.tokens")
+    return (
+        None
+        if source is None
+        else Authentication(RateLimit(0, clock.seconds), source, "metrics.tokens")
+    )
 
 
 def find_exposure(configuration: Configuration) -> Iterator[Problem]:

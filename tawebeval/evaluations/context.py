@@ -10,33 +10,31 @@ from typing import Any, Protocol
 import attrs
 from twisted.internet.defer import Deferred, DeferredQueue
 
-from tawebeval.admission import UNBOUNDED, Queue
-from tawebeval.arrears import Arrears
 from tawebeval.config import Configuration
 from tawebeval.core.budget import Budget
 from tawebeval.core.checkout import Checkout
 from tawebeval.core.form import Repository
 from tawebeval.core.tally import EvaluationTally
-from tawebeval.deferreds import Threads
+from tawebeval.deferreds import UNBOUNDED, FairQueue, RetryQueue, WorkerThreads
 from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.base import Sandbox
 from tawebeval.sandbox.monitor import LimitMonitor
 
 
-class Places(Protocol):
+class RunSlots(Protocol):
     """Where evaluations run, and wait for that, each under its identifier."""
 
     def reserve(self, name: str, caller: str) -> None:
         """Keep the turn of one that cannot run yet."""
 
-    def enter(self, name: str, caller: str) -> Deferred[None]:
+    def acquire(self, name: str, caller: str) -> Deferred[None]:
         """Return what fires when there is a place; cancelling that gives up waiting."""
 
-    def leave(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Give back a place, or a turn."""
 
 
-class Source(Protocol):
+class CheckoutSource(Protocol):
     """Where commits come from."""
 
     def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
@@ -52,7 +50,7 @@ class Source(Protocol):
 
 
 @attrs.define(eq=False)
-class Surroundings:
+class EvaluationContext:
     """What evaluations need from the world, handed in; a reload changes the configuration.
 
     `fetches` are places to fetch over a network, beside those to run.
@@ -61,16 +59,16 @@ class Surroundings:
     configuration: Configuration
     clock: Any
     random: Callable[[int], bytes]
-    threads: Threads
+    threads: WorkerThreads
     spawn: Spawner
-    repositories: Source
+    repositories: CheckoutSource
     sandbox: Sandbox
     watch: LimitMonitor
     budget: Budget
-    fetches: Queue = attrs.field(factory=lambda: Queue(1, UNBOUNDED))
+    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNBOUNDED))
     time: Callable[[], float] = time.time
     quota_directories: DeferredQueue[Path] | None = None  # that are free; None without quotas
     tally: EvaluationTally = attrs.field(factory=EvaluationTally)
-    arrears: Arrears = attrs.field(
-        default=attrs.Factory(lambda self: Arrears(self.threads), takes_self=True)
+    arrears: RetryQueue = attrs.field(
+        default=attrs.Factory(lambda self: RetryQueue(self.threads), takes_self=True)
     )

@@ -20,17 +20,15 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.events import base64_size, encode_error
 from tawebeval.core.fileblock import WantedFile
 from tawebeval.core.form import EvaluationRequest, Repository, pack, unpack
-from tawebeval.core.markers import Markers
 from tawebeval.core.ring import Ring
-from tawebeval.core.segi import Parser
-from tawebeval.core.states import State, step
-from tawebeval.core.tokens import ANYBODY
+from tawebeval.core.segi import Markers, Parser
+from tawebeval.core.states import State, transition
+from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.core.variables import build_environment
-from tawebeval.deferreds import Latch, Signal, in_background
-from tawebeval.errors import EvaluationError
-from tawebeval.evaluations.context import Places, Surroundings
-from tawebeval.evaluations.intake import Intake
-from tawebeval.evaluations.run import Run, RunResult
+from tawebeval.deferreds import Condition, OneShot, in_background
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import EvaluationContext, RunSlots
+from tawebeval.evaluations.run import Run, RunResult, StdoutPump
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import remove
 from tawebeval.sandbox.base import SandboxedRun
@@ -70,13 +68,13 @@ class Evaluation:
     seed: int
     upload: Path | None
     workspace: Workspace
-    _surroundings: Surroundings
-    caller: str = ANYBODY
+    _surroundings: EvaluationContext
+    caller: str = ANONYMOUS
     _on_full: Callable[[Evaluation], object] = lambda evaluation: None
     ring: Ring = attrs.field(factory=Ring)
     share: Share = attrs.field(init=False)
     state: State = State.QUEUED
-    failure: EvaluationError | None = None
+    failure: EvaluationFailure | None = None
     callback: Callback | None = None
     commit: Commit | None = None
     run: Run | None = None
@@ -84,18 +82,18 @@ class Evaluation:
     markers: Markers | None = None
     times: dict[str, float] = attrs.field(factory=dict)
     _since: float = 0.0  # when its state began, by the clock that only goes on
-    changed: Signal[None] = attrs.field(factory=Signal)
-    over: Latch[Evaluation] = attrs.field(factory=Latch)
-    _intake: Intake | None = None
+    changed: Condition[None] = attrs.field(factory=Condition)
+    over: OneShot[Evaluation] = attrs.field(factory=OneShot)
+    _intake: StdoutPump | None = None
     _checkout: Checkout | None = None
     _sandboxed: SandboxedRun | None = None
-    _stopped: EvaluationError | None = None
-    _places: Places | None = None
+    _stopped: EvaluationFailure | None = None
+    _places: RunSlots | None = None
     _coming: Deferred[None] | None = None
     _launching: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.share = self._surroundings.budget.enter(
+        self.share = self._surroundings.budget.add_share(
             self.caller, partial(self._on_full, self), self._on_room
         )
 
@@ -109,7 +107,7 @@ class Evaluation:
         """What the form asks for, after the start without what only that needs."""
         return unpack(self._request)
 
-    def begin(self, places: Places) -> None:
+    def begin(self, places: RunSlots) -> None:
         """Come to life, and run as soon as there is a place."""
         self.times["created"] = self._surroundings.time()
         self._since = self._surroundings.clock.seconds()
@@ -120,7 +118,7 @@ class Evaluation:
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
         return in_background(coroutine, log, "{evaluation}: a defect", evaluation=self.name)
 
-    def stop(self, reason: EvaluationError) -> None:
+    def stop(self, reason: EvaluationFailure) -> None:
         """End it for that reason, which becomes its final event. One that has ended stays so."""
         if self._stopped is None and not self.state.ended:
             self._stopped = reason
@@ -132,7 +130,7 @@ class Evaluation:
     def abandon(self) -> None:
         """Stop it, since nobody asks for its events, and log that."""
         log.info("{evaluation}: nobody asks for it any more", **self._log_fields())
-        self.stop(EvaluationError("lost", "nobody asked for the events"))
+        self.stop(EvaluationFailure("lost", "nobody asked for the events"))
 
     def acknowledged(self) -> None:
         """Events were discarded from the ring: more may be read from stdout."""
@@ -154,9 +152,9 @@ class Evaluation:
         """Let nothing be left of one that is over but its fate, DRAINED or EXPIRED."""
         self._enter(fate)
         self.ring.acknowledge(self.ring.newest)
-        self.share.leave()
+        self.share.release()
 
-    async def _come_to_run(self, places: Places) -> None:
+    async def _come_to_run(self, places: RunSlots) -> None:
         """Fetch, wait for a place to run and start; or come to a bad end."""
         repositories = self._surroundings.repositories
         try:
@@ -177,7 +175,7 @@ class Evaluation:
             self._launching = True  # from here on it is not cancelled: the child would be lost
             started = await self._surroundings.threads.run(self._launch, sandboxed, checkout)
             self._run(run, started)
-        except EvaluationError as error:
+        except EvaluationFailure as error:
             await self._conclude(error)
         except CancelledError:
             await self._conclude(self._stopped)
@@ -201,23 +199,23 @@ class Evaluation:
         Until there is one, this counts against the caller's share of fetches.
         """
         fetches = self._surroundings.fetches
-        await fetches.enter(self.identifier, self.caller)
+        await fetches.acquire(self.identifier, self.caller)
         self._enter(State.FETCHING)
         try:
             checkout = await self._surroundings.repositories.check_out(*self._wanted())
             self.commit = checkout.commit
             checkout.release()  # what waits to run keeps nothing in the cache
         finally:
-            fetches.rest(self.identifier)
+            fetches.suspend(self.identifier)
 
-    async def _wait(self, places: Places) -> None:
+    async def _wait(self, places: RunSlots) -> None:
         """Wait for a place to run."""
-        place = places.enter(self.identifier, self.caller)
+        place = places.acquire(self.identifier, self.caller)
         if self.state is State.FETCHING and not place.called:
             self._enter(State.QUEUED)
         await place
         self._places = places
-        self._surroundings.fetches.leave(self.identifier)
+        self._surroundings.fetches.release(self.identifier)
         if self.state is State.QUEUED:
             self._enter(State.FETCHING)
 
@@ -227,7 +225,7 @@ class Evaluation:
         settings, limits = surroundings.configuration.evaluations, surroundings.configuration.limits
         markers = self.markers = Markers.fresh(surroundings.random)
         parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
-        intake = self._intake = Intake(clock, parser, self.ring, self.share, self)
+        intake = self._intake = StdoutPump(clock, parser, self.ring, self.share, self)
         return Run(clock, intake, settings.grace, sandboxed, surroundings.threads)
 
     def _launch(self, sandboxed: SandboxedRun, checkout: Checkout) -> StartedProcess:
@@ -268,7 +266,7 @@ class Evaluation:
         self._enter(State.RUNNING)
         assert self._sandboxed is not None, "it runs there"
         self._surroundings.watch.add_run(self._sandboxed, run.stop)
-        run.ended.tell(self._ran)
+        run.ended.add_callback(self._ran)
         if self._stopped is not None:
             run.stop(self._stopped)
             run.kill()  # nobody has seen it run: there is nothing to bring to an end
@@ -295,7 +293,7 @@ class Evaluation:
 
     def printed(self) -> None:
         """Wake those who wait for events."""
-        self.changed.fire(None)
+        self.changed.notify(None)
 
     def hold(self, held: bool) -> None:
         """Stop the clock while nobody takes what is printed."""
@@ -327,7 +325,7 @@ class Evaluation:
         )
 
     def _enter(self, state: State) -> None:
-        before, self.state = self.state, step(self.state, state)
+        before, self.state = self.state, transition(self.state, state)
         self.times.setdefault(state.value, self._surroundings.time())
         now = self._surroundings.clock.seconds()
         after, self._since = now - self._since, now
@@ -368,10 +366,10 @@ class Evaluation:
             "state": self.state.value,
         }
 
-    def _end(self, failure: EvaluationError | None) -> None:
+    def _end(self, failure: EvaluationFailure | None) -> None:
         """Close the stream of events, with the final one of a bad end."""
         # Without where it was raised, and without what only the event has to say.
-        self.failure = failure and EvaluationError(failure.reason, failure.message)
+        self.failure = failure and EvaluationFailure(failure.reason, failure.message)
         lost = failure if failure is not None and failure.reason == "lost" else None
         if self._stopped is None and (lost is None or lost.is_alarming):
             fault = None if lost is None else lost.message
@@ -389,7 +387,7 @@ class Evaluation:
         self.share.keep(max(0, self._kept_bytes - _UNCOUNTED))
         self.share.resize(self.ring.size)
         self._stopped = None
-        self.changed.fire(None)
+        self.changed.notify(None)
 
     @property
     def _kept_bytes(self) -> int:
@@ -398,14 +396,14 @@ class Evaluation:
         url = self.callback.url if self.callback is not None else ""
         return len(self._request) + len(stderr) + len(url)
 
-    async def _conclude(self, failure: EvaluationError | None) -> None:
+    async def _conclude(self, failure: EvaluationFailure | None) -> None:
         """Come to the end, and leave nothing."""
         try:
             self._end(failure)
         finally:
             if self._places is not None:
-                self._places.leave(self.identifier)
-            self._surroundings.fetches.leave(self.identifier)
+                self._places.release(self.identifier)
+            self._surroundings.fetches.release(self.identifier)
             await self._clean_up()
             self.over.set(self)
 
@@ -444,5 +442,5 @@ class Evaluation:
             free.put(directory)
 
 
-def _not_run(why: str | None) -> EvaluationError:
-    return EvaluationError("lost", f"the daemon could not run the evaluator: {why}")
+def _not_run(why: str | None) -> EvaluationFailure:
+    return EvaluationFailure("lost", f"the daemon could not run the evaluator: {why}")

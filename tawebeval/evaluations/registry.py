@@ -1,37 +1,191 @@
-"""The evaluations that are known: admission, finding, reading, cancelling, forgetting."""
+"""Whether one more evaluation is accepted, or begins: what may be unread and what may wait."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
+import orjson
 from twisted.internet.defer import TimeoutError as WaitedInVain
 from twisted.logger import Logger
 
+from tawebeval.core.budget import Spool
 from tawebeval.core.form import draw_seed
-from tawebeval.core.identifiers import Identities
-from tawebeval.core.pages import DUMMY_END, Page, after_the_end, parse_cursor, place, read_page
-from tawebeval.core.spool import Spool
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.pages import DUMMY_END, EventPage, end_page, locate, parse_cursor, read_page
 from tawebeval.core.states import State
-from tawebeval.deferreds import in_background
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.deferreds import FairQueue, in_background
 from tawebeval.errors import (
-    EvaluationError,
-    EvaluationGone,
+    Busy,
+    EvaluationExpired,
+    EvaluationFailure,
+    InvalidCursor,
     KeyReused,
+    OverShare,
     Stopping,
 )
-from tawebeval.evaluations.acceptance import Acceptance
-from tawebeval.evaluations.context import Surroundings
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.following import Followers, Following
-from tawebeval.evaluations.listing import Listing, Lists
-from tawebeval.evaluations.records import Record, Records, Upload
-from tawebeval.evaluations.shutdown import Closing
-from tawebeval.evaluations.status import shown_time, status
-from tawebeval.evaluations.telling import Telling
+from tawebeval.evaluations.records import Record, Records, Subscription, Subscriptions, Upload
+from tawebeval.evaluations.shutdown import Drain
+from tawebeval.evaluations.status import shown_time, status, summary
 from tawebeval.linux.filetree import remove
 from tawebeval.sandbox.workspace import Workspace, directory_of
+from tawebeval.webhooks.callback import Callback
+from tawebeval.webhooks.deliveries import Callbacks
+
+_RETRY_AFTER = 5  # seconds, where a place in the queue is missing
+_RETRY_LATER = 30  # seconds, where readers are behind
+
+
+class AdmissionControl:
+    """Knows what there is of everything, and how much there may be.
+
+    What is a caller's own fault is said first, for that the caller can mend. `queue` has these
+    `bounds`, and lets in whom `admits` does.
+    """
+
+    def __init__(
+        self, surroundings: EvaluationContext, records: Records, bounds: tuple[int, int, int, int]
+    ) -> None:
+        self._surroundings = surroundings
+        self._records = records
+        self.queue = FairQueue(*bounds, admits=self.admits)
+
+    def check(self, caller: str) -> None:
+        """Raise OverShare where the caller has its share of something, Busy where all is full.
+
+        What streams have sent to the end, and is kept only in case that some of it was lost, is
+        forgotten before anybody is refused for it.
+        """
+        while self._kept_share_used(caller) and self._records.forget_sent(caller):
+            pass
+        while self._too_much_kept() and self._records.forget_sent():
+            pass
+        if self._kept_share_used(caller):
+            raise OverShare(
+                "as many of your evaluations have ended and are not read to the end as may: read"
+                " some, or discard them by asking for their events with after=end",
+                _RETRY_LATER,
+            )
+        if not self.admits(caller):
+            raise OverShare(
+                "the events of your evaluations take as much memory as they may: read some, or"
+                " discard those that have ended by asking for their events with after=end",
+                _RETRY_LATER,
+            )
+        if self._too_much_kept():
+            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
+        if self.queue.share_used(caller):
+            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
+        if self.queue.is_full(caller):
+            raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+
+    def admits(self, caller: str) -> bool:
+        """Whether what a caller has waiting may begin: not while it has its share of the memory.
+
+        The queue goes on when the caller has less again.
+        """
+        budget = self._surroundings.budget
+        while budget.share_used(caller) and self._records.forget_sent(caller):
+            pass
+        if not budget.share_used(caller):
+            return True
+        budget.call_on_relief(caller, self.queue.dispatch)
+        return False
+
+    def _too_much_kept(self) -> bool:
+        return (
+            self._records.kept >= self._surroundings.configuration.evaluations.kept
+            or self._surroundings.budget.is_spent
+        )
+
+    def _kept_share_used(self, caller: str) -> bool:
+        configuration = self._surroundings.configuration
+        share = configuration.callers.kept
+        if caller == ANONYMOUS or not 0 < share < configuration.evaluations.kept:
+            return False
+        return self._records.kept_of(caller) >= share
+
+
+_MOST = 100  # evaluations in one answer
+_MARK = 5  # bytes
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+
+
+@attrs.frozen
+class Listing:
+    """Some of a caller's evaluations, in the order in which they were accepted.
+
+    `end` is the cursor after the last of them, None where no other follows now.
+    """
+
+    begin: str | None
+    end: str | None
+    data: list[dict[str, Any]]
+
+
+@attrs.frozen
+class Listings:
+    """What one daemon lists from its start to its end; `random` is as `os.urandom`."""
+
+    _records: Records
+    _random: Callable[[int], bytes]
+    _mark: str = attrs.field(init=False)
+
+    @_mark.default
+    def _drawn(self) -> str:
+        return self._random(_MARK).hex()
+
+    def evaluations(self, after: str | None, caller: str) -> Listing:
+        """Return a caller's evaluations that come after that cursor; an empty one is as none.
+
+        Raises InvalidCursor for one that was not given out here.
+        """
+        found = self._records.of(caller, self._number(after) if after else 0, _MOST + 1)
+        return Listing(
+            after or None,
+            f"{self._mark}-{found[_MOST - 1].number}" if len(found) > _MOST else None,
+            [summary(record.evaluation) for record in found[:_MOST]],
+        )
+
+    def _number(self, cursor: str) -> int:
+        mark, _, number = cursor.partition("-")
+        if (
+            mark != self._mark
+            or not _NUMBER.fullmatch(number)
+            or int(number) > self._records.accepted
+        ):
+            raise InvalidCursor(
+                f"after: {cursor[:80]!r} is no cursor of this list that the daemon has given out"
+                " since its start; begin again without `after`"
+            )
+        return int(number)
+
+
+@attrs.frozen
+class EndCallbacks:
+    """Tells by callbacks."""
+
+    _callbacks: Callbacks
+
+    def expect(self, url: str | None, caller: str) -> Callback | None:
+        """Return the callback that a form asks for, if it does. Raises InvalidField."""
+        return None if url is None else self._callbacks.expect(url, caller)
+
+    def tell(self, evaluation: Evaluation) -> None:
+        """Tell, if it was asked for, that nothing is left of an evaluation but its events."""
+        callback = evaluation.callback
+        if callback is not None:
+            self._callbacks.send(
+                callback, evaluation.name, lambda: orjson.dumps(status(evaluation, None))
+            )
+
 
 _NEXT_PAGE = 30.0  # seconds after an answer for which a reader of pages is expected to ask again
 
@@ -47,11 +201,11 @@ class Registry:
 
     def __init__(
         self,
-        surroundings: Surroundings,
-        identities: Identities,
+        surroundings: EvaluationContext,
+        identities: Identifiers,
         bounds: tuple[int, int, int, int],
         root: Path,
-        telling: Telling,
+        telling: EndCallbacks,
     ) -> None:
         self._surroundings = surroundings
         self._clock = surroundings.clock
@@ -60,13 +214,13 @@ class Registry:
         self._root = root
         self._telling = telling
         self._records = Records(identities, surroundings.clock)
-        self._lists = Lists(self._records, surroundings.random)
-        self._acceptance = Acceptance(surroundings, self._records, bounds)
+        self._lists = Listings(self._records, surroundings.random)
+        self._acceptance = AdmissionControl(surroundings, self._records, bounds)
         self.queue = self._acceptance.queue
         # Those of which a process or a directory may be left, also when they are forgotten.
         self._alive: dict[str, Record] = {}
-        self.followers = Followers()
-        self._closing = Closing(self._alive, self._records, self.followers, self._clock)
+        self.followers = Subscriptions()
+        self._closing = Drain(self._alive, self._records, self.followers, self._clock)
         self.spool = Spool(surroundings.configuration.limits.uploads)
 
     def check_open(self) -> None:
@@ -110,7 +264,7 @@ class Registry:
             on_full=self._make_room,
         )
         self._alive[identifier] = self._records.add(evaluation, upload, caller)
-        evaluation.over.tell(self._over)
+        evaluation.over.add_callback(self._over)
         evaluation.begin(self.queue)
         return identifier
 
@@ -127,7 +281,7 @@ class Registry:
             self._records.end(record)
             del self._alive[evaluation.identifier]
             self.spool.give_back(record.size)
-            self.queue.go_on()
+            self.queue.dispatch()
             self._closing.progress()
 
     def discard(self, upload: Path, size: int) -> None:
@@ -145,37 +299,37 @@ class Registry:
         cursor = parse_cursor(after)
         record = self._records.find(identifier, caller)
         if record is None and cursor != DUMMY_END:
-            raise EvaluationGone(self._started)
+            raise EvaluationExpired(self._started)
         if cursor == DUMMY_END and (record is None or record.evaluation.ring.closed):
             return None
         return record
 
     def peek(
         self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
-    ) -> Page:
+    ) -> EventPage:
         """Return the page that begins at the cursor `after`; nothing is acknowledged.
 
         Its events have up to `limit` bytes, and up to `buffers.page`, but for the first of them.
         Raises the RequestErrors of the contract, section 3.
         """
         record = self._at(identifier, after, caller)
-        return after_the_end() if record is None else self._read(record, after, limit)
+        return end_page() if record is None else self._read(record, after, limit)
 
-    def _read(self, record: Record, after: str | None, limit: int | None) -> Page:
+    def _read(self, record: Record, after: str | None, limit: int | None) -> EventPage:
         most = self._surroundings.configuration.buffers.page
         size = most if limit is None else min(limit, most)
         return read_page(record.evaluation.ring, after or None, size)
 
     def page(
         self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
-    ) -> Page:
+    ) -> EventPage:
         """Return the page as `peek` does, acknowledging what is before it."""
         record = self._at(identifier, after, caller)
         if record is None:
             self._drained(identifier)
-            return after_the_end()
+            return end_page()
         page = self._read(record, after, limit)
-        begin = place(record.evaluation.ring, page.begin)
+        begin = locate(record.evaluation.ring, page.begin)
         self._closing.note_reader(identifier)
         self._expect_next_page(record)
         record.readers.acknowledge(begin)
@@ -188,7 +342,7 @@ class Registry:
         wait: float,
         caller: str = "",
         limit: int | None = None,
-    ) -> Page:
+    ) -> EventPage:
         """Return the page in which `page` has just found no news, with news or `wait` seconds on.
 
         Raises as `page` does.
@@ -206,7 +360,7 @@ class Registry:
 
     def follow(
         self, identifier: str, after: str | None, caller: str = "", skip: int = 0
-    ) -> Following | None:
+    ) -> Subscription | None:
         """Return what follows an evaluation, from `skip` events after the cursor `after`.
 
         After the very end there is nobody: as with pages that shows that everything has
@@ -216,8 +370,8 @@ class Registry:
         if record is None:
             self._drained(identifier)
             return None
-        return Following(
-            place(record.evaluation.ring, after or None, skip),
+        return Subscription(
+            locate(record.evaluation.ring, after or None, skip),
             record.readers,
             self.followers,
             lambda: self._left(record),
@@ -229,13 +383,13 @@ class Registry:
         """Tell whether `follow` would return anybody; nothing is forgotten. Raises as it does."""
         record = self._at(identifier, after, caller)
         if record is not None:
-            place(record.evaluation.ring, after or None, skip)
+            locate(record.evaluation.ring, after or None, skip)
         return record is not None
 
     def _left(self, record: Record) -> None:
         """Take that a stream has left."""
         self._records.leave(record)
-        self.queue.go_on()  # where what it has sent was in somebody's way
+        self.queue.dispatch()  # where what it has sent was in somebody's way
         self._closing.progress()
 
     def _drained(self, identifier: str) -> None:
@@ -250,8 +404,8 @@ class Registry:
         """
         record = self._records.find(identifier, caller, reads=False)
         if record is None:
-            raise EvaluationGone(self._started)
-        return status(record.evaluation, self.queue.place(identifier))
+            raise EvaluationExpired(self._started)
+        return status(record.evaluation, self.queue.position(identifier))
 
     def evaluations(self, after: str | None, caller: str = "") -> Listing:
         """Return the caller's evaluations that were accepted after that cursor, some at a time.
@@ -268,7 +422,7 @@ class Registry:
         record = self._records.find(identifier, caller, reads=False)
         record = record or self._alive.get(identifier)
         if record is not None:
-            record.evaluation.stop(EvaluationError("cancelled", "the evaluation was cancelled"))
+            record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
             await record.evaluation.over.wait()
 
     def expire(self) -> None:
@@ -285,11 +439,11 @@ class Registry:
         for identifier, wanted in self.queue.holders():
             record = self._alive[identifier]
             record.evaluation.check_readers(record.readers.furthest, wanted=wanted)
-        self.queue.go_on()  # where pages were read until now
+        self.queue.dispatch()  # where pages were read until now
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """Let nothing run any longer, now that everything is to end."""
-        self._closing.hurry()
+        self._closing.stop_now()
 
     async def close(self, drain: float = 0) -> bool:
         """Accept nothing more, end everything, and return when nothing is left.

@@ -10,11 +10,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from tawebeval.core.states import State
-from tawebeval.deferreds import Signal, until
-from tawebeval.errors import EvaluationError
+from tawebeval.deferreds import Condition, poll_until
+from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.following import Followers
-from tawebeval.evaluations.records import Record, Records
+from tawebeval.evaluations.records import Record, Records, Subscriptions
 
 _FAREWELL = 5.0  # seconds in which readers can still take what they have not, at the end
 
@@ -22,7 +21,7 @@ log = Logger()
 
 
 @attrs.define
-class Closing:
+class Drain:
     """What is done from the moment when nothing more is accepted until nothing is left.
 
     `progress()` is to be called whenever an evaluation is over, one is forgotten, or a stream
@@ -31,23 +30,23 @@ class Closing:
 
     _alive: Mapping[str, Record]
     _records: Records
-    _followers: Followers
+    _followers: Subscriptions
     _clock: IReactorTime
     begun: bool = False
     _hurried: bool = False
     _readers: dict[str, None] = attrs.field(factory=dict)
-    _progress: Signal[None] = attrs.field(factory=Signal)
+    _progress: Condition[None] = attrs.field(factory=Condition)
 
     def progress(self) -> None:
         """Look whether what is waited for has come about."""
-        self._progress.fire(None)
+        self._progress.notify(None)
 
     def note_reader(self, identifier: str) -> None:
         """Note that pages of an evaluation are read: its end is expected to be, too."""
         if self.begun:
             self._readers[identifier] = None
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """Let nothing run any longer."""
         self._hurried = True
         self.progress()
@@ -82,7 +81,7 @@ class Closing:
 
     def _stop(self, evaluations: list[Evaluation]) -> None:
         for evaluation in evaluations:
-            evaluation.stop(EvaluationError("shutdown", "the service was stopped"))
+            evaluation.stop(EvaluationFailure("shutdown", "the service was stopped"))
 
     def _all_told(self) -> bool:
         """Whether nobody follows, and those who read pages have read theirs to the end."""
@@ -95,4 +94,4 @@ class Closing:
 
     async def _wait(self, done: Callable[[], bool], seconds: float) -> None:
         """Return when it is done, at the latest after so many seconds."""
-        await until(done, self._progress, seconds, self._clock)
+        await poll_until(done, self._progress, seconds, self._clock)

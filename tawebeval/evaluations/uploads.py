@@ -14,8 +14,8 @@ from typing import Protocol
 import attrs
 from twisted.logger import Logger
 
-from tawebeval.core.spool import Spool
-from tawebeval.deferreds import Signal, Threads, in_background
+from tawebeval.core.budget import Spool
+from tawebeval.deferreds import Condition, WorkerThreads, in_background
 from tawebeval.linux.filetree import add_path
 
 BATCH = 512 * 1024
@@ -26,7 +26,7 @@ _PER_FILE = 1024  # bytes of memory that a file takes here besides its content
 log = Logger()
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """The request that a form comes from."""
 
     def pause_body(self) -> None:
@@ -57,9 +57,9 @@ class UploadWriter:
     """
 
     directory: Path
-    _source: Source
+    _source: UploadSource
     _spool: Spool
-    _threads: Threads
+    _threads: WorkerThreads
     used: bool = False
     _gathered: list[_Piece] = attrs.field(factory=list)
     _size: int = 0  # bytes that what is gathered takes in memory
@@ -67,7 +67,7 @@ class UploadWriter:
     _complete: bool = False
     _writing: bool = False
     _error: Exception | None = None
-    _rest: Signal[None] = attrs.field(factory=Signal)
+    _rest: Condition[None] = attrs.field(factory=Condition)
     _then: Callable[[], object] | None = None
 
     def begin(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class UploadWriter:
         """Whether what is gathered is to be written, as soon as nothing else of it is."""
         if self._error is not None or not self._gathered:
             return False
-        return self._complete or self._size >= BATCH or self._spool.crowded
+        return self._complete or self._size >= BATCH or self._spool.is_crowded
 
     def _write_what_is_due(self) -> None:
         if self._due:
@@ -144,7 +144,7 @@ class UploadWriter:
         except Exception as error:  # noqa: BLE001  (who sends the form is told of any end)
             self._error = error
         self._writing = False
-        self._rest.fire(None)
+        self._rest.notify(None)
         if self._then is not None:
             self._then()
         elif self._error is not None and not self._complete:

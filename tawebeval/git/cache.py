@@ -22,9 +22,9 @@ from twisted.logger import Logger
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.tally import CacheTally
-from tawebeval.core.tokens import ANYBODY
-from tawebeval.deferreds import Threads, in_background
-from tawebeval.errors import EvaluationError
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.deferreds import SingleFlight, WorkerThreads, in_background
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.checkouts import SUFFIX, Checkouts
 from tawebeval.git.command import Git
 from tawebeval.git.credentials import Credential
@@ -33,7 +33,6 @@ from tawebeval.git.remotes import Remotes
 from tawebeval.git.repository import BareRepository, FetchLimits
 from tawebeval.git.stderr import is_corrupt
 from tawebeval.linux.filetree import remove
-from tawebeval.shared import Shared
 
 log = Logger()
 
@@ -55,7 +54,7 @@ class _Entry:
     bare: BareRepository
     size: int = 0
     users: int = 0
-    fetches: Shared[tuple[Repository, str], Commit] = attrs.field(factory=Shared)
+    fetches: SingleFlight[tuple[Repository, str], Commit] = attrs.field(factory=SingleFlight)
 
 
 class RepositoryCache:
@@ -69,7 +68,7 @@ class RepositoryCache:
         self,
         root: Path,
         git: Git,
-        threads: Threads,
+        threads: WorkerThreads,
         remotes: Remotes,
         limits: FetchLimits,
         keyring: Keyring,
@@ -124,7 +123,7 @@ class RepositoryCache:
         entry = self._entries[name] = _Entry(bare)
         return entry
 
-    def needs_network(self, repository: Repository, oid: str, caller: str = ANYBODY) -> bool:
+    def needs_network(self, repository: Repository, oid: str, caller: str = ANONYMOUS) -> bool:
         """Tell whether `check_out` would fetch over a network. Blocks briefly.
 
         Raises: EvaluationError.
@@ -136,7 +135,7 @@ class RepositoryCache:
         return entry is None or entry.bare.find_marked(oid) is None
 
     async def check_out(
-        self, repository: Repository, oid: str, caller: str = ANYBODY, *, again: bool = False
+        self, repository: Repository, oid: str, caller: str = ANONYMOUS, *, again: bool = False
     ) -> Checkout:
         """Return the checkout of a commit, which is fetched first unless the cache has it.
 
@@ -150,7 +149,7 @@ class RepositoryCache:
             generation, had_commits = entry.bare.generation, entry.bare.has_commits
             try:
                 return await self._provide(entry, request)
-            except EvaluationError as error:
+            except EvaluationFailure as error:
                 # Without a commit the cached repository is not damaged: the server's is.
                 stderr = str(error.members.get("stderr", ""))
                 if error.reason == "lost" or not (had_commits and is_corrupt(stderr)):
@@ -269,8 +268,8 @@ class RepositoryCache:
             log.info(
                 "{path}: maintenance was stopped, for fetches or the end of the daemon", path=path
             )
-        except (EvaluationError, OSError) as error:
-            members = error.members if isinstance(error, EvaluationError) else {}
+        except (EvaluationFailure, OSError) as error:
+            members = error.members if isinstance(error, EvaluationFailure) else {}
             log.warn(
                 "{path}: maintenance has failed: {error}: {stderr}",
                 path=path,

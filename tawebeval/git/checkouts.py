@@ -21,9 +21,8 @@ from twisted.logger import Logger
 
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.tally import CacheTally
-from tawebeval.deferreds import Threads
+from tawebeval.deferreds import SingleFlight, WorkerThreads
 from tawebeval.linux.filetree import remove, walk
-from tawebeval.shared import Shared
 
 SUFFIX = ".tree"
 _NAME = re.compile(rf"[0-9a-f]{{40}}-[0-9a-f]{{40}}-([0-9]+)-([0-9]+){re.escape(SUFFIX)}", re.ASCII)
@@ -63,7 +62,7 @@ class Checkouts:
     def __init__(
         self,
         root: Path,
-        threads: Threads,
+        threads: WorkerThreads,
         tally: CacheTally | None = None,
         on_use: Callable[[Path], object] = lambda path: None,
     ) -> None:
@@ -74,7 +73,7 @@ class Checkouts:
         self._threads = threads
         # The least recently used first.
         self._stored: OrderedDict[str, _StoredCheckout] = OrderedDict()
-        self._creations: Shared[str, None] = Shared()
+        self._creations: SingleFlight[str, None] = SingleFlight()
         self._count = 0  # of names for unfinished and detached directories
 
     def load(self, path: Path) -> None:

@@ -23,8 +23,8 @@ from twisted.python.failure import Failure
 
 from tawebeval.core import text
 from tawebeval.core.hosts import SSH
-from tawebeval.deferreds import Latch, completed
-from tawebeval.errors import ConfigurationError, EvaluationError
+from tawebeval.deferreds import OneShot, wait_shielded
+from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git.credentials import Login
 from tawebeval.git.stderr import find_disk_error, is_killed, is_out_of_memory
 from tawebeval.linux.child import ChildProcess, Spawner
@@ -115,8 +115,8 @@ class _CommandProtocol(ProcessProtocol):
         cache: Path,
     ) -> None:
         self._kill = kill
-        self.ended: Latch[GitResult] = Latch()
-        self.refused: EvaluationError | None = None
+        self.ended: OneShot[GitResult] = OneShot()
+        self.refused: EvaluationFailure | None = None
         self._on_stdout = on_stdout
         self._login = login
         self._cache = f"{cache}/"
@@ -133,14 +133,14 @@ class _CommandProtocol(ProcessProtocol):
             try:
                 if self.refused is None:
                     self._on_stdout(data)
-            except EvaluationError as error:
+            except EvaluationFailure as error:
                 self.refused = error
                 self.kill()
             return
         limit = _STDOUT_KEPT if childFD == 1 else _STDERR_KEPT + self._margin
         self._size[childFD] += len(data)
         if self._size[2] > _STDERR_LIMIT and self.refused is None:
-            self.refused = EvaluationError(
+            self.refused = EvaluationFailure(
                 "repository",
                 f"git and the server printed more than {_STDERR_LIMIT >> 20} MiB of messages",
             )
@@ -271,7 +271,7 @@ class Git:
             )
         timer = self._clock.callLater(timeout, command.kill) if timeout is not None else None
         try:
-            result = await completed(command.ended, command.kill)
+            result = await wait_shielded(command.ended, command.kill)
         finally:
             if timer is not None and timer.active():
                 timer.cancel()
@@ -302,18 +302,18 @@ class Git:
         printed = {"stderr": result.stderr}
         beginning = result.stderr if result.status and result.is_whole else ""
         if beginning.startswith(f"{_SHELL}: "):
-            raise EvaluationError("lost", "git could not be started", printed)
+            raise EvaluationFailure("lost", "git could not be started", printed)
         if beginning.startswith(BWRAP_PREFIX):
             message = "the sandbox of git could not be started"
-            raise EvaluationError("lost", message, printed, is_alarming=not serving)
+            raise EvaluationFailure("lost", message, printed, is_alarming=not serving)
         if result.status and (disk_error := find_disk_error(result.stderr)):
             message = f"git cannot use the disk: {disk_error}"
-            raise EvaluationError("lost", message, printed, is_alarming=False)
+            raise EvaluationFailure("lost", message, printed, is_alarming=False)
         if is_killed(result.status, result.stderr) and not result.timed_out:
             message = "git was killed: the machine is short of memory, or its disk fails"
-            raise EvaluationError("lost", message, printed, is_alarming=False)
+            raise EvaluationFailure("lost", message, printed, is_alarming=False)
         if result.status and is_out_of_memory(result.stderr, serving=serving):
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository",
                 f"git needs more than {self._memory} bytes of memory for this repository",
                 {"limit": "repositories.memory", "value": self._memory, **printed},

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import attrs
 
 from tawebeval.core.checkout import Commit
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 
 _LINE_KEPT = 1024  # bytes of a line that does not end
 _FOUND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40})\n")
@@ -29,13 +29,13 @@ class TreeLimits:
     def check(self, files: int, size: int) -> None:
         """Raise EvaluationError if a tree with these many `files` and bytes is over a limit."""
         if files > self.files:
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository",
                 f"the commit has more than {self.files} files and directories",
                 {"limit": "repositories.tree_files", "value": self.files},
             )
         if size > self.size:
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository",
                 f"the commit's files have more than {self.size} bytes",
                 {"limit": "repositories.tree_bytes", "value": self.size},
@@ -68,7 +68,7 @@ class TreeMeter:
 
     def _check_path(self, path: bytes) -> None:
         if len(path) > _PATH_MAX:
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository", f"the commit has a path of more than {_PATH_MAX} bytes"
             )
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import attrs
 
 from tawebeval.core.hosts import DEFAULT_PORTS, Address, Target, bracketed, is_public, matches
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 
 MAX_PASSWORD_SIZE = 2048
 """Bytes of a password: with the user name it fits into any pipe at once."""
@@ -103,7 +103,7 @@ class Credential:
         if self.password is None:
             return None
         if target.protocol == "http" and is_public(address):
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository",
                 f"the credentials for {target.host} are sent to public addresses over https"
                 " only; use https in the repository's URL",

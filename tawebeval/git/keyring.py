@@ -8,11 +8,11 @@ from pathlib import Path
 import attrs
 
 from tawebeval.config import CredentialSettings
-from tawebeval.core.hosts import target_of
+from tawebeval.core.hosts import parse_target
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.credentials import Credential, parse_password
 from tawebeval.linux.ownership import warn_of_readable_file
-from tawebeval.reloadable import Rereading
+from tawebeval.reloadable import Reloadable
 
 _SETTING = "repositories.credentials"
 
@@ -39,7 +39,7 @@ class Keyring:
 
         Raises: ValueError for an invalid URL.
         """
-        target = target_of(url)
+        target = parse_target(url)
         if target is None:
             return None
         return next((one for one in self._credentials if one.is_for(target, caller)), None)
@@ -58,10 +58,10 @@ class Keyring:
             if name
         )
 
-    def rereadings(self) -> Iterator[Rereading[Sequence[Credential]]]:
+    def reloadables(self) -> Iterator[Reloadable[Sequence[Credential]]]:
         """Yield the reloadable files; none without credentials."""
         if self._settings:
-            yield Rereading(_SETTING, self.files, self._read, self._apply)
+            yield Reloadable(_SETTING, self.files, self._read, self._apply)
 
     def _apply(self, credentials: Sequence[Credential]) -> None:
         self._credentials = credentials

@@ -10,10 +10,10 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.hosts import HostPolicy, Route, Target, path_of, route, target_of
-from tawebeval.errors import EvaluationError, ForbiddenHost
+from tawebeval.core.hosts import HostPolicy, Route, Target, parse_path, parse_target, route
+from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
-from tawebeval.resolver import LOOKUP, Addresses, LookupFailed, Resolver, UnknownHost
+from tawebeval.resolver import LOOKUP, CheckedResolver, LookupFailed, Resolver, UnknownHost
 
 # These lead to files that a process of the daemon has open.
 KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
@@ -32,9 +32,9 @@ class Remotes:
     _own: Sequence[Path] = ()
 
     @property
-    def _addresses(self) -> Addresses:
+    def _addresses(self) -> CheckedResolver:
         """Addresses under the current rules; a look-up ends under those with which it began."""
-        return Addresses(self.policy, self._resolver, self._clock)
+        return CheckedResolver(self.policy, self._resolver, self._clock)
 
     def check_url(self, url: str) -> bool:
         """Check a URL without a look-up; return whether it leads over a network.
@@ -52,15 +52,15 @@ class Remotes:
         """
         target = self._target(url)
         if target is None:
-            path = path_of(url)
+            path = parse_path(url)
             # git also finds `x.git` by the name `x`.
             return Route(url, source=path, readable=(path, f"{path}.git")), None
         try:
             address = await self._addresses.find(target, timeout)
         except (ForbiddenHost, UnknownHost) as error:
-            raise EvaluationError("repository", str(error)) from None
+            raise EvaluationFailure("repository", str(error)) from None
         except LookupFailed as error:
-            raise EvaluationError("lost", str(error), is_alarming=False) from None
+            raise EvaluationFailure("lost", str(error), is_alarming=False) from None
         if credential is None:
             return route(url, target, address), None
         login = credential.make_login(target, address)
@@ -81,22 +81,22 @@ class Remotes:
                 pass  # git reports it
             except OSError as error:
                 message = f"the repository {path} cannot be read: {error.strerror}"
-                raise EvaluationError("repository", message) from None
+                raise EvaluationFailure("repository", message) from None
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
         for own in (*self._own, *KERNEL_DIRECTORIES):
             if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
-                raise EvaluationError(
+                raise EvaluationFailure(
                     "repository", f"{path} is no place from which repositories are fetched"
                 )
 
     def _target(self, url: str) -> Target | None:
         try:
-            target = target_of(url)
+            target = parse_target(url)
         except ValueError as error:
-            raise EvaluationError("repository", f"the repository's URL {error}") from None
+            raise EvaluationFailure("repository", f"the repository's URL {error}") from None
         try:
             if target is not None:
                 self._addresses.check(target)
         except ForbiddenHost as error:
-            raise EvaluationError("repository", str(error)) from None
+            raise EvaluationFailure("repository", str(error)) from None
         return target

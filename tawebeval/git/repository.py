@@ -27,8 +27,8 @@ from twisted.internet.task import LoopingCall
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import Route
-from tawebeval.deferreds import Threads
-from tawebeval.errors import EvaluationError
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import Git, GitResult
 from tawebeval.git.commits import CommitInspection, TreeLimits, inspection_commands
 from tawebeval.git.credentials import Credential
@@ -110,7 +110,7 @@ class BareRepository:
 
     path: Path
     _git: Git
-    _threads: Threads
+    _threads: WorkerThreads
     _remotes: Remotes
     _limits: FetchLimits
     generation: int = 0
@@ -274,7 +274,7 @@ class BareRepository:
         try:
             return await fetching.addTimeout(seconds, self._limits.clock)
         except DeadlineExceeded:
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "repository",
                 f"the repository could not be fetched within {seconds:g} seconds, with all"
                 " attempts and the wait for other fetches from it",
@@ -368,7 +368,7 @@ class BareRepository:
                 break
             elif not is_unadvertised(result.stderr):
                 raise _failed("the repository could not be fetched", result)
-        raise EvaluationError("commit", f"the repository has no commit {oid}")
+        raise EvaluationFailure("commit", f"the repository has no commit {oid}")
 
 
 def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
@@ -402,8 +402,8 @@ def _inspected(inspection: CommitInspection, result: GitResult) -> Commit | None
     return inspection.commit
 
 
-def _failed(message: str, result: GitResult, **members: str | float) -> EvaluationError:
-    return EvaluationError("repository", message, {"stderr": result.stderr, **members})
+def _failed(message: str, result: GitResult, **members: str | float) -> EvaluationFailure:
+    return EvaluationFailure("repository", message, {"stderr": result.stderr, **members})
 
 
 def create_repository(path: Path) -> None:
@@ -440,7 +440,7 @@ def _disk_usage(found: _Files) -> int:
 
 async def fetch_within_limits(
     limits: FetchLimits,
-    threads: Threads,
+    threads: WorkerThreads,
     fetch: Callable[[], Coroutine[Deferred[Any], Any, GitResult]],
     repository: Path,
     is_complete: Callable[[], bool],
@@ -474,7 +474,7 @@ async def fetch_within_limits(
     except CancelledError:
         if not over:
             raise
-    except EvaluationError:
+    except EvaluationFailure:
         if not await threads.run(_is_over, repository, before, limits.size, is_complete()):
             await threads.run(_undo, repository, before)
             raise
@@ -486,7 +486,7 @@ async def fetch_within_limits(
     if is_complete() or not await threads.run(_undo, repository, before):
         # The fetch ended before it was measured, and refs name its objects: remove all.
         await threads.run(remove, repository)
-    raise EvaluationError(
+    raise EvaluationFailure(
         "repository",
         f"the repository was not fetched: it has more than {limits.size} bytes",
         {"limit": "repositories.fetch_bytes", "value": limits.size},

@@ -16,8 +16,8 @@ import attrs
 import msgspec
 from twisted.logger import Logger
 
-from tawebeval.admission import count_places
-from tawebeval.config import Configuration, Limits
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.deferreds import count_slots
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles, find_mounts
 
@@ -56,7 +56,7 @@ class Allowance:
         return (Problem(str(self), self.remedy),)
 
 
-def check_limits(limits: Limits) -> None:
+def check_limits(limits: LimitSettings) -> None:
     """Check that the daemon's hard limits allow an evaluator's limits.
 
     Raises: ConfigurationError.
@@ -154,7 +154,7 @@ def processes(configuration: Configuration) -> Allowance:
 
 def processes_needed(configuration: Configuration) -> int:
     """Return the processes and threads in use if every evaluator uses its whole limit."""
-    running = count_places(configuration.evaluations.running)
+    running = count_slots(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_PROCESSES
     return running * configuration.limits.processes + fetches + _DAEMON_PROCESSES
 
@@ -172,7 +172,7 @@ def watches(configuration: Configuration) -> Allowance:
 
     The daemon itself needs none (`daemon.polling`). Blocks, hardly. Raises OSError.
     """
-    running = count_places(configuration.evaluations.running)
+    running = count_slots(configuration.evaluations.running)
     wanted = running * configuration.limits.memory // _WATCH + configuration.http.connections
     there = int(WATCHES.read_text("ascii"))
     return Allowance(there, wanted, f"sysctl fs.epoll.max_user_watches={wanted}")
@@ -183,7 +183,7 @@ def _descriptors_besides(configuration: Configuration) -> int:
 
     Callbacks count also where they are disabled: enabling them takes no connections away.
     """
-    running = count_places(configuration.evaluations.running)
+    running = count_slots(configuration.evaluations.running)
     fetches = configuration.repositories.fetches * _FETCH_DESCRIPTORS
     callbacks = configuration.callbacks.at_once
     return running * _EVALUATION_DESCRIPTORS + fetches + callbacks + _SPARE_DESCRIPTORS

@@ -22,9 +22,9 @@ from typing import Protocol
 
 import attrs
 
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.errors import EvaluationError, over_limit
+from tawebeval.errors import EvaluationFailure, over_limit
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
 from tawebeval.linux.child import ChildProcess, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
@@ -157,7 +157,7 @@ class SandboxedRun(ABC):
         """Set the run's first process, once it was adopted."""
         self._first = child
 
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationError | None:
+    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         """Return the error of the first exceeded limit; None if all are kept. Blocks.
 
         `final`, for a run that has failed, looks more closely. `work` is the maximum number of
@@ -203,10 +203,10 @@ class SandboxedRun(ABC):
         """Whether less than `limits.free_disk` was free at the last look."""
         return self.free_disk < self.limits.free_disk
 
-    def make_disk_error(self) -> EvaluationError:
+    def make_disk_error(self) -> EvaluationFailure:
         """Return the error of a run that is stopped because the disk is nearly full."""
         floor = self.limits.free_disk
-        return EvaluationError(
+        return EvaluationFailure(
             "disk",
             "the disk of this machine is nearly full: less than limits.free_disk"
             f" ({floor} bytes) is free, and this run had {self.disk_bytes} bytes on it",
@@ -283,7 +283,7 @@ class Sandbox(Protocol):
     `limits` are those of later runs; a reload replaces them.
     """
 
-    limits: Limits
+    limits: LimitSettings
     cgroups: Cgroups
     orphans: Orphans
     trees: WritableTrees
@@ -338,7 +338,7 @@ class UnsandboxedRun(SandboxedRun):
 class NoSandbox:
     """The sandbox of `sandbox.kind = "none"`: runs have the rights of the daemon."""
 
-    limits: Limits
+    limits: LimitSettings
     cgroups: Cgroups
     orphans: Orphans
     trees: WritableTrees = attrs.field(factory=WritableTrees, eq=False)

@@ -28,9 +28,9 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import ChildProcess
 from tawebeval.linux.filetree import add_path
@@ -195,7 +195,7 @@ class Bubblewrap:
     readable: Sequence[str]
     network: bool
     trees: WritableTrees
-    limits: Limits
+    limits: LimitSettings
     cgroups: Cgroups
     orphans: Orphans
 
@@ -302,14 +302,16 @@ class BubblewrapRun(SandboxedRun):
         if number is not None:  # bwrap itself was killed
             if b'"child-pid"' in told:
                 return Exit(None, number)
-            raise EvaluationError("lost", f"the sandbox was ended by signal {number} at its start")
+            raise EvaluationFailure(
+                "lost", f"the sandbox was ended by signal {number} at its start"
+            )
         if b'"exit-code"' not in told:
-            raise EvaluationError(
+            raise EvaluationFailure(
                 "lost", "the sandbox could not be started", {"status": status or 0}
             )
         if _BEGUN.encode() not in told:
             what = "no process could be made for the evaluator in its sandbox"
-            raise EvaluationError("lost", what, {"status": status or 0})
+            raise EvaluationFailure("lost", what, {"status": status or 0})
         if status is not None and status - _SIGNALLED in _SIGNALS:
             return Exit(None, status - _SIGNALLED)
         return Exit(status or 0)

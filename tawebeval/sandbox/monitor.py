@@ -13,8 +13,8 @@ from twisted.internet.interfaces import IDelayedCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from tawebeval.deferreds import Threads
-from tawebeval.errors import EvaluationError
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.disk import LARGE_USAGE, QUICK_LOOKS, TooMuchWork
 
@@ -25,7 +25,7 @@ _BLIND = 8  # failed looks in a row; a run that is being removed fails once or t
 log = Logger()
 
 
-Stop = Callable[[EvaluationError], object]
+Stop = Callable[[EvaluationFailure], object]
 
 
 @attrs.define
@@ -69,7 +69,7 @@ class LimitMonitor:
     does not delay small runs.
     """
 
-    def __init__(self, clock: Any, threads: Threads, others: Threads) -> None:
+    def __init__(self, clock: Any, threads: WorkerThreads, others: WorkerThreads) -> None:
         self._clock = clock
         self._threads = threads
         self._others = others
@@ -147,7 +147,7 @@ class LimitMonitor:
             if run not in self._apart:
                 Deferred.fromCoroutine(self._look_apart(run))
             return
-        if found is None or isinstance(found, EvaluationError):
+        if found is None or isinstance(found, EvaluationFailure):
             self._failures.pop(run, None)
             if found is not None:
                 self._watched[run](found)
@@ -156,7 +156,7 @@ class LimitMonitor:
         if self._failures[run] == _BLIND:
             log.failure("a run is stopped, for its limits cannot be looked at", Failure(found))
             self._watched[run](
-                EvaluationError("lost", "the limits could not be looked at any more")
+                EvaluationFailure("lost", "the limits could not be looked at any more")
             )
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.admission import count_places
 from tawebeval.config import MIB, Configuration
+from tawebeval.deferreds import count_slots
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.filetree import add_path, is_full
 from tawebeval.linux.ownership import user_name
@@ -89,7 +89,7 @@ def check_quotas(directories: Sequence[Path], configuration: Configuration) -> N
 
     Raises ConfigurationError, OSError.
     """
-    wanted, running = quota_of(configuration), count_places(configuration.evaluations.running)
+    wanted, running = quota_of(configuration), count_slots(configuration.evaluations.running)
     if 0 < len(directories) < running:
         raise ConfigurationError(
             f"{directories[0].parent}: {len(directories)} evaluations have a quota, and {running}"
@@ -142,7 +142,7 @@ def prepare_quotas(
     All existing ones get the quota of this configuration. They belong to the owner of `state`. The
     first has the project number `first`, the others those after it. Raises: ConfigurationError.
     """
-    quota, running = quota_of(configuration), count_places(configuration.evaluations.running)
+    quota, running = quota_of(configuration), count_slots(configuration.evaluations.running)
     limits = _QUOTA.pack(quota.size // 1024, 0, 0, quota.files, 0, 0, 0, 0, _LIMITS)
     if credentials.user_ids()[1] != 0:
         raise ConfigurationError("only root can set quotas; run this as root")

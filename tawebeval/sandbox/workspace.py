@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.core.form import SubmissionFile
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.filetree import empty, remove
 
 _SUBMISSION = "submission"
@@ -150,9 +150,9 @@ class Workspace:
             inside, found = True, False
         shown = directory[:_EXCERPT]
         if not inside:
-            raise EvaluationError("directory", f"{shown!r} leads out of the repository")
+            raise EvaluationFailure("directory", f"{shown!r} leads out of the repository")
         if not found:
-            raise EvaluationError("directory", f"{shown!r} is no directory of that commit")
+            raise EvaluationFailure("directory", f"{shown!r} is no directory of that commit")
         return self.tree / path.relative_to(checkout)
 
     def read_file(self, path: str, directory: Path, limit: int, view: WorkspaceView) -> bytes:

@@ -30,7 +30,7 @@ log = Logger()
 
 
 @attrs.define(eq=False)
-class Traffic:
+class RequestLog:
     """What was answered: how often, by method, route and status, and in how many seconds.
 
     Answers that were to wait, for events or for the end of an evaluation, count without a time:

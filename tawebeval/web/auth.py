@@ -9,11 +9,11 @@ from pathlib import Path
 
 import attrs
 
-from tawebeval.config import Callers, Metrics
-from tawebeval.core.tokens import ANYBODY, Tokens, parse_tokens
+from tawebeval.config import CallerSettings, MetricsSettings
+from tawebeval.core.tokens import ANONYMOUS, Tokens, parse_tokens
 from tawebeval.errors import ConfigurationError, OverShare
 from tawebeval.linux.ownership import find_secrets_file, read_secrets
-from tawebeval.reloadable import Rereading
+from tawebeval.reloadable import Reloadable
 
 _CREDENTIAL = "tokens"
 _METRICS_CREDENTIAL = "metrics-tokens"
@@ -21,7 +21,7 @@ _ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refuse
 
 
 @attrs.define
-class Rate:
+class RateLimit:
     """Lets each caller make `per_minute` requests, at once or spread; 0 is no limit.
 
     `seconds` is a clock. Each has a bucket that holds the requests of one minute at most, and
@@ -33,7 +33,7 @@ class Rate:
     # By caller: how many requests were left, and when.
     _left: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
 
-    def take(self, caller: str) -> None:
+    def spend(self, caller: str) -> None:
         """Count a request. Raises OverShare, and counts nothing, where there is none left."""
         if not self.per_minute:
             return
@@ -50,13 +50,13 @@ class Rate:
 
 
 @attrs.define
-class Access:
+class Authentication:
     """Lets requests in; `source` is the file of tokens, None where anybody may call.
 
     `setting` is the one that names the file.
     """
 
-    rate: Rate
+    rate: RateLimit
     source: Path | None = None
     setting: str = "callers.tokens"
     _tokens: Tokens | None = attrs.field(default=None, init=False)
@@ -77,15 +77,15 @@ class Access:
         Raises Unauthorized, OverShare.
         """
         if self._tokens is None:
-            return ANYBODY
+            return ANONYMOUS
         caller = self._tokens.authenticate(authorization)
-        self.rate.take(caller)
+        self.rate.spend(caller)
         return caller
 
-    def rereadings(self) -> Iterator[Rereading[Tokens]]:
+    def reloadables(self) -> Iterator[Reloadable[Tokens]]:
         """Yield what reads the tokens again; nothing where there are none."""
         if self.source is not None:
-            yield Rereading(
+            yield Reloadable(
                 self.setting, (self.source,), partial(self._read, self.source), self._take
             )
 
@@ -99,7 +99,7 @@ class Access:
             raise ConfigurationError(f"{self.setting}: {error}") from None
 
 
-def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None:
+def find_tokens(callers: CallerSettings, environment: Mapping[str, str]) -> Path | None:
     """Return where the file of tokens is, None if there is none.
 
     It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`). Raises
@@ -114,7 +114,7 @@ def find_tokens(callers: Callers, environment: Mapping[str, str]) -> Path | None
     return found
 
 
-def find_metrics_tokens(metrics: Metrics, environment: Mapping[str, str]) -> Path | None:
+def find_metrics_tokens(metrics: MetricsSettings, environment: Mapping[str, str]) -> Path | None:
     """Return where the tokens of those who may read the metrics are; None where none are asked for.
 
     Raises ConfigurationError where there is no such file.

@@ -11,11 +11,11 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
-from tawebeval.deferreds import Threads
+from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import Registry
-from tawebeval.web.access_log import Traffic
-from tawebeval.web.auth import Access
+from tawebeval.web.access_log import RequestLog
+from tawebeval.web.auth import Authentication
 from tawebeval.web.exposure import check_change, check_reading
 from tawebeval.web.responses import header
 
@@ -31,11 +31,11 @@ class Operations:
 
     obstacles: Callable[[], Sequence[str]] = tuple
     metrics: Callable[[], bytes] = bytes
-    readers: Access | None = None
+    readers: Authentication | None = None
 
 
 @attrs.define(eq=False)
-class Api:
+class WebContext:
     """The registry, where forms are put while they arrive, who may call, and what is counted.
 
     `threads` write the forms. A reload changes the configuration. `clock` is for deadlines,
@@ -46,11 +46,11 @@ class Api:
     configuration: Configuration
     uploads: Path
     random: Callable[[int], bytes]
-    access: Access
+    access: Authentication
     clock: IReactorTime
-    threads: Threads
+    threads: WorkerThreads
     operations: Operations = attrs.field(factory=Operations)
-    traffic: Traffic = attrs.field(factory=Traffic)
+    traffic: RequestLog = attrs.field(factory=RequestLog)
     time: Callable[[], float] = time.time
 
     def admit(self, method: bytes, headers: Headers) -> str:

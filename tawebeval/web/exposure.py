@@ -21,7 +21,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[?([^/\]]*?)\]?(?::[0-9]+)?)")
 _SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
 
 
-class Reach(Enum):
+class Exposure(Enum):
     """Who can connect to an endpoint."""
 
     MACHINE = "programs of this machine"
@@ -29,22 +29,22 @@ class Reach(Enum):
     OTHERS = "other machines, as far as can be seen"
 
 
-def reach(endpoint: str) -> Reach:
+def exposure_of(endpoint: str) -> Exposure:
     """Tell who can connect to one of Twisted's endpoint strings."""
     kind, *arguments = _PARTS.findall(endpoint) or [""]
     if kind == "haproxy":  # what follows is an endpoint of its own
-        return reach(endpoint.partition(":")[2])
+        return exposure_of(endpoint.partition(":")[2])
     if kind == "unix":
-        return Reach.MACHINE
+        return Exposure.MACHINE
     if kind in ("systemd", "fd"):
-        return Reach.UNKNOWN
+        return Exposure.UNKNOWN
     interface = ""
     for argument in arguments:
         setting = _SETTING.fullmatch(argument)
         if setting and _ESCAPED.sub(r"\1", setting[1]) == "interface":  # the last one counts
             interface = _ESCAPED.sub(r"\1", setting[2])
     local = kind in ("tcp", "tcp6", "ssl") and _LOOPBACK.fullmatch(interface)
-    return Reach.MACHINE if local else Reach.OTHERS
+    return Exposure.MACHINE if local else Exposure.OTHERS
 
 
 def check_endpoints(endpoints: Iterable[str]) -> list[str]:
@@ -54,8 +54,8 @@ def check_endpoints(endpoints: Iterable[str]) -> list[str]:
     """
     unknown = []
     for endpoint in endpoints:
-        found = reach(endpoint)
-        if found is Reach.OTHERS:
+        found = exposure_of(endpoint)
+        if found is Exposure.OTHERS:
             raise ConfigurationError(
                 f"listen: {endpoint!r} may be reached from other machines, and there are no "
                 "tokens: whoever reaches it could run programs here; name a file of tokens "
@@ -63,7 +63,7 @@ def check_endpoints(endpoints: Iterable[str]) -> list[str]:
                 "prints), or listen on this machine only (tcp:8080:interface=127.0.0.1), or write "
                 "[callers] open = true if everybody shall"
             )
-        if found is Reach.UNKNOWN:
+        if found is Exposure.UNKNOWN:
             unknown.append(endpoint)
     return unknown
 

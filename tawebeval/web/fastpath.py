@@ -26,17 +26,14 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
 from tawebeval.core.identifiers import IDENTIFIER
-from tawebeval.core.pages import Page
+from tawebeval.core.pages import EventPage
 from tawebeval.errors import RequestError
 from tawebeval.web.access_log import EVENTS
-from tawebeval.web.context import Api
-from tawebeval.web.events import OFFERED, PAGE
-from tawebeval.web.negotiation import negotiate
-from tawebeval.web.polls import Poll
+from tawebeval.web.context import WebContext
+from tawebeval.web.events import OFFERED, PAGE, Poll, negotiate
 from tawebeval.web.responses import NO_STORE, NUMBER, preference_of
 from tawebeval.web.server import problems
 from tawebeval.web.server.channel import ApiChannel
-from tawebeval.web.server.clients import Client
 from tawebeval.web.server.headers import (
     JSON,
     date_line,
@@ -46,6 +43,7 @@ from tawebeval.web.server.headers import (
     status_line,
 )
 from tawebeval.web.server.interface import GONE
+from tawebeval.web.server.limits import RemoteAddress
 
 _LONGEST = 4096  # bytes of a request; longer ones are not plain
 
@@ -73,19 +71,19 @@ class Fields:
     asks for. The answer has the lines `before` its date, and those `behind` it.
     """
 
-    client: Client
+    client: RemoteAddress
     authorization: Sequence[bytes] = attrs.field(repr=False)
     wait: int | None
     before: bytes
     behind: bytes
 
 
-class Shortcut:
+class PollFastPath:
     """The shortcut on one connection."""
 
     __slots__ = ("_api", "_block", "_channel", "_configuration", "_fields", "_line", "_longest")
 
-    def __init__(self, api: Api, channel: ApiChannel) -> None:
+    def __init__(self, api: WebContext, channel: ApiChannel) -> None:
         limits = api.configuration.http
         self._channel = channel
         self._api = api
@@ -138,13 +136,13 @@ class PlainRequest:
 
     __slots__ = ("_api", "_begun", "_channel", "_fields", "_poll", "_waiting", "startedWriting")
 
-    def __init__(self, channel: ApiChannel, api: Api, fields: Fields, poll: Poll) -> None:
+    def __init__(self, channel: ApiChannel, api: WebContext, fields: Fields, poll: Poll) -> None:
         self.startedWriting = False
         self._api = api
         self._channel = channel
         self._fields = fields
         self._poll = poll
-        self._waiting: Deferred[Page] | None = None
+        self._waiting: Deferred[EventPage] | None = None
 
     def begin(self) -> None:
         """Answer, now or when there is something to say."""
@@ -173,7 +171,7 @@ class PlainRequest:
         """Return the seconds since there was something to answer."""
         return self._api.clock.seconds() - self._begun
 
-    def _send(self, page: Page) -> None:
+    def _send(self, page: EventPage) -> None:
         headers = {
             **self._poll.headers(page),
             **self._poll.link(page, self._channel.site.mount.path),
@@ -190,7 +188,7 @@ class PlainRequest:
             return
         if not failure.check(RequestError):
             log.failure("a request failed", failure)
-        problem = problems.problem_of(failure.value)
+        problem = problems.find_problem(failure.value)
         self._write(problem.status, problem.headers, problem.body, problems.CONTENT_TYPE)
         self._note(problem.status, len(problem.body))
 
@@ -252,7 +250,7 @@ def _line_below(base_path: str) -> re.Pattern[bytes]:
     return re.compile(rb"GET (?:%b)?%b HTTP/1\.1" % (re.escape(base_path.encode()), _TARGET))
 
 
-def read_fields(block: bytes, channel: ApiChannel, api: Api) -> Fields | None:
+def read_fields(block: bytes, channel: ApiChannel, api: WebContext) -> Fields | None:
     """Return what headers on `channel` come to, with the empty line behind them.
 
     None if they are not plain.

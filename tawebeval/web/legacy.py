@@ -11,7 +11,7 @@ from klein import Klein
 from twisted.web.iweb import IRequest
 
 from tawebeval.errors import InvalidField
-from tawebeval.web.context import Api
+from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page
 from tawebeval.web.responses import argument, received, send
 
@@ -21,7 +21,7 @@ def answer_to_form(identifier: str) -> dict[str, str]:
     return {"evaluation_id": identifier, "id": identifier}
 
 
-def add_routes(app: Klein, api: Api) -> None:
+def add_routes(app: Klein, api: WebContext) -> None:
     """Add the older place of pages to the application."""
 
     @app.route("/evaluation_events", methods=["GET"])

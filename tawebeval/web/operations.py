@@ -9,8 +9,8 @@ from twisted.web.iweb import IRequest
 from werkzeug.exceptions import NotFound
 
 from tawebeval import __version__
-from tawebeval.errors import Forbidden, NotReady
-from tawebeval.web.context import Api
+from tawebeval.errors import AccessDenied, NotReady
+from tawebeval.web.context import WebContext
 from tawebeval.web.exposure import is_ours
 from tawebeval.web.responses import received, send, send_json
 from tawebeval.web.server.request import ApiRequest
@@ -26,7 +26,7 @@ METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 _OF_PROXIES = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via")
 
 
-def add_routes(app: Klein, api: Api) -> None:
+def add_routes(app: Klein, api: WebContext) -> None:
     """Add the routes to the application."""
 
     @app.route(HEALTH, methods=["GET"])
@@ -49,7 +49,7 @@ def add_routes(app: Klein, api: Api) -> None:
         return send(request, api.operations.metrics(), METRICS_TYPE)
 
 
-def check_reader(api: Api, request: ApiRequest) -> None:
+def check_reader(api: WebContext, request: ApiRequest) -> None:
     """Raise Unauthorized, Forbidden or NotFound for those who may not read the figures."""
     readers, headers = api.configuration.metrics.readers, request.requestHeaders
     if readers == "nobody":
@@ -58,7 +58,7 @@ def check_reader(api: Api, request: ApiRequest) -> None:
         assert api.operations.readers is not None, "the daemon does not start without"
         api.operations.readers.admit(headers.getRawHeaders(b"Authorization", []))
     elif any(map(headers.hasHeader, _OF_PROXIES)) or not _is_this_machine(request):
-        raise Forbidden(
+        raise AccessDenied(
             "these figures are for programs of this machine, and for no proxy; the operator can"
             ' let others have them ([metrics] readers = "tokens")'
         )
@@ -83,7 +83,7 @@ def _check_no_page(request: ApiRequest) -> None:
     host = (headers.getRawHeaders(b"Host", [b""])[0]).decode("latin-1")
     origin = headers.getRawHeaders(b"Origin", [f"http://{host}".lower().encode("latin-1")])[0]
     if not is_ours(origin.decode("latin-1"), host, ()):
-        raise Forbidden(
+        raise AccessDenied(
             "these figures are for programs that ask for a loopback address or localhost, and for"
             " no page of another origin"
         )

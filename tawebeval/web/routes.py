@@ -16,26 +16,26 @@ from twisted.web.http import NO_CONTENT
 from twisted.web.iweb import IRequest
 from werkzeug.exceptions import HTTPException, NotFound
 
-from tawebeval.core.tokens import ANYBODY
+from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import RequestError
-from tawebeval.web import description, legacy, operations, static_files
+from tawebeval.web import legacy, operations, static_files
 from tawebeval.web.access_log import Routes, readable
-from tawebeval.web.context import Api
+from tawebeval.web.context import WebContext
 from tawebeval.web.events import send_events
-from tawebeval.web.fastpath import Shortcut
+from tawebeval.web.fastpath import PollFastPath
 from tawebeval.web.responses import argument, received, send, send_json
 from tawebeval.web.server import problems
 from tawebeval.web.server.base_path import single_slashes
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.upload import FormReceiver, receive_form
 
-OPEN_PATHS = frozenset([*operations.PATHS, description.PATH.encode(), *static_files.PATHS])
+OPEN_PATHS = frozenset([*operations.PATHS, static_files.PATH.encode(), *static_files.PATHS])
 """Paths that need no caller's token."""
 
 log = Logger()
 
 
-def make_app(api: Api) -> Klein:
+def make_app(api: WebContext) -> Klein:
     """Return the Klein application over `api`."""
     app = Klein()
     registry, base_path = api.registry, api.configuration.http.base_path
@@ -83,10 +83,10 @@ def make_app(api: Api) -> Klein:
         request.setResponseCode(NO_CONTENT)
         return b""
 
-    @app.route(description.PATH, methods=["GET"])
+    @app.route(static_files.PATH, methods=["GET"])
     def describe(request: IRequest) -> bytes:
         """Return the description of the API."""
-        return description.DESCRIPTION.send(request)
+        return static_files.DESCRIPTION.send(request)
 
     @app.handle_errors(RequestError, HTTPException)
     def refused(request: IRequest, failure: Failure) -> bytes:
@@ -110,7 +110,7 @@ def _send_problem(request: IRequest, failure: Failure) -> bytes:
 class KleinApplication:
     """The API as `ApiSite` uses it (`server.interface.Application`): the Klein app and `api`."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: WebContext) -> None:
         self.api = api
         self.app = make_app(api)
         self.routes = Routes(self.app)
@@ -126,7 +126,7 @@ class KleinApplication:
         Raises Unauthorized, OverShare, ForeignPage.
         """
         if single_slashes(received(request).path) in OPEN_PATHS:
-            return ANYBODY
+            return ANONYMOUS
         return self.api.admit(request.method, request.requestHeaders)
 
     def receive_form(self, request: IRequest, length: int | None) -> FormReceiver | None:
@@ -165,7 +165,7 @@ def make_site(application: KleinApplication, reactor: Any) -> ApiSite:
     return ApiSite(
         application.app.resource(),
         application,
-        partial(Shortcut, api),
+        partial(PollFastPath, api),
         api.configuration.http,
         reactor,
     )

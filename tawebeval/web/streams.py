@@ -21,8 +21,8 @@ from twisted.web.http import Request
 from zope.interface import implementer
 
 from tawebeval.core.framing import Framing
-from tawebeval.deferreds import Signal
-from tawebeval.evaluations.following import Connection, Following, Opaque
+from tawebeval.deferreds import Condition
+from tawebeval.evaluations.records import Connection, Subscription, UnprobedConnection
 from tawebeval.web.server.transport import SocketProgress, below_tls
 
 PIECE = 64 * 1024
@@ -42,7 +42,7 @@ class Flow:
     clock: IReactorTime
     _paused: bool = False
     _stopped: bool = False
-    _resumed: Signal[None] = attrs.field(factory=Signal)
+    _resumed: Condition[None] = attrs.field(factory=Condition)
 
     def pauseProducing(self) -> None:
         """Wait: the connection has enough."""
@@ -51,7 +51,7 @@ class Flow:
     def resumeProducing(self) -> None:
         """Go on: the connection has taken what it was given."""
         self._paused = self._stopped
-        self._resumed.fire(None)
+        self._resumed.notify(None)
 
     def stopProducing(self) -> None:
         """Wait for ever: the connection is about to end, and that is told in another way."""
@@ -65,7 +65,7 @@ class Flow:
 
 
 async def stream(
-    following: Following,
+    following: Subscription,
     flow: Flow,
     framing: Framing,
     write: Callable[[bytes], object],
@@ -103,7 +103,11 @@ async def _happens(change: Deferred[None]) -> bool:
 
 
 async def send_stream(
-    request: Request, following: Following, framing: Framing, clock: IReactorTime, heartbeat: float
+    request: Request,
+    following: Subscription,
+    framing: Framing,
+    clock: IReactorTime,
+    heartbeat: float,
 ) -> None:
     """Answer with the events, framed so; the answer ends with the evaluation."""
     channel = request.channel
@@ -136,6 +140,6 @@ def connection_of(transport: Any) -> Connection:
     transport = below_tls(transport)
     handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
     if not isinstance(handle, socket):
-        return Opaque()
+        return UnprobedConnection()
     handle.setsockopt(SOL_SOCKET, SO_SNDBUF, _SEND_BUFFER)
-    return SocketProgress(handle) if handle.family in (AF_INET, AF_INET6) else Opaque()
+    return SocketProgress(handle) if handle.family in (AF_INET, AF_INET6) else UnprobedConnection()

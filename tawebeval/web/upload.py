@@ -20,6 +20,7 @@ from multipart import (
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import Configuration
+from tawebeval.core.budget import Spool
 from tawebeval.core.form import (
     FIELD_ALIASES,
     TEXT_FIELDS,
@@ -27,7 +28,6 @@ from tawebeval.core.form import (
     parse_form,
     submission_file,
 )
-from tawebeval.core.spool import Spool
 from tawebeval.errors import (
     InvalidField,
     MalformedRequest,
@@ -36,8 +36,8 @@ from tawebeval.errors import (
     UnsupportedMediaType,
 )
 from tawebeval.evaluations.records import Upload
-from tawebeval.evaluations.uploads import Source, UploadWriter
-from tawebeval.web.context import Api
+from tawebeval.evaluations.uploads import UploadSource, UploadWriter
+from tawebeval.web.context import WebContext
 from tawebeval.web.responses import header
 from tawebeval.web.server.problems import not_stored
 
@@ -222,7 +222,7 @@ class FormReceiver:
 
 
 def receive_form(
-    api: Api, headers: Headers, length: int | None, caller: str, source: Source
+    api: WebContext, headers: Headers, length: int | None, caller: str, source: UploadSource
 ) -> FormReceiver:
     """Return the receiver of the form of a request with these headers. Raises RequestErrors.
 

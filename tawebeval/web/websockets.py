@@ -29,7 +29,7 @@ from wsproto.utilities import ProtocolError
 
 from tawebeval.core.framing import MESSAGES
 from tawebeval.errors import MalformedRequest, UnsupportedVersion
-from tawebeval.evaluations.following import Following
+from tawebeval.evaluations.records import Subscription
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import Flow, connection_of, stream
 
@@ -165,7 +165,7 @@ def _tell_version(request: Request) -> None:
 
 
 async def send_messages(
-    request: ApiRequest, following: Following | None, clock: IReactorTime, heartbeat: float
+    request: ApiRequest, following: Subscription | None, clock: IReactorTime, heartbeat: float
 ) -> None:
     """Make a WebSocket of the connection, and send the events; only its end ends this.
 

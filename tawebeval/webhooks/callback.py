@@ -6,7 +6,7 @@ from enum import Enum
 
 import attrs
 
-from tawebeval.core.hosts import Target, bracketed, target_of
+from tawebeval.core.hosts import Target, bracketed, parse_target
 
 
 class CallbackState(Enum):
@@ -48,6 +48,6 @@ class Callback:
 
 def web_target(url: str) -> Target:
     """Return the target of a URL that the form has accepted as `callback_url`."""
-    target = target_of(url)
+    target = parse_target(url)
     assert target is not None, "only paths have no host"
     return target

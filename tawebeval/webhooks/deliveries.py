@@ -19,12 +19,11 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger, LogLevel
 from twisted.web.client import BrowserLikePolicyForHTTPS
 
-from tawebeval.admission import UNBOUNDED, Queue
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, Verdict
-from tawebeval.deferreds import Latch, Signal, in_background
+from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShot, in_background
 from tawebeval.errors import ForbiddenHost, InvalidField
-from tawebeval.reloadable import Rereading
+from tawebeval.reloadable import Reloadable
 from tawebeval.resolver import Resolver
 from tawebeval.webhooks.callback import Callback, CallbackState
 from tawebeval.webhooks.sender import AttemptResult, CachedPolicyForHTTPS, Sender, open_sender
@@ -52,7 +51,7 @@ class Delivery:
     event: str
     given_up: str = ""
     task: Deferred[None] | None = None
-    done: Latch[None] = attrs.field(factory=Latch)
+    done: OneShot[None] = attrs.field(factory=OneShot)
 
     @property
     def size(self) -> int:
@@ -88,14 +87,14 @@ class Callbacks:
         self._secrets = secrets
         self._sender = sender
         own = 0 if alone else (settings.at_once + 1) // 2
-        self._slots = Queue(settings.at_once, UNBOUNDED, own)
+        self._slots = FairQueue(settings.at_once, UNBOUNDED, own)
         self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
         self._clock = clock
         self._random = random
         self._time = time
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
         self._sizes: Counter[str] = Counter()  # by caller, without deliveries given up
-        self._hastened: Signal[None] = Signal()
+        self._hastened: Condition[None] = Condition()
         self._last_attempts = False
         self._stopped = False
         self.ended: Counter[CallbackState] = Counter()
@@ -105,9 +104,9 @@ class Callbacks:
         """Number of callbacks to be delivered."""
         return len(self._deliveries)
 
-    def rereadings(self) -> Iterator[Rereading[Secrets]]:
+    def reloadables(self) -> Iterator[Reloadable[Secrets]]:
         """Yield the file of secrets, unless callbacks are disabled."""
-        return self._secrets.rereadings()
+        return self._secrets.reloadables()
 
     def expect(self, url: str, caller: str) -> Callback:
         """Return the callback of a new evaluation. Raises: InvalidField."""
@@ -141,7 +140,7 @@ class Callbacks:
         """End all pauses: from now on each delivery has one last attempt."""
         if not self._last_attempts:
             self._last_attempts = True
-            self._hastened.fire(None)
+            self._hastened.notify(None)
 
     def hurry(self) -> None:
         """Give up all deliveries, and those that are yet to come."""
@@ -229,7 +228,7 @@ class Callbacks:
 
     async def _attempt(self, delivery: Delivery) -> AttemptResult:
         callback = delivery.callback
-        await self._slots.enter(delivery.event, callback.caller)
+        await self._slots.acquire(delivery.event, callback.caller)
         try:
             if delivery.given_up:
                 raise CancelledError
@@ -244,7 +243,7 @@ class Callbacks:
             )
             return await self._sender.post(callback.url, headers, delivery.document)
         finally:
-            self._slots.leave(delivery.event)
+            self._slots.release(delivery.event)
 
     def _log(self, delivery: Delivery, delay: float | None = None) -> None:
         """Log the end of a delivery, or a failed attempt with the `delay` before the next."""

@@ -43,10 +43,10 @@ from zope.interface import implementer
 
 from tawebeval import __version__
 from tawebeval.config import CallbackSettings
-from tawebeval.core.backoff import Verdict, retry_after, verdict
+from tawebeval.core.backoff import Verdict, judge_status, parse_retry_after
 from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
-from tawebeval.resolver import Addresses, LookupFailed, Resolver, UnknownHost
+from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
 from tawebeval.webhooks.callback import web_target
 
 MAX_ANSWER = 64 * 1024
@@ -187,7 +187,7 @@ class _Body:
 class AttemptResult:
     """Result of one attempt; `reason` describes it for people.
 
-    `retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
+    `parse_retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
     """
 
     verdict: Verdict
@@ -203,7 +203,7 @@ class Sender:
     since the epoch.
     """
 
-    _addresses: Addresses
+    _addresses: CheckedResolver
     _agent: Callable[[Target, Address], IAgent]
     _clock: Any
     _time: Callable[[], float]
@@ -256,9 +256,11 @@ class Sender:
         with suppress(Exception):  # the status counts alone, even if this is cancelled now
             await collect(response, lambda _: None)
         return AttemptResult(
-            verdict(response.code),
+            judge_status(response.code),
             f"the status {response.code}",
-            retry_after(response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()),
+            parse_retry_after(
+                response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()
+            ),
         )
 
 
@@ -274,7 +276,7 @@ def open_sender(
         settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
     )
     return Sender(
-        Addresses(policy, resolver, reactor),
+        CheckedResolver(policy, resolver, reactor),
         partial(PinnedAgent, reactor, trust, settings.timeout),
         reactor,
         time,

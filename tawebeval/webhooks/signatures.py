@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from tawebeval.core.tokens import ANYBODY, NAME, entries
+from tawebeval.core.tokens import ANONYMOUS, NAME, read_lines
 from tawebeval.errors import ConfigurationError
 
 _EVERYBODY = "*"  # the anonymous caller's name in the file
@@ -53,7 +53,7 @@ def parse_secrets(text: str) -> Secrets:
     the line by its number and shows nothing of it.
     """
     found: dict[str, list[bytes]] = {}
-    for number, line in entries(text):
+    for number, line in read_lines(text):
         match = _LINE.fullmatch(line)
         try:
             secret = b64decode(match[2]) if match else b""
@@ -63,7 +63,7 @@ def parse_secrets(text: str) -> Secrets:
             raise ConfigurationError(
                 f"line {number}: should be NAME whsec_BASE64, of {_LEAST} to {_MOST} random bytes"
             )
-        caller = ANYBODY if match[1] == _EVERYBODY else match[1]
+        caller = ANONYMOUS if match[1] == _EVERYBODY else match[1]
         found.setdefault(caller, []).append(secret)
     if not found:
         raise ConfigurationError("there is no secret in it, so nobody could have callbacks")

@@ -10,7 +10,7 @@ import attrs
 
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.ownership import find_secrets_file, read_secrets, warn_of_readable_file
-from tawebeval.reloadable import Rereading
+from tawebeval.reloadable import Reloadable
 from tawebeval.webhooks.signatures import Secrets, parse_secrets
 
 _SETTING = "callbacks.secrets"
@@ -29,11 +29,11 @@ class SecretsFile:
         if self.path is not None:
             self.current = read_signing(self.path)
 
-    def rereadings(self) -> Iterator[Rereading[Secrets]]:
+    def reloadables(self) -> Iterator[Reloadable[Secrets]]:
         """Yield the file, if there is one."""
         if self.path is not None:
             read = partial(read_signing, self.path)
-            yield Rereading(_SETTING, (self.path,), read, self._take)
+            yield Reloadable(_SETTING, (self.path,), read, self._take)
 
     def _take(self, secrets: Secrets) -> None:
         self.current = secrets

@@ -14,7 +14,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.client import Client, Event, Text
-from tawebeval.config import Buffers, Configuration, Limits, Polls
+from tawebeval.config import BufferSettings, Configuration, LimitSettings, PollSettings
 from tests.cases.agents import BreakingAgent, Fate
 from tests.fake_children import FakeChild
 from tests.fake_clients import Service
@@ -144,9 +144,9 @@ class ClientTestCase(SynchronousTestCase):
     """A client and a server."""
 
     settings = Configuration(
-        limits=Limits(request_body=1_000_000),
-        buffers=Buffers(evaluation=4096, page=1024),
-        polls=Polls(wait=20),
+        limits=LimitSettings(request_body=1_000_000),
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        polls=PollSettings(wait=20),
     )
 
     def setUp(self) -> None:

@@ -14,8 +14,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.deferreds import Latch, completed
-from tawebeval.errors import EvaluationError
+from tawebeval.deferreds import OneShot, wait_shielded
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
@@ -96,7 +96,7 @@ class Running:
 
     def __init__(self) -> None:
         self.killed = 0
-        self._latch: Latch[GitResult] = Latch()
+        self._latch: OneShot[GitResult] = OneShot()
 
     def kill(self) -> None:
         """Count; the process ends when the test calls `end`."""
@@ -108,7 +108,7 @@ class Running:
 
     async def result(self) -> GitResult:
         """Return the result, as `Git.run` does."""
-        return await completed(self._latch, self.kill)
+        return await wait_shielded(self._latch, self.kill)
 
 
 class CacheTestCase(SynchronousTestCase):
@@ -205,11 +205,11 @@ class CacheTestCase(SynchronousTestCase):
         """Return a commit that is checked out at once."""
         return self.successResultOf(self.check_out(*where, **settings))
 
-    def error(self, requested: Deferred[Commit]) -> EvaluationError:
+    def error(self, requested: Deferred[Commit]) -> EvaluationFailure:
         """Return the error of a request."""
-        return self.failureResultOf(requested, EvaluationError).value
+        return self.failureResultOf(requested, EvaluationFailure).value
 
-    def refuse(self, *where: str, **settings: Any) -> EvaluationError:
+    def refuse(self, *where: str, **settings: Any) -> EvaluationFailure:
         """Return the error of a request that fails at once."""
         return self.error(self.check_out(*where, **settings))
 

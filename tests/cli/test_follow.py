@@ -13,7 +13,7 @@ from tawebeval.cli.follow import EvaluationReader, Folder
 from tawebeval.cli.runtime import exit_status
 from tawebeval.client import File, Page
 from tawebeval.client.errors import refusal
-from tawebeval.errors import DiscardedCursor, EvaluationGone, RequestError, UnknownEvaluation
+from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, RequestError
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import CLEAR, Shown
@@ -97,7 +97,7 @@ class FollowTests(CommandTestCase):
 
     def test_lost(self) -> None:
         """What the server has lost has come to a bad end; what it has never had is refused."""
-        for error, follows in ((EvaluationGone(""), 1), (UnknownEvaluation(), 2)):
+        for error, follows in ((EvaluationExpired(""), 1), (EvaluationNotFound(), 2)):
             self.line = self.make()
             identifier = self.line.begin()
             self.lose(error)
@@ -111,14 +111,14 @@ class FollowTests(CommandTestCase):
 
     def test_lost_meanwhile(self) -> None:
         """It has done so whatever it had printed, nothing included, and whoever has begun it."""
-        for error in (EvaluationGone(""), UnknownEvaluation()):
+        for error in (EvaluationExpired(""), EvaluationNotFound()):
             for printed in ("", "a"):
                 self.line = self.make()
                 self.check_lost(error, printed, "evaluate", *REPOSITORY, "x=1")
                 self.line = self.make()
                 self.check_lost(error, printed, "follow", self.line.begin())
 
-        self.lose(DiscardedCursor("0"), UnknownEvaluation())
+        self.lose(DiscardedCursor("0"), EvaluationNotFound())
         self.assertEqual(self.run_command("follow", self.line.begin()).exit_code, 1)
 
     def check_lost(self, error: RequestError, printed: str, *arguments: str) -> None:

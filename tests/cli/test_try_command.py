@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli.output import OutputLost
 from tawebeval.cli.try_command import MarkerReplacer, RawProtocol, scratch_directory
-from tawebeval.core.markers import Markers
+from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
 from tests.fakes import straw
 

@@ -12,13 +12,13 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.admission import Queue
 from tawebeval.cli.try_evaluation import NO_COMMIT, WorkingTree, read_pages, write_upload
 from tawebeval.client import EvaluationError as ErrorEvent
 from tawebeval.client import Event, Text
-from tawebeval.config import Buffers, Configuration
+from tawebeval.config import BufferSettings, Configuration
 from tawebeval.core.form import Repository, SubmissionFile
-from tawebeval.errors import EvaluationError, InvalidField
+from tawebeval.deferreds import FairQueue
+from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
 from tawebeval.sandbox.workspace import Workspace
@@ -83,7 +83,7 @@ class WorkingTreeTests(SynchronousTestCase):
     def test_limits(self) -> None:
         """A tree that is too large is refused before all of it is copied."""
         for limits in ({"files": 3}, {"size": 500}):
-            with self.assertRaises(EvaluationError) as caught:
+            with self.assertRaises(EvaluationFailure) as caught:
                 self.copy(**limits)
             self.assertEqual(caught.exception.reason, "repository")
             shutil.rmtree(self.base / "copy")
@@ -95,13 +95,13 @@ class WorkingTreeTests(SynchronousTestCase):
             raise PermissionError(13, "Permission denied", str(source))
 
         self.patch(shutil, "copy2", copy)
-        with self.assertRaises(EvaluationError) as caught:
+        with self.assertRaises(EvaluationFailure) as caught:
             self.copy()
         self.assertIn("cannot be copied: Permission denied", str(caught.exception))
         self.assertIn(str(self.root), str(caught.exception))
         self.root = self.base / "gone"
         shutil.rmtree(self.base / "copy")
-        with self.assertRaises(EvaluationError):
+        with self.assertRaises(EvaluationFailure):
             self.copy()
 
 
@@ -131,7 +131,7 @@ class PagesTests(SynchronousTestCase):
 
     def test_room(self) -> None:
         """More than the buffer holds comes through whole, with its end, despite cancellations."""
-        world = World(configuration=Configuration(buffers=Buffers(evaluation=2048)))
+        world = World(configuration=Configuration(buffers=BufferSettings(evaluation=2048)))
         folder = Path(self.mktemp()).resolve()
         (folder / "upload").mkdir(parents=True)
         evaluation = Evaluation(
@@ -151,7 +151,7 @@ class PagesTests(SynchronousTestCase):
                 found.extend(page.events)
 
         reading = Deferred.fromCoroutine(read())
-        evaluation.begin(Queue(running=1, queued=0))
+        evaluation.begin(FairQueue(running=1, queued=0))
         lines = [b"line %d\n" % number for number in range(2000)]
         for index in range(0, len(lines), 100):
             world.child.print(b"".join(lines[index : index + 100]))

@@ -26,7 +26,7 @@ from tawebeval.client import (
     UnknownEvaluation,
 )
 from tawebeval.client.client import base_url
-from tawebeval.config import Polls
+from tawebeval.config import PollSettings
 from tawebeval.core.backoff import Backoff
 from tawebeval.core.tokens import new_token
 from tests.cases.agents import Fate
@@ -163,7 +163,7 @@ class EventsTests(ClientTestCase):
     def test_polls(self) -> None:
         """A request waits as long as the server grants; one that grants nothing sets the pace."""
         for wait, seconds, requests in ((20, 60.25, 4), (0, 10, 11)):
-            self.line = self.make(settings={"polls": Polls(wait=wait)})
+            self.line = self.make(settings={"polls": PollSettings(wait=wait)})
             identifier = self.line.begin()
             before = len(self.line.agent.asked)
             following = Deferred.fromCoroutine(gathered(self.line.client.events(identifier)))

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Buffers, Configuration, Polls
+from tawebeval.config import BufferSettings, Configuration, PollSettings
 from tests.fake_clients import MULTIPART, Answer, Service, form, parts
 from tests.fake_streams import Follower, LineFollower, SocketFollower, SourceFollower
 from tests.test_web import END
 from tests.test_web_interleaving import payload
 
-CONFIGURATION = Configuration(buffers=Buffers(evaluation=1024, page=1024), polls=Polls(older=0))
+CONFIGURATION = Configuration(
+    buffers=BufferSettings(evaluation=1024, page=1024), polls=PollSettings(older=0)
+)
 
 PLACES = st.one_of(
     st.tuples(st.sampled_from(["oldest", "newest"]), st.integers(-2, 2)),

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tawebeval.config import Configuration, Limits
+from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.form import TEXT_FIELDS
 from tawebeval.errors import RequestError
 from tawebeval.web.server.problems import STATUS
@@ -17,7 +17,7 @@ from tests.strategies import Chunk, chunks_of, long_chunkings, mutated
 from tests.test_upload import UploadTestCase, files
 
 FIELD, FIELDS = 1024, 10
-CONFIGURATION = Configuration(limits=Limits(request_body=2**20, fields=FIELDS, field=FIELD))
+CONFIGURATION = Configuration(limits=LimitSettings(request_body=2**20, fields=FIELDS, field=FIELD))
 
 NAMES = st.sampled_from(
     [

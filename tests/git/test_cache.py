@@ -13,7 +13,7 @@ from twisted.internet.defer import CancelledError, Deferred, fail
 
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git import repository
 from tawebeval.git.command import GitResult
 from tawebeval.sandbox.commands import SandboxAccess
@@ -74,7 +74,7 @@ class CheckOutTests(CacheTestCase):
         self.assertTrue(needs(URL + "x"))
         self.assertFalse(needs("/srv/x"))
         self.assertFalse(needs("file:///srv/x"))
-        self.assertRaises(EvaluationError, needs, "https://127.0.0.1/x")
+        self.assertRaises(EvaluationFailure, needs, "https://127.0.0.1/x")
 
     def test_counts(self) -> None:
         """Hits, misses and fetches are counted, but not twice for a request made `again`."""
@@ -360,7 +360,7 @@ class DamageTests(CacheTestCase):
     def test_full_disk(self) -> None:
         """The damage that a full disk causes is no reason to remove what was whole."""
         printed = "error: No space left on device\nfatal: packed object cc is corrupt"
-        full = EvaluationError("lost", "the disk is full", {"stderr": printed})
+        full = EvaluationFailure("lost", "the disk is full", {"stderr": printed})
         self.git.script = lambda command: fail(full)
         self.assertEqual(self.refuse().reason, "lost")
         self.assertEqual(self.names(), ["read-tree"])

@@ -9,7 +9,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.checkouts import Checkouts
 from tawebeval.linux.filetree import walk
 from tests.fakes import OID, InlineThreads, SlowThreads
@@ -113,9 +113,9 @@ class ProvideTests(CheckoutsTestCase):
         """A failed writing fails for all requests, and leaves nothing."""
         self.gate.shut = True
         requested = [self.check_out() for _ in range(2)]
-        self.gate.error = EvaluationError("repository", "damaged")
+        self.gate.error = EvaluationFailure("repository", "damaged")
         self.gate.open()
-        errors = [self.failureResultOf(one, EvaluationError).value for one in requested]
+        errors = [self.failureResultOf(one, EvaluationFailure).value for one in requested]
         self.assertIsNot(errors[0], errors[1])
         self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(self.checkouts.size, 0)

@@ -15,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.errors import ConfigurationError, EvaluationError
+from tawebeval.errors import ConfigurationError, EvaluationFailure
 from tawebeval.git import command
 from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
@@ -150,7 +150,7 @@ class CommandTests(GitTestCase):
         done = subprocess.run(before, capture_output=True, env={"PATH": "/usr/bin:/bin"})
         self.spawn.child.complain(done.stderr)
         self.end(done.returncode)
-        self.assertEqual(self.failureResultOf(requested, EvaluationError).value.reason, "lost")
+        self.assertEqual(self.failureResultOf(requested, EvaluationFailure).value.reason, "lost")
 
     def test_settings(self) -> None:
         """Settings exclude hooks, helpers, redirects and background work, and check objects."""
@@ -282,12 +282,12 @@ class BoxTests(GitTestCase):
         self.end(137)
 
         def refuse(chunk: bytes) -> None:
-            raise EvaluationError("repository", "too much")
+            raise EvaluationFailure("repository", "too much")
 
         requested = self.run_git("ls-tree", on_stdout=refuse)
         self.spawn.child.print(b"x")
         self.end(137)
-        self.failureResultOf(requested, EvaluationError)
+        self.failureResultOf(requested, EvaluationFailure)
         self.assertEqual(self.killed, self.spawn.children)
 
     def test_not_started(self) -> None:
@@ -295,7 +295,7 @@ class BoxTests(GitTestCase):
         requested = self.run_git("fetch")
         self.spawn.child.complain(b"bwrap: No permissions to create new namespace\n")
         self.end(1)
-        error = self.failureResultOf(requested, EvaluationError).value
+        error = self.failureResultOf(requested, EvaluationFailure).value
         self.assertEqual(error.reason, "lost")
         self.assertIn("namespace", error.members["stderr"])
 
@@ -315,12 +315,12 @@ class ResultTests(GitTestCase):
 
     def refuse(
         self, printed: bytes = b"", status: int = 128, number: int | None = None, **settings: Any
-    ) -> EvaluationError:
+    ) -> EvaluationFailure:
         """Return the error of a command that prints this on stderr."""
         requested = self.run_git("fetch", **settings)
         self.spawn.child.complain(printed)
         self.end(status, number)
-        return self.failureResultOf(requested, EvaluationError).value
+        return self.failureResultOf(requested, EvaluationFailure).value
 
     def test_status(self) -> None:
         """The result has the status, or the signal; stdout as it is, and stderr stripped."""
@@ -452,7 +452,7 @@ class KillTests(GitTestCase):
         self.spawn.child.complain(b"x")
         self.spawn.child.complain(b"x")
         self.check_killed(requested)
-        error = self.failureResultOf(requested, EvaluationError).value
+        error = self.failureResultOf(requested, EvaluationFailure).value
         self.assertEqual(error.reason, "repository")
         self.assertIn("4 MiB of messages", error.message)
 
@@ -463,14 +463,16 @@ class KillTests(GitTestCase):
         def read(chunk: bytes) -> None:
             chunks.append(chunk)
             if len(chunks) == 2:
-                raise EvaluationError("repository", "too much")
+                raise EvaluationFailure("repository", "too much")
 
         requested = self.run_git("ls-tree", on_stdout=read)
         for chunk in (b"a", b"b", b"c"):
             self.spawn.child.print(chunk)
         self.assertEqual(chunks, [b"a", b"b"])
         self.check_killed(requested)
-        self.assertEqual(self.failureResultOf(requested, EvaluationError).value.message, "too much")
+        self.assertEqual(
+            self.failureResultOf(requested, EvaluationFailure).value.message, "too much"
+        )
 
     def test_timeout(self) -> None:
         """After the timeout git is killed, and the result tells so."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, inspection_commands
 from tests.fakes import OID, TREE
 
@@ -28,7 +28,7 @@ class MeterTests(SynchronousTestCase):
 
     def check(self, limits: TreeLimits, content: bytes, **members: object) -> None:
         """Check the limit that the error names."""
-        error = self.assertRaises(EvaluationError, TreeMeter(limits).feed, content)
+        error = self.assertRaises(EvaluationFailure, TreeMeter(limits).feed, content)
         self.assertEqual((error.reason, error.members), ("repository", members))
 
     def test_limits(self) -> None:
@@ -88,7 +88,7 @@ class InspectionTests(SynchronousTestCase):
     def test_too_large(self) -> None:
         """A tree over the limits is refused while it is listed."""
         inspection = self.feed(LINE + b"\0", LIST)
-        self.assertRaises(EvaluationError, inspection.feed, b"040000 tree 0123 -\tb\0")
+        self.assertRaises(EvaluationFailure, inspection.feed, b"040000 tree 0123 -\tb\0")
 
     def test_endless_line(self) -> None:
         """Of a line that does not end little is kept, and it names no commit."""

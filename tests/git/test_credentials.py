@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.hosts import Target, target_of
-from tawebeval.errors import EvaluationError
+from tawebeval.core.hosts import Target, parse_target
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import MAX_PASSWORD_SIZE, Credential, Login, parse_password
 
 PUBLIC, PRIVATE = ip_address("8.8.8.8"), ip_address("10.1.2.3")
@@ -20,7 +20,7 @@ KEY = Credential("git.example.org", 0, "git", (), b"KEY", None, "/k/id", "/k/hos
 
 def parse(url: str) -> Target:
     """Return the target of a URL, which is not this machine."""
-    found = target_of(url)
+    found = parse_target(url)
     assert found is not None
     return found
 
@@ -113,7 +113,7 @@ class LoginTests(SynchronousTestCase):
     def test_unencrypted(self) -> None:
         """A password goes over http to addresses that are not public, and nowhere else."""
         target = parse("http://git.example.org/x")
-        error = self.assertRaises(EvaluationError, PASSWORD.make_login, target, PUBLIC)
+        error = self.assertRaises(EvaluationFailure, PASSWORD.make_login, target, PUBLIC)
         self.assertEqual(error.reason, "repository")
         self.assertIn("https", error.message)
         self.assertIsNotNone(PASSWORD.make_login(target, PRIVATE))

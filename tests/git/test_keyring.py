@@ -135,7 +135,7 @@ class KeyringTests(SynchronousTestCase):
         old = keyring.choose_credential(URL, "")
         self.write("password", "new")
         self.assertEqual(self.find_password(keyring), "old")
-        self.assertEqual([each.paths for each in keyring.rereadings()], [keyring.files])
+        self.assertEqual([each.paths for each in keyring.reloadables()], [keyring.files])
         read_again(keyring)
         new = keyring.choose_credential(URL, "")
         assert old is not None
@@ -159,4 +159,4 @@ class KeyringTests(SynchronousTestCase):
 
     def test_none(self) -> None:
         """Without credentials there is nothing to reload."""
-        self.assertEqual(list(Keyring((), "", b"key").rereadings()), [])
+        self.assertEqual(list(Keyring((), "", b"key").reloadables()), [])

@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.hosts import HostPolicy, Route
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import Remotes
 from tests.fake_resolver import FakeResolver
@@ -27,9 +27,9 @@ class RouteTests(SynchronousTestCase):
         remotes = Remotes(HostPolicy(), resolver, self.clock)
         return Deferred.fromCoroutine(remotes.find_route(url)).addCallback(lambda found: found[0])
 
-    def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationError:
+    def refuse(self, resolver: FakeResolver, url: str = "https://h/x") -> EvaluationFailure:
         """Return the error of a look-up."""
-        return self.failureResultOf(self.find(resolver, url), EvaluationError).value
+        return self.failureResultOf(self.find(resolver, url), EvaluationFailure).value
 
     def test_pinned(self) -> None:
         """The first address is pinned; a later, other answer is not asked for."""
@@ -90,7 +90,7 @@ class RouteTests(SynchronousTestCase):
         self.clock.advance(29)
         self.assertNoResult(found)
         self.clock.advance(1)
-        error = self.failureResultOf(found, EvaluationError).value
+        error = self.failureResultOf(found, EvaluationFailure).value
         self.assertEqual((error.reason, error.is_alarming), ("lost", False))
         self.assertIn("30 seconds", error.message)
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -101,7 +101,7 @@ class SourceTests(SynchronousTestCase):
 
     def check_refused(self, remotes: Remotes, path: str, words: str) -> None:
         """Check that a path is refused, in these words."""
-        error = self.assertRaises(EvaluationError, remotes.check_source, path)
+        error = self.assertRaises(EvaluationFailure, remotes.check_source, path)
         self.assertEqual(error.reason, "repository")
         self.assertIn(f"{path} {words}", error.message)
 

@@ -9,7 +9,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.checkout import Commit
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import GitResult
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.repository import FetchLimits, fetch_within_limits
@@ -304,7 +304,7 @@ class LeftoverTests(CacheTestCase):
                 requested.cancel()
             self.assertTrue((self.path() / "shallow.lock").exists())
             running.end(failed("fatal: the remote end hung up"))
-            self.failureResultOf(requested, EvaluationError, CancelledError)
+            self.failureResultOf(requested, EvaluationFailure, CancelledError)
             self.check_tidy()
 
     def test_restart(self) -> None:
@@ -326,7 +326,7 @@ class LeftoverTests(CacheTestCase):
 
 
 LIMIT = 100_000
-MEMORY = EvaluationError("repository", "too much memory")
+MEMORY = EvaluationFailure("repository", "too much memory")
 NO = GitResult(128, "", "no")
 
 
@@ -368,14 +368,14 @@ class FetchLimitTests(SynchronousTestCase):
 
     def check_refused(self, *objects: str) -> None:
         """Check that the error names the limit, and which objects are left."""
-        error = self.failureResultOf(self.fetched, EvaluationError).value
+        error = self.failureResultOf(self.fetched, EvaluationFailure).value
         self.assertEqual(error.reason, "repository")
         self.assertEqual(error.members, {"limit": "repositories.fetch_bytes", "value": LIMIT})
         self.check(*objects)
 
     def check_failed(self, message: str, *objects: str) -> None:
         """Check that the error of git is passed on, and which objects are left."""
-        error = self.failureResultOf(self.fetched, EvaluationError).value
+        error = self.failureResultOf(self.fetched, EvaluationFailure).value
         self.assertEqual(error.message, message)
         self.check(*objects)
 
@@ -399,7 +399,7 @@ class FetchLimitTests(SynchronousTestCase):
     def test_file(self) -> None:
         """A file at the limit made git fail, though git may not name that, or was killed."""
         for end in (
-            lambda: self.git.errback(EvaluationError("lost", "git was killed")),
+            lambda: self.git.errback(EvaluationFailure("lost", "git was killed")),
             lambda: self.git.callback(GitResult(128, "", "died of signal 25")),
         ):
             self.setUp()
@@ -422,13 +422,13 @@ class FetchLimitTests(SynchronousTestCase):
         self.write("objects/new", 10)
         self.write("refs/new", 41)
         self.is_complete = True
-        self.git.errback(EvaluationError("repository", "too many files"))
+        self.git.errback(EvaluationFailure("repository", "too many files"))
         self.check_failed("too many files", "new", "old")
 
     def test_too_much(self) -> None:
         """A complete fetch that is too large removes the repository, however it ends."""
         for end in (
-            lambda: self.git.errback(EvaluationError("repository", "too many files")),
+            lambda: self.git.errback(EvaluationFailure("repository", "too many files")),
             lambda: self.git.callback(GitResult(128, "", "no such commit")),
             lambda: self.git.callback(DONE),
             lambda: self.clock.advance(0.25),

@@ -12,7 +12,7 @@ from twisted.internet import reactor
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.trial.unittest import TestCase
 
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
 from tawebeval.git.repository import create_repository
@@ -147,7 +147,7 @@ class SandboxTests(TestCase):
         """Where the sandbox cannot be made git does not run, and it is no fault of a repository."""
         reach = SandboxAccess((self.folder / "missing",))
         error = await self.assertFailure(
-            Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationError
+            Deferred.fromCoroutine(self.run_script("echo ran", reach)), EvaluationFailure
         )
         self.assertEqual(error.reason, "lost")
         self.assertIn("missing", error.members["stderr"])

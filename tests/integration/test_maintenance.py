@@ -14,8 +14,8 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import HostPolicy
-from tawebeval.deferreds import Threads
-from tawebeval.errors import EvaluationError
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import EvaluationFailure
 from tawebeval.git.command import Git
 from tawebeval.git.commits import TreeLimits
 from tawebeval.git.remotes import Remotes
@@ -43,7 +43,7 @@ class MaintenanceTests(TestCase):
         self.source = GitRepository(self.folder / "source")
         self.source.write("big", os.urandom(2**16))
         self.commits = self.source.history("step", COMMITS)
-        self.threads = Threads.own(reactor, 4, "work")
+        self.threads = WorkerThreads.create(reactor, 4, "work")
         self.threads.start()
         self.addCleanup(self.threads.stop)
         accounts = self.folder / "accounts"
@@ -153,7 +153,7 @@ class MaintenanceTests(TestCase):
     async def test_room(self) -> None:
         """It writes no more than it may; what is refused leaves all as it was."""
         before = self.counts()
-        with self.assertRaises(EvaluationError):
+        with self.assertRaises(EvaluationFailure):
             await self.bare.maintain(1024)
         self.assertEqual(self.counts(), before)
         await self.check_whole()

@@ -12,13 +12,13 @@ import attrs
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import MIB, Limits
+from tawebeval.config import MIB, LimitSettings
 from tawebeval.linux.cgroups import filesystem
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage, open_cgroups
 from tests.fake_cgroups import FakeMachine
 
-LIMITS = Limits(memory=64 * MIB, processes=32)
+LIMITS = LimitSettings(memory=64 * MIB, processes=32)
 ALL = {"memory", "processes", "cpu", "weight"}
 LESS = ALL - {"memory"}
 STRANGER = 4194305  # no process: numbers end below
@@ -768,7 +768,7 @@ class GroupTests(CgroupsTestCase):
         """Whoever has other limits does not get it, and it is of no use any more."""
         self.machine.mount_legacy("pids")
         cgroups = self.machine.open()
-        cgroups.make_spare(Limits(memory=64 * MIB, processes=1))
+        cgroups.make_spare(LimitSettings(memory=64 * MIB, processes=1))
         group = cgroups.make("abc", LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc"])
         self.assertEqual(self.get(group, "pids.max"), "32")
@@ -777,7 +777,7 @@ class GroupTests(CgroupsTestCase):
         """One that is of no use and cannot be removed is in nobody's way; it goes at the end."""
         self.machine.mount_legacy("pids")
         cgroups = self.machine.open()
-        cgroups.make_spare(Limits(memory=64 * MIB, processes=1))
+        cgroups.make_spare(LimitSettings(memory=64 * MIB, processes=1))
         self.machine.refusals = {"/spare-1": errno.EBUSY}
         cgroups.make("abc", LIMITS)
         self.assertEqual(self.machine.groups(), ["x", "x/evaluation-abc", "x/spare-1"])

@@ -17,7 +17,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
 
-from tawebeval.deferreds import Latch
+from tawebeval.deferreds import OneShot
 from tawebeval.linux.child import ChildProcess, Spawner
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -33,9 +33,9 @@ class Recorder(ProcessProtocol):
         self.stderr = bytearray()
         self.largest = 0  # bytes of stdout that came at once
         self.calls: list[str] = []
-        self.first: Latch[None] = Latch()
-        self.exited: Latch[ProcessDone | ProcessTerminated] = Latch()
-        self.ended: Latch[ProcessDone | ProcessTerminated] = Latch()
+        self.first: OneShot[None] = OneShot()
+        self.exited: OneShot[ProcessDone | ProcessTerminated] = OneShot()
+        self.ended: OneShot[ProcessDone | ProcessTerminated] = OneShot()
 
     def makeConnection(self, transport: Any) -> None:
         self.child = transport
@@ -75,7 +75,7 @@ def descriptors() -> dict[str, str]:
 
 async def turn() -> None:
     """Let the reactor do what is due."""
-    done: Latch[None] = Latch()
+    done: OneShot[None] = OneShot()
     reactor.callLater(0, done.set, None)
     await done.wait()
 

@@ -10,9 +10,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import (
     CallbackSettings,
     Configuration,
-    Evaluations,
-    Http,
-    Repositories,
+    EvaluationSettings,
+    HttpSettings,
+    RepositorySettings,
 )
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux.rlimits import (
@@ -23,7 +23,9 @@ from tawebeval.linux.rlimits import (
     raise_descriptor_limit,
 )
 
-USUAL = Configuration(evaluations=Evaluations(running=10), http=Http(connections=500))
+USUAL = Configuration(
+    evaluations=EvaluationSettings(running=10), http=HttpSettings(connections=500)
+)
 
 
 class DescriptorsTests(SynchronousTestCase):
@@ -54,9 +56,9 @@ class DescriptorsTests(SynchronousTestCase):
         """Connections count once, evaluations besides, and callbacks, also before there are any."""
         before = descriptors_needed(USUAL)
         for settings, more in (
-            ({"http": Http(connections=507)}, 7),
-            ({"evaluations": Evaluations(running=12)}, 18),
-            ({"repositories": Repositories(fetches=5)}, 6),
+            ({"http": HttpSettings(connections=507)}, 7),
+            ({"evaluations": EvaluationSettings(running=12)}, 18),
+            ({"repositories": RepositorySettings(fetches=5)}, 6),
             ({"callbacks": CallbackSettings(enabled=True, at_once=15)}, 5),
             ({"callbacks": CallbackSettings(enabled=False, at_once=15)}, 5),
         ):

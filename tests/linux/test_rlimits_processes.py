@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Evaluations, Limits, Repositories
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings, RepositorySettings
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.rlimits import (
@@ -20,7 +20,9 @@ from tawebeval.linux.rlimits import (
 )
 from tests.fake_cgroups import FakeMachine
 
-USUAL = Configuration(evaluations=Evaluations(running=10), limits=Limits(processes=100))
+USUAL = Configuration(
+    evaluations=EvaluationSettings(running=10), limits=LimitSettings(processes=100)
+)
 
 
 class CeilingsTestCase(SynchronousTestCase):
@@ -36,7 +38,7 @@ class LimitTests(CeilingsTestCase):
 
     def test_each(self) -> None:
         """As much as the setting says does; one less names setting, numbers and remedy."""
-        limits = Limits(open_files=256, processes=128, cpu=300, file_size=1000, memory=2000)
+        limits = LimitSettings(open_files=256, processes=128, cpu=300, file_size=1000, memory=2000)
         for number, setting, value, directive in (
             (resource.RLIMIT_NOFILE, "open_files", 256, "LimitNOFILE"),
             (resource.RLIMIT_NPROC, "processes", 128, "LimitNPROC"),
@@ -68,10 +70,12 @@ class ProcessesTests(CeilingsTestCase):
 
     def test_needed(self) -> None:
         """All that each evaluator may have, times those that run, and the daemon's own."""
-        more = Configuration(evaluations=Evaluations(running=11), limits=Limits(processes=100))
+        more = Configuration(
+            evaluations=EvaluationSettings(running=11), limits=LimitSettings(processes=100)
+        )
         self.assertEqual(processes_needed(more) - processes_needed(USUAL), 100)
         self.assertGreater(processes_needed(USUAL), 1000)
-        more = msgspec.structs.replace(USUAL, repositories=Repositories(fetches=5))
+        more = msgspec.structs.replace(USUAL, repositories=RepositorySettings(fetches=5))
         self.assertEqual(processes_needed(more) - processes_needed(USUAL), 16)
 
     def test_allowed(self) -> None:

@@ -17,9 +17,9 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import GIB, MIB, Limits
+from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import Usage
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import Exit, NoSandbox, UnsandboxedRun
@@ -28,7 +28,7 @@ from tawebeval.sandbox.workspace import Workspace
 from tests.fake_children import NO_PROCESS, FakeChild
 from tests.fake_sandbox import FakeTrees
 
-LIMITS = Limits(
+LIMITS = LimitSettings(
     cpu=30,
     memory=64 * MIB,
     processes=32,
@@ -81,14 +81,14 @@ class FakeCgroups:
     enforced: frozenset[str] = frozenset()
     niceness: int = 10
     group: FakeGroup = attrs.field(factory=FakeGroup)
-    made: list[tuple[str, Limits]] = attrs.field(factory=list)
-    spares: list[Limits] = attrs.field(factory=list)
+    made: list[tuple[str, LimitSettings]] = attrs.field(factory=list)
+    spares: list[LimitSettings] = attrs.field(factory=list)
 
-    def make(self, identifier: str, limits: Limits) -> FakeGroup:
+    def make(self, identifier: str, limits: LimitSettings) -> FakeGroup:
         self.made.append((identifier, limits))
         return self.group
 
-    def make_spare(self, limits: Limits) -> None:
+    def make_spare(self, limits: LimitSettings) -> None:
         self.spares.append(limits)
 
 
@@ -302,7 +302,7 @@ class ExceededTests(CellTestCase):
     def check(self, reason: str, limit: str, words: str, *, final: bool = False) -> None:
         """Hold that it is this one."""
         error = self.cell.check_limits(final)
-        assert isinstance(error, EvaluationError)
+        assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, reason)
         value = getattr(LIMITS, limit)
         self.assertEqual(error.members, {"limit": f"limits.{limit}", "value": value})
@@ -386,7 +386,7 @@ class ExceededTests(CellTestCase):
         self.assertTrue(self.cell.is_disk_short)
         self.check_none()
         error = self.cell.check_limits(final=True)
-        assert isinstance(error, EvaluationError)
+        assert isinstance(error, EvaluationFailure)
         self.assertEqual(error.reason, "disk")
         value = LIMITS.free_disk
         self.assertEqual(error.members, {"limit": "limits.free_disk", "value": value})

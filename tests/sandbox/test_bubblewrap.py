@@ -18,7 +18,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import MIB
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import MountedOverlay
 from tawebeval.sandbox import bubblewrap as module
 from tawebeval.sandbox.base import Exit, SandboxedRun
@@ -282,7 +282,7 @@ class ExitTests(BubblewrapTestCase):
 
     def test_killed_at_its_start(self) -> None:
         """Who kills bwrap before it has begun has not killed the evaluator, which never was."""
-        with self.assertRaises(EvaluationError) as caught:
+        with self.assertRaises(EvaluationFailure) as caught:
             self.cell.interpret_exit(None, signal.SIGKILL)
         self.assertEqual((caught.exception.reason, caught.exception.members), ("lost", {}))
         self.assertIn("ended by signal 9 at its start", caught.exception.message)
@@ -291,7 +291,7 @@ class ExitTests(BubblewrapTestCase):
         """Without the note of an end it was the sandbox that failed, whatever the status."""
         for noted, status, told in ((b"", 1, 1), (CHILD, 0, 0), (b'"exit-cod', None, 0)):
             self.note(noted)
-            with self.assertRaises(EvaluationError) as caught:
+            with self.assertRaises(EvaluationFailure) as caught:
                 self.cell.interpret_exit(status, None)
             error = caught.exception
             self.assertEqual((error.reason, error.members), ("lost", {"status": told}))
@@ -299,7 +299,7 @@ class ExitTests(BubblewrapTestCase):
     def test_not_begun(self) -> None:
         """Without the first process's note there was none for the evaluator, as it may exit."""
         self.note(CHILD + b'{ "exit-code": 2 }\n')
-        with self.assertRaises(EvaluationError) as caught:
+        with self.assertRaises(EvaluationFailure) as caught:
             self.cell.interpret_exit(2, None)
         self.assertEqual(caught.exception.reason, "lost")
         self.assertIn("no process could be made for the evaluator", caught.exception.message)

@@ -12,8 +12,8 @@ from typing import Any
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import MIB, Limits
-from tawebeval.errors import EvaluationError
+from tawebeval.config import MIB, LimitSettings
+from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.disk import QUICK_LOOKS, TooMuchWork
 from tawebeval.sandbox.monitor import LimitMonitor, check_runs
 from tawebeval.sandbox.workspace import Workspace
@@ -21,17 +21,19 @@ from tests.fake_sandbox import FakeSandboxedRun
 from tests.fakes import InlineThreads, SlowThreads
 
 PAUSE = 0.25
-OVER = EvaluationError("disk", "too much")
+OVER = EvaluationFailure("disk", "too much")
 
 
-def make_cell(over: EvaluationError | None = None) -> Any:
+def make_cell(over: EvaluationFailure | None = None) -> Any:
     """Return a cell."""
-    return FakeSandboxedRun(Limits(), Workspace(Path("/some")).make_unsandboxed_view(), over=over)
+    return FakeSandboxedRun(
+        LimitSettings(), Workspace(Path("/some")).make_unsandboxed_view(), over=over
+    )
 
 
 @contextlib.contextmanager
 def over(
-    watch: LimitMonitor, cell: Any, stop: Callable[[EvaluationError], object]
+    watch: LimitMonitor, cell: Any, stop: Callable[[EvaluationFailure], object]
 ) -> Iterator[None]:
     """Have a cell looked at meanwhile."""
     watch.add_run(cell, stop)
@@ -47,7 +49,7 @@ class BrokenRun(FakeSandboxedRun):
     error: Exception = OSError(2, "gone")
     failing = True
 
-    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationError | None:
+    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
         over = super().check_limits(final, work)
         if self.failing:
             raise self.error
@@ -63,7 +65,7 @@ class WatchTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.watch = LimitMonitor(self.clock, self.threads, self.others)
-        self.stopped: list[tuple[object, EvaluationError]] = []
+        self.stopped: list[tuple[object, EvaluationFailure]] = []
         self.open = contextlib.ExitStack()
         self.addCleanup(self.open.close)
 
@@ -275,7 +277,9 @@ class MuchWorkTests(WatchTestCase):
     def test_blind(self) -> None:
         """One that others cannot look at is stopped after eight times, too."""
         broken = BrokenRun(
-            Limits(), Workspace(Path("/some")).make_unsandboxed_view(), needed=QUICK_LOOKS + 1
+            LimitSettings(),
+            Workspace(Path("/some")).make_unsandboxed_view(),
+            needed=QUICK_LOOKS + 1,
         )
         with self.over(broken):
             for _ in range(8):
@@ -294,7 +298,7 @@ class NearlyFullTests(WatchTestCase):
         super().setUp()
         self.cells = [make_cell() for _ in range(3)]
         for number, cell in enumerate(self.cells):
-            cell.limits = Limits(free_disk=100 * MIB)
+            cell.limits = LimitSettings(free_disk=100 * MIB)
             cell.disk_bytes = (number + 1) * 10 * MIB
             self.open.enter_context(self.over(cell))
         self.small, self.medium, self.large = self.cells
@@ -399,7 +403,7 @@ class BlindTests(WatchTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.broken = BrokenRun(Limits(), Workspace(Path("/some")).make_unsandboxed_view())
+        self.broken = BrokenRun(LimitSettings(), Workspace(Path("/some")).make_unsandboxed_view())
 
     def test_lost(self) -> None:
         """After eight looks running such a run is stopped, once, and the log tells why, once."""
@@ -435,7 +439,7 @@ class ExceededTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         view = Workspace(Path("/some")).make_unsandboxed_view()
-        self.broken = BrokenRun(Limits(), view)
+        self.broken = BrokenRun(LimitSettings(), view)
         self.cells: list[Any] = [make_cell(), self.broken, make_cell(OVER)]
 
     def check(self) -> None:

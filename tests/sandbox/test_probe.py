@@ -13,7 +13,7 @@ import attrs
 from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Limits
+from tawebeval.config import Configuration, LimitSettings
 from tawebeval.config import SandboxSettings as Settings
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.linux.launcher_client import LauncherClient, OverlayMountError
@@ -45,7 +45,7 @@ from tests.sandbox.test_base import FakeOrphans
 
 OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
 
-LIMITS = Limits(processes=99)
+LIMITS = LimitSettings(processes=99)
 ORPHANS: Any = FakeOrphans()
 
 # As bwrap 0.8.0 and 0.12.0 say it, and what helps.

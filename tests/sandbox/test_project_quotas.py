@@ -18,7 +18,13 @@ from click.testing import CliRunner, Result
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.cli import main
-from tawebeval.config import MIB, Configuration, Evaluations, Limits, Repositories
+from tawebeval.config import (
+    MIB,
+    Configuration,
+    EvaluationSettings,
+    LimitSettings,
+    RepositorySettings,
+)
 from tawebeval.errors import ConfigurationError
 from tawebeval.sandbox import project_quotas as module
 from tawebeval.sandbox.project_quotas import (
@@ -34,9 +40,9 @@ from tests.fake_process import FakeProcess
 GET, SET = 0x80000702, 0x80000802
 FIRST = 7000
 CONFIGURATION = Configuration(
-    evaluations=Evaluations(running=2),
-    limits=Limits(disk=10 * MIB, disk_files=50),
-    repositories=Repositories(tree_bytes=5 * MIB, tree_files=100),
+    evaluations=EvaluationSettings(running=2),
+    limits=LimitSettings(disk=10 * MIB, disk_files=50),
+    repositories=RepositorySettings(tree_bytes=5 * MIB, tree_files=100),
 )
 WHOLE = 2**30
 BLOCK = 4096
@@ -150,7 +156,7 @@ class PrepareTests(ProjectTestCase):
         self.prepare()
         (self.state / "quotas/0/tmp").mkdir()
         self.kernel.files = {7000: 12, 7001: 1}
-        more = changed(evaluations=Evaluations(running=3), limits=Limits(disk=MIB))
+        more = changed(evaluations=EvaluationSettings(running=3), limits=LimitSettings(disk=MIB))
         self.assertEqual(self.prepare(more), 3)
         self.assertEqual(len(self.directories()), 3)
         self.assertEqual(
@@ -160,7 +166,9 @@ class PrepareTests(ProjectTestCase):
     def test_fewer(self) -> None:
         """Those that are not needed any more get the new quota, too."""
         self.prepare()
-        fewer = changed(evaluations=Evaluations(running=1), limits=Limits(disk=20 * MIB))
+        fewer = changed(
+            evaluations=EvaluationSettings(running=1), limits=LimitSettings(disk=20 * MIB)
+        )
         self.assertEqual(self.prepare(fewer), 2)
         quotas = {read_quota(directory) for directory in self.directories()}
         self.assertEqual(quotas, {quota_of(fewer)})
@@ -252,7 +260,7 @@ class CheckTests(ProjectTestCase):
         """As they were made they are good; none at all are, too, and more than enough."""
         check_quotas(self.directories(), CONFIGURATION)
         check_quotas([], CONFIGURATION)
-        fewer = changed(evaluations=Evaluations(running=1))
+        fewer = changed(evaluations=EvaluationSettings(running=1))
         check_quotas(self.directories(), fewer)
 
     def test_too_few(self) -> None:

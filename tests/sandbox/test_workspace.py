@@ -10,7 +10,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core.form import SubmissionFile
-from tawebeval.errors import EvaluationError
+from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.workspace import FileRefused, Workspace
 
 
@@ -91,7 +91,7 @@ class DirectoryTests(WorkspaceTestCase):
         (self.checkout / "file").touch()
         (self.checkout / "loop").symlink_to("loop")
         for given in ("missing", "file", "file/x", "loop", "x" * 300):
-            with self.assertRaises(EvaluationError) as caught:
+            with self.assertRaises(EvaluationFailure) as caught:
                 self.workspace.working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
 
@@ -105,7 +105,7 @@ class DirectoryTests(WorkspaceTestCase):
         self.checkout.with_name("checkout2").mkdir()
         (tree / "sibling").symlink_to("../checkout2")
         for given in ("up", "tmp", "root", "root/etc", "twice", "up/home", "sibling", ".."):
-            with self.assertRaises(EvaluationError) as caught:
+            with self.assertRaises(EvaluationFailure) as caught:
                 self.workspace.working_directory(given, self.checkout)
             self.assertEqual(caught.exception.reason, "directory")
             self.assertIn("out of", caught.exception.message)

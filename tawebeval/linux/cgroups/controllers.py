@@ -9,7 +9,7 @@ import re
 
 import attrs
 
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory
 
 WEIGHT, SHARES = 100, 1024
@@ -42,10 +42,10 @@ class Controller:
 
     name: str
 
-    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
+    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit. Raises: OSError."""
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup really has this limit, or can be measured."""
         raise NotImplementedError
 
@@ -71,13 +71,13 @@ class MemoryController(Controller):
 
     name = "memory"
 
-    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
+    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit: without swap, and the kernel kills all processes together."""
         group.write("memory.max", str(limits.memory))
         group.write_if_exists("memory.swap.max", "0")
         group.write_if_exists("memory.oom.group", "1")
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
         return _rounded(group.number("memory.max"), limits.memory)
 
@@ -101,13 +101,13 @@ class MemoryController(Controller):
 class LegacyMemoryController(MemoryController):
     """The memory limit, in version 1."""
 
-    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
+    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit, for memory and then, where swap is counted, for both together."""
         group.write("memory.limit_in_bytes", str(limits.memory))
         group.write_if_exists("memory.memsw.limit_in_bytes", str(limits.memory))
         group.write_if_exists("memory.swappiness", "0")
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
         return _rounded(group.number("memory.limit_in_bytes"), limits.memory)
 
@@ -132,11 +132,11 @@ class PidsController(Controller):
 
     name = "pids"
 
-    def limit(self, group: CgroupDirectory, limits: Limits) -> None:
+    def limit(self, group: CgroupDirectory, limits: LimitSettings) -> None:
         """Set the limit."""
         group.write("pids.max", str(limits.processes))
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this limit."""
         return group.number("pids.max") == limits.processes
 
@@ -157,7 +157,7 @@ class CpuController(Controller):
 
     name = "cpu.stat"
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether processor time can be measured."""
         return self.cpu_seconds(group) is not None
 
@@ -172,7 +172,7 @@ class LegacyCpuController(Controller):
 
     name = "cpuacct"
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether processor time can be measured."""
         return self.cpu_seconds(group) is not None
 
@@ -190,7 +190,7 @@ class CpuWeight(Controller):
     _share: int
     name = "cpu"
 
-    def holds(self, group: CgroupDirectory, limits: Limits) -> bool:
+    def holds(self, group: CgroupDirectory, limits: LimitSettings) -> bool:
         """Tell whether the cgroup has this share."""
         return group.number(self._file) == self._share
 

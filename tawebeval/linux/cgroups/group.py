@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 
 import attrs
 
-from tawebeval.config import Limits
+from tawebeval.config import LimitSettings
 from tawebeval.linux.cgroups import controllers
 from tawebeval.linux.cgroups.controllers import Controller
 from tawebeval.linux.cgroups.filesystem import (
@@ -85,7 +85,7 @@ class EvaluationCgroup:
     def _directories(self) -> Sequence[CgroupDirectory]:
         return [parent / self._name for parent in directories(self._parents)]
 
-    def make(self, limits: Limits) -> None:
+    def make(self, limits: LimitSettings) -> None:
         """Make the cgroup with these limits. Blocks.
 
         Raises: OSError; then nothing is left behind.
@@ -204,12 +204,12 @@ class SpareCgroup:
     the start of an evaluator. All methods block, hardly, and any thread may call them.
     """
 
-    _make: Callable[[str, Limits], EvaluationCgroup]
-    _kept: tuple[Limits, EvaluationCgroup] | None = None
+    _make: Callable[[str, LimitSettings], EvaluationCgroup]
+    _kept: tuple[LimitSettings, EvaluationCgroup] | None = None
     _count: int = 0  # cgroups tried so far: names are not used again
     _lock: Lock = attrs.field(factory=Lock, repr=False)
 
-    def take(self, limits: Limits) -> EvaluationCgroup | None:
+    def take(self, limits: LimitSettings) -> EvaluationCgroup | None:
         """Hand over the cgroup; None if there is none with these limits."""
         with self._lock:
             kept, self._kept = self._kept, None
@@ -222,7 +222,7 @@ class SpareCgroup:
             group.remove()
         return None
 
-    def renew(self, limits: Limits) -> None:
+    def renew(self, limits: LimitSettings) -> None:
         """Make a cgroup with these limits unless there is one; ignore OSError."""
         with self._lock, suppress(OSError):
             if self._kept is None:
@@ -368,18 +368,18 @@ class Cgroups:
             return f"{what}: {_ENFORCED[what]}"
         return f"{what}: {_MISSING[what]} ({self.missing[what]})"
 
-    def make(self, identifier: str, limits: Limits) -> EvaluationCgroup:
+    def make(self, identifier: str, limits: LimitSettings) -> EvaluationCgroup:
         """Return a cgroup with these limits: the spare one, or a new one named by `identifier`.
 
         Blocks. Raises: OSError; then nothing is left behind.
         """
         return self._spare.take(limits) or self._make_cgroup(f"evaluation-{identifier}", limits)
 
-    def make_spare(self, limits: Limits) -> None:
+    def make_spare(self, limits: LimitSettings) -> None:
         """Make a cgroup ahead, for the next evaluation with these limits. Blocks."""
         self._spare.renew(limits)
 
-    def _make_cgroup(self, name: str, limits: Limits) -> EvaluationCgroup:
+    def _make_cgroup(self, name: str, limits: LimitSettings) -> EvaluationCgroup:
         group = EvaluationCgroup(self._parts, name)
         group.make(limits)
         return group
@@ -496,7 +496,7 @@ class _Detection:
 def _probe(control: Controller, parent: CgroupDirectory) -> None:
     """Try a controller on a child cgroup. Raises: OSError, if it does not work."""
     group = parent / "probe"
-    limits = Limits()
+    limits = LimitSettings()
     group.make()
     try:
         control.limit(group, limits)

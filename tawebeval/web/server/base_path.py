@@ -6,7 +6,7 @@ import re
 
 import attrs
 
-from tawebeval.errors import Elsewhere
+from tawebeval.errors import MovedTo
 
 _SLASHES = re.compile(rb"/+")
 
@@ -16,7 +16,7 @@ def single_slashes(path: bytes) -> bytes:
     return _SLASHES.sub(b"/", path)
 
 
-def _pattern(mount: Mount) -> re.Pattern[bytes] | None:
+def _pattern(mount: BasePath) -> re.Pattern[bytes] | None:
     if not mount.path:
         return None
     parts = (re.escape(part.encode()) for part in mount.path[1:].split("/"))
@@ -24,7 +24,7 @@ def _pattern(mount: Mount) -> re.Pattern[bytes] | None:
 
 
 @attrs.frozen
-class Mount:
+class BasePath:
     """The path below which clients find the API, without a slash at its end; empty for the root.
 
     Requests may have it or not, for some proxies take it away.
@@ -44,7 +44,7 @@ class Mount:
         """Raise Elsewhere for the path alone: what is relative to that is not below it."""
         rest = self._rest(target)
         if rest is not None and not rest.startswith(b"/"):
-            raise Elsewhere(f"{self.path}/")
+            raise MovedTo(f"{self.path}/")
 
     def _rest(self, target: bytes) -> bytes | None:
         """Return what follows the path, None if the target is not below it."""

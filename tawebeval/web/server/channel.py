@@ -14,10 +14,9 @@ from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 from wsproto.utilities import LocalProtocolError
 
-from tawebeval.config import Http
+from tawebeval.config import HttpSettings
 from tawebeval.errors import Stopping, TooSlow
 from tawebeval.web.server import problems
-from tawebeval.web.server.clients import Peer
 from tawebeval.web.server.headers import (
     framing_headers,
     general_headers,
@@ -26,8 +25,8 @@ from tawebeval.web.server.headers import (
     status_line,
 )
 from tawebeval.web.server.interface import FastPath, Host
-from tawebeval.web.server.limits import RETRY_AFTER
-from tawebeval.web.server.timeouts import LINGER, PacedChannel, Phase
+from tawebeval.web.server.limits import RETRY_AFTER, Peer
+from tawebeval.web.server.timeouts import LINGER, Phase, TimeoutChannel
 from tawebeval.web.server.transport import below_tls
 
 _TURNED_AWAY = 64  # connections over the limit that are told so at the same time
@@ -41,7 +40,7 @@ _READ_FRAMES, _READ_USUALLY, _READ_BODY = 1024, 4096, 64 * 1024
 _DIGITS = 18  # of a Content-Length; more are no length of anything
 
 
-class ApiChannel(PacedChannel):
+class ApiChannel(TimeoutChannel):
     """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
 
     site: Host
@@ -60,7 +59,7 @@ class ApiChannel(PacedChannel):
     _head_size = 0  # bytes of the head that is arriving
 
     @property
-    def limits(self) -> Http:
+    def limits(self) -> HttpSettings:
         """The settings."""
         return self.site.connections.limits
 

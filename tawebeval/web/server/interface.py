@@ -9,10 +9,8 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 from twisted.web.iweb import IRequest
 
-from tawebeval.web.server.base_path import Mount
-from tawebeval.web.server.clients import Clients
-from tawebeval.web.server.limits import Connections
-from tawebeval.web.server.presence import Presence
+from tawebeval.web.server.base_path import BasePath
+from tawebeval.web.server.limits import AddressResolver, ConnectionLimits, OpenConnections
 
 GONE = 499
 """In place of a status, as nginx has it: the client went away before it was answered."""
@@ -65,8 +63,8 @@ class Host(Protocol):
     """The site of a connection."""
 
     application: Application
-    clients: Clients
+    clients: AddressResolver
     clock: IReactorTime
-    connections: Connections
-    mount: Mount
-    presence: Presence
+    connections: ConnectionLimits
+    mount: BasePath
+    presence: OpenConnections

@@ -25,9 +25,9 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.MalformedRequest: HTTPStatus.BAD_REQUEST,
     errors.InvalidField: HTTPStatus.BAD_REQUEST,
     errors.InvalidCursor: HTTPStatus.BAD_REQUEST,
-    errors.Elsewhere: HTTPStatus.PERMANENT_REDIRECT,
-    errors.UnknownEvaluation: HTTPStatus.NOT_FOUND,
-    errors.EvaluationGone: HTTPStatus.GONE,
+    errors.MovedTo: HTTPStatus.PERMANENT_REDIRECT,
+    errors.EvaluationNotFound: HTTPStatus.NOT_FOUND,
+    errors.EvaluationExpired: HTTPStatus.GONE,
     errors.DiscardedCursor: HTTPStatus.GONE,
     errors.NotAcceptable: HTTPStatus.NOT_ACCEPTABLE,
     errors.TooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
@@ -38,7 +38,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
     errors.KeyReused: HTTPStatus.UNPROCESSABLE_ENTITY,
     errors.Unauthorized: HTTPStatus.UNAUTHORIZED,
     errors.ForeignPage: HTTPStatus.FORBIDDEN,
-    errors.Forbidden: HTTPStatus.FORBIDDEN,
+    errors.AccessDenied: HTTPStatus.FORBIDDEN,
     errors.NotReady: HTTPStatus.SERVICE_UNAVAILABLE,
     errors.OverShare: HTTPStatus.TOO_MANY_REQUESTS,
     errors.Busy: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -63,7 +63,7 @@ def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
 
 
 @attrs.frozen
-class Problem:
+class ProblemDocument:
     """What an exception is answered: `headers` are those besides which all problems have."""
 
     status: HTTPStatus
@@ -71,7 +71,7 @@ class Problem:
     body: bytes
 
 
-def problem_of(error: BaseException | None) -> Problem:
+def find_problem(error: BaseException | None) -> ProblemDocument:
     """Return the answer that an exception deserves.
 
     What is not in the table is a defect, of which the client learns no more than that.
@@ -83,7 +83,7 @@ def problem_of(error: BaseException | None) -> Problem:
         members.update(error.members)
         if isinstance(error, errors.Busy):
             headers[b"Retry-After"] = b"%d" % error.retry_after
-        if isinstance(error, errors.Elsewhere):
+        if isinstance(error, errors.MovedTo):
             headers[b"Location"] = error.location.encode()
         if isinstance(error, errors.Unauthorized):
             headers[b"WWW-Authenticate"] = b"Bearer"
@@ -96,12 +96,12 @@ def problem_of(error: BaseException | None) -> Problem:
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "the server has met a defect of its own; its log tells more"
-    return Problem(status, headers, document(status, detail, **members))
+    return ProblemDocument(status, headers, document(status, detail, **members))
 
 
 def answer(request: IRequest, error: BaseException | None) -> bytes:
     """Set status and headers of the answer that an exception deserves; return its body."""
-    problem = problem_of(error)
+    problem = find_problem(error)
     set_headers(request, problem.headers)
     # Twisted does not know the phrases of all of them.
     request.setResponseCode(problem.status, problem.status.phrase.encode())

@@ -23,17 +23,21 @@ from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 from werkzeug.exceptions import HTTPException
 
-from tawebeval.config import Http
-from tawebeval.core.tokens import ANYBODY
+from tawebeval.config import HttpSettings
+from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web.server import problems
-from tawebeval.web.server.base_path import Mount, single_slashes
+from tawebeval.web.server.base_path import BasePath, single_slashes
 from tawebeval.web.server.channel import ApiChannel
-from tawebeval.web.server.clients import Client, Clients
 from tawebeval.web.server.headers import SERVER, general_headers, set_headers
 from tawebeval.web.server.interface import GONE, Application, FastPath, Form
-from tawebeval.web.server.limits import RETRY_AFTER, Connections
-from tawebeval.web.server.presence import Presence
+from tawebeval.web.server.limits import (
+    RETRY_AFTER,
+    AddressResolver,
+    ConnectionLimits,
+    OpenConnections,
+    RemoteAddress,
+)
 from tawebeval.web.server.timeouts import LINGER
 
 _BODY = 64 * 1024  # bytes that are read where no body is expected
@@ -56,10 +60,10 @@ class ApiRequest(Request):
 
     channel: ApiChannel
     form: Form | None = None
-    caller = ANYBODY
+    caller = ANONYMOUS
     # Whether the answer is to wait for events, or for the end of an evaluation.
     waits = False
-    sender: Client
+    sender: RemoteAddress
     _counted = ""  # as whose this request counts besides its connection
     _begun: float | None = None  # when there was something to answer, in seconds of the clock
     _refused = False
@@ -78,7 +82,7 @@ class ApiRequest(Request):
         # First of all, for whatever is refused is counted and logged by its path, too.
         self.uri = site.mount.inside(target)
         self.path = self.uri.split(b"?", 1)[0]
-        self.sender = Client(self.channel.peer.address)
+        self.sender = RemoteAddress(self.channel.peer.address)
         try:
             self._find_sender()
             site.mount.check(target)
@@ -251,7 +255,7 @@ class ApiSite(Site):
         root: IResource,
         application: Application,
         fast_path: Callable[[ApiChannel], FastPath],
-        settings: Http,
+        settings: HttpSettings,
         reactor: Any,
     ) -> None:
         super().__init__(
@@ -262,11 +266,11 @@ class ApiSite(Site):
             parsePOSTFormSubmission=False,
         )
         self.application = application
-        self.clients = Clients.of(settings)
+        self.clients = AddressResolver.of(settings)
         self.clock = reactor
-        self.connections = Connections(settings)
-        self.mount = Mount(settings.base_path)
-        self.presence = Presence(reactor)
+        self.connections = ConnectionLimits(settings)
+        self.mount = BasePath(settings.base_path)
+        self.presence = OpenConnections(reactor)
         self._fast_path = fast_path
 
     def buildProtocol(self, addr: IAddress | None) -> Any:

@@ -22,7 +22,7 @@ from twisted.internet.interfaces import (
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
 
-from tawebeval.config import Http
+from tawebeval.config import HttpSettings
 
 LINGER = 5.0  # seconds for which what a refused client still sends is read
 _ON_ITS_WAY = 0.5  # seconds in which a request arrives that was sent when the end was not known
@@ -49,7 +49,7 @@ class Answered(Protocol):
         """Take that there is nobody to answer any more."""
 
 
-class PacedChannel(HTTPChannel):
+class TimeoutChannel(HTTPChannel):
     """A connection with deadlines, which knows in what phase it is.
 
     `TimeoutMixin`, from which Twisted's own comes, is not used: any byte puts that off.
@@ -66,7 +66,7 @@ class PacedChannel(HTTPChannel):
 
     @property
     @abstractmethod
-    def limits(self) -> Http:
+    def limits(self) -> HttpSettings:
         """The settings."""
 
     @property

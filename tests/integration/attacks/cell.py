@@ -14,7 +14,7 @@ from typing import ClassVar
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import Configuration, Limits, SandboxSettings
+from tawebeval.config import Configuration, LimitSettings, SandboxSettings
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.linux.cgroups.group import Cgroups
 from tawebeval.linux.child import Spawner
@@ -125,7 +125,7 @@ class CellTestCase(SynchronousTestCase):
         accounts = self.folder / "accounts"
         accounts.mkdir()
         write_sandbox_files(accounts)
-        limits = Limits(
+        limits = LimitSettings(
             cpu=CPU,
             memory=MEMORY,
             processes=PROCESSES,
