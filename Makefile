@@ -30,7 +30,7 @@ demo: ## start the daemon, send it submissions, and show the events as they arri
 	$(SETUP) --extras test --needs git --wants g++,$(SANDBOX)
 	$(BIN)/python examples/demo.py
 
-test: ## run the tests; a part of them with TESTS=tests.test_ring
+test: ## run the tests; a part of them with TESTS=tests.core.test_ring
 	$(SETUP) --extras test $$($(PYTHON) tests/programs.py $(TESTS))
 	@$(PYTHON) tests/programs.py --skipped $(TESTS)
 	$(BIN)/python tests/run.py $(TESTS)

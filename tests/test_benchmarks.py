@@ -22,7 +22,7 @@ from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, perc
 from benchmarks.report import markdown, table, text
 from benchmarks.rows import polls, workers
 from benchmarks.running import Server
-from tests.own_python import printed_by
+from tests.cases.own_python import printed_by
 
 OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 

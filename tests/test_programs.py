@@ -35,7 +35,7 @@ class ProgramsTests(SynchronousTestCase):
 
     def test_unit(self) -> None:
         """A unit test needs what the package imports and runs, and nothing else is installed."""
-        (option,) = programs.options(["tests.test_ring"])
+        (option,) = programs.options(["tests.core.test_ring"])
         self.assertEqual(option, "--needs=git,libseccomp.so.2,/usr/bin/python3")
 
     def test_one(self) -> None:
@@ -55,4 +55,4 @@ class ProgramsTests(SynchronousTestCase):
         self.assertTrue(browser.startswith("without chromium, tests are skipped in tests."))
         self.assertIn("tests.integration.test_page,", browser)
         self.assertTrue(root.startswith("without root, tests are skipped in tests.integration."))
-        self.assertEqual(list(programs.skipped(["tests.test_ring"])), [])
+        self.assertEqual(list(programs.skipped(["tests.core.test_ring"])), [])

@@ -94,7 +94,7 @@ class TrialTests(SynchronousTestCase):
 
     def test_no_test(self) -> None:
         """A run of no test is a failure."""
-        command = [sys.executable, run.__file__, "tests.fakes"]
+        command = [sys.executable, run.__file__, "tests.fakes.world"]
         done = subprocess.run(command, cwd=run.ROOT, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 1)
         self.assertIn("No test ran.", done.stdout)

@@ -20,7 +20,7 @@ from tawebeval.daemon.tap import Options
 from tawebeval.reloadable import ReloadResult
 from tawebeval.sandbox.seccomp import ALLOWED
 from tawebeval.web.auth import find_tokens
-from tests.documented import doctors, properties
+from tests.cases.documented import doctors, properties
 
 UNITS = Path(__file__).resolve().parent.parent / "systemd"
 PROGRAMS = "/usr/local/lib/tawebeval/bin"

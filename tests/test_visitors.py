@@ -9,7 +9,7 @@ from collections.abc import Callable
 from twisted.trial.unittest import SynchronousTestCase
 
 from benchmarks.visitors import Conversation, Slowly, Visitors
-from tests.patience import PATIENCE
+from tests.cases.patience import PATIENCE
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LAST = b"HTTP/1.1 503 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"

@@ -9,7 +9,7 @@ and those to be refused before it is known what they ask for.
 
 What the answer says is not made here: headers are read by the functions of the usual road,
 once for each connection, since clients repeat them; a `Poll` makes the page; `problems` has
-the errors. `tests/test_web_shortcut.py` holds the bytes of both roads against each other.
+the errors. `tests/web/test_fastpath.py` holds the bytes of both roads against each other.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.client import Client, Event, Text
 from tawebeval.config import BufferSettings, Configuration, LimitSettings, PollSettings
 from tests.cases.agents import BreakingAgent, Fate
-from tests.fake_children import FakeChild
-from tests.fake_clients import Service
-from tests.fakes import OID
+from tests.fakes.children import FakeChild
+from tests.fakes.clients import Service
+from tests.fakes.world import OID
 
 T = TypeVar("T")
 URL = "https://example.org/problem.git"

@@ -14,7 +14,7 @@ from tawebeval.cli import main as command
 from tawebeval.cli.runtime import Server, exit_status
 from tawebeval.errors import RequestError
 from tests.cases.client import ClientTestCase
-from tests.fakes import OID
+from tests.fakes.world import OID
 
 REPOSITORY = ("--repository", "https://example.org/p.git", "--commit", OID, "--evaluator", "./e")
 

@@ -24,8 +24,8 @@ from tawebeval.git.keyring import Keyring
 from tawebeval.git.remotes import Remotes
 from tawebeval.git.repository import FetchLimits
 from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
-from tests.fake_resolver import FakeResolver
-from tests.fakes import OID, TREE, InlineThreads
+from tests.fakes.resolver import FakeResolver
+from tests.fakes.world import OID, TREE, InlineThreads
 
 URL = "https://example.org/problem.git"
 OTHER = "d" * 40

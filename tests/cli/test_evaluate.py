@@ -29,7 +29,7 @@ from tests.cases.agents import Fate
 from tests.cases.client import STEP
 from tests.cases.command import REPOSITORY, CommandTestCase
 from tests.cases.screen import Shown
-from tests.fakes import OID
+from tests.fakes.world import OID
 from tests.integration.repositories import git
 
 

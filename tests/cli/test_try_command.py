@@ -19,7 +19,7 @@ from tawebeval.cli.output import OutputLost
 from tawebeval.cli.try_command import MarkerReplacer, RawProtocol, scratch_directory
 from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
-from tests.fakes import straw
+from tests.fakes.world import straw
 
 MARKERS = Markers.fresh(straw())
 WORDS = {

@@ -22,7 +22,7 @@ from tawebeval.errors import EvaluationFailure, InvalidField
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.git.commits import TreeLimits
 from tawebeval.sandbox.workspace import Workspace
-from tests.fakes import InlineThreads, World, make_request
+from tests.fakes.world import InlineThreads, World, make_request
 
 
 class WorkingTreeTests(SynchronousTestCase):

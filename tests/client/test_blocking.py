@@ -16,9 +16,9 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from tawebeval.client import Client, Refused
 from tawebeval.client.blocking import BlockingClient
 from tests.cases.agents import MadeResponse
-from tests.fakes import OID
-from tests.own_python import run_script
-from tests.patience import PATIENCE
+from tests.cases.own_python import run_script
+from tests.cases.patience import PATIENCE
+from tests.fakes.world import OID
 
 PAGES = {
     "/evaluation/x/events": b'{"begin":null,"end":"2","data":[{"type":"text","payload":"a"},'

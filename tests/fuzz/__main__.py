@@ -34,9 +34,9 @@ EXAMPLES = ROOT / "build" / "fuzz"
 
 TARGETS: dict[str, Sequence[str]] = {
     "stdout": (
-        "tests.test_segi.PropertyTests.test_reference",
-        "tests.test_segi.SmallStepTests.test_reference",
-        "tests.test_intake.PropertyTests.test_reference",
+        "tests.core.test_segi.PropertyTests.test_reference",
+        "tests.core.test_segi.SmallStepTests.test_reference",
+        "tests.evaluations.test_run_stdout.PropertyTests.test_reference",
     ),
     "file-headers": ("tests.fuzz.test_file_headers.FileHeaderTests.test_reference",),
     "forms": (
@@ -45,7 +45,7 @@ TARGETS: dict[str, Sequence[str]] = {
     ),
     "requests": (
         "tests.fuzz.test_requests.RequestTests.test_any",
-        "tests.test_web_shortcut.EqualityTests.test_bytes",
+        "tests.web.test_fastpath.EqualityTests.test_bytes",
     ),
     "cursors": ("tests.fuzz.test_cursors.CursorTests.test_any",),
     "configuration": (

@@ -25,7 +25,7 @@ from zope.interface import implementer
 from tawebeval.client import Client, ClientError, Event, Page
 from tawebeval.client.events import split_cursor
 from tests.cases.client import REQUEST
-from tests.strategies import Chunk, chunks_of, long_chunkings, mutated
+from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
 
 AFTER = "asked for as after"  # which the server replaces
 CURSORS = st.none() | st.sampled_from([AFTER, AFTER, AFTER, "0", "2", "end", "", "+", "1+1", "é"])

@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.errors import ConfigurationError
-from tests.strategies import mutated
+from tests.cases.strategies import mutated
 from tests.test_config import CREDENTIAL, EXAMPLE, settings_of
 
 CREDENTIALS = {"host": "h", "username": "u", "password_file": "/p"}

@@ -12,9 +12,9 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.core.form import TEXT_FIELDS
 from tawebeval.errors import RequestError
 from tawebeval.web.server.problems import STATUS
-from tests.fake_clients import BOUNDARY, MULTIPART, Part, form, parts
-from tests.strategies import Chunk, chunks_of, long_chunkings, mutated
-from tests.test_upload import UploadTestCase, files
+from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
+from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts
+from tests.web.test_upload import UploadTestCase, files
 
 FIELD, FIELDS = 1024, 10
 CONFIGURATION = Configuration(limits=LimitSettings(request_body=2**20, fields=FIELDS, field=FIELD))

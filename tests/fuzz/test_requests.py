@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.fake_clients import BOUNDARY, MULTIPART, form, head, parts
-from tests.fake_streams import UPGRADE
-from tests.strategies import mutated
-from tests.test_web_shortcut import BESIDES, CONFIGURATIONS, TOKEN, World, check_alike, requests
+from tests.cases.strategies import mutated
+from tests.fakes.clients import BOUNDARY, MULTIPART, form, head, parts
+from tests.fakes.streams import UPGRADE
+from tests.web.test_fastpath import BESIDES, CONFIGURATIONS, TOKEN, World, check_alike, requests
 
 FORM = form(parts())
 POST = {"Content-Type": MULTIPART, "Content-Length": str(len(FORM))}

@@ -18,7 +18,7 @@ from tawebeval.git import repository
 from tawebeval.git.command import GitResult
 from tawebeval.sandbox.commands import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
-from tests.fakes import OID, TREE
+from tests.fakes.world import OID, TREE
 
 CORRUPT = failed("error: inflate: data stream error\nfatal: packed object cc is corrupt")
 NO_ROUTE = failed("fatal: no route to host")

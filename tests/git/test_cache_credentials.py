@@ -9,7 +9,7 @@ from tawebeval.config import CredentialSettings
 from tawebeval.git.credentials import Login
 from tawebeval.git.keyring import Keyring
 from tests.cases.git import URL, CacheTestCase, Running, failed
-from tests.fakes import OID, read_again
+from tests.fakes.world import OID, read_again
 
 PRIVATE = failed("fatal: could not read Username for 'https://example.org'")
 LOGIN = Login("https://example.org", "judge", "s3cret")

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tests.cases.git import OTHER, CacheTestCase, Running
-from tests.fakes import SlowThreads
+from tests.fakes.world import SlowThreads
 
 LONG_AGO = 1_000_000
 

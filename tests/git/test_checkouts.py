@@ -12,8 +12,8 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.checkouts import Checkouts
 from tawebeval.linux.filetree import walk
-from tests.fakes import OID, InlineThreads, SlowThreads
-from tests.gates import Gate
+from tests.fakes.gates import Gate
+from tests.fakes.world import OID, InlineThreads, SlowThreads
 
 FILES, SIZE = 3, 10_004  # of the tree that `CheckoutsTestCase.write` makes
 ONE, OTHER = "1" * 40, "2" * 40

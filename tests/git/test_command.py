@@ -20,7 +20,7 @@ from tawebeval.git import command
 from tawebeval.git.command import Git, GitResult
 from tawebeval.git.credentials import Login
 from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
-from tests.fakes import FakeSpawner
+from tests.fakes.world import FakeSpawner
 
 REPOSITORY = Path("/cache/x.git")
 BEFORE = 4

@@ -12,7 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.checkout import Commit
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.commits import CommitInspection, TreeLimits, TreeMeter, inspection_commands
-from tests.fakes import OID, TREE
+from tests.fakes.world import OID, TREE
 
 LINE = f"{OID} {TREE}\n".encode()
 LIST = (

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import CredentialSettings
 from tawebeval.errors import ConfigurationError
 from tawebeval.git.keyring import Keyring
-from tests.fakes import read_again
+from tests.fakes.world import read_again
 
 URL = "https://git.example.org/x"
 

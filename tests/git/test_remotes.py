@@ -13,7 +13,7 @@ from tawebeval.core.hosts import HostPolicy, Route
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import Remotes
-from tests.fake_resolver import FakeResolver
+from tests.fakes.resolver import FakeResolver
 
 
 class RouteTests(SynchronousTestCase):

@@ -15,7 +15,7 @@ from tawebeval.git.commits import TreeLimits
 from tawebeval.git.repository import FetchLimits, fetch_within_limits
 from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Running, failed
-from tests.fakes import OID, TREE, InlineThreads
+from tests.fakes.world import OID, TREE, InlineThreads
 
 UNADVERTISED = failed("error: Server does not allow request for unadvertised object cc")
 INFINITE = f"--depth={2**31 - 1}"

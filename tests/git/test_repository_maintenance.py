@@ -13,7 +13,7 @@ from tawebeval.core.checkout import Commit
 from tawebeval.git.command import GitResult
 from tawebeval.sandbox.commands import SandboxAccess
 from tests.cases.git import DONE, OTHER, URL, CacheTestCase, Command, Running, failed
-from tests.fakes import OID
+from tests.fakes.world import OID
 
 MAINTENANCE = ["repack", "pack-refs", "prune"]
 BLOCK = 4096

@@ -12,7 +12,7 @@ from tawebeval.git.stderr import (
     is_out_of_memory,
     is_unadvertised,
 )
-from tests.fakes import OID
+from tests.fakes.world import OID
 
 UNADVERTISED = (
     f"error: Server does not allow request for unadvertised object {OID}",

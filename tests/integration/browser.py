@@ -22,7 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 from twisted.internet.threads import deferToThread
 
-from tests.patience import PATIENCE
+from tests.cases.patience import PATIENCE
 
 CHROMIUM = shutil.which("chromium")
 CHROMEDRIVER = shutil.which("chromedriver")

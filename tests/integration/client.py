@@ -17,8 +17,8 @@ from twisted.web.client import Agent, BrowserLikePolicyForHTTPS, HTTPConnectionP
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IPolicyForHTTPS
 
+from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import PYTHON
-from tests.patience import PATIENCE
 
 Event = dict[str, Any]
 Form = list[tuple[str, Any]]

@@ -17,9 +17,9 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 from twisted.web.http_headers import Headers
 
+from tests.cases.patience import PATIENCE
 from tests.integration.client import Answer, Client
 from tests.integration.raw import BOUNDARY, body_of, part
-from tests.patience import PATIENCE
 
 CURL = shutil.which("curl")
 

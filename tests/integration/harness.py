@@ -22,12 +22,12 @@ from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.state import label_of
 from tawebeval.linux.launcher_client import LAUNCHER_NAME
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
 from tests.integration.ports import free_port, listens
 from tests.integration.processes import children, command_line
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, temporary_folder
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 TWISTD = Path(sys.executable).with_name("twistd")
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.patience import LONG_PATIENCE, PATIENCE
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.run import ROOT
 
 PORT = 8080

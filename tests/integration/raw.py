@@ -9,7 +9,7 @@ from select import poll, select
 
 import attrs
 
-from tests.patience import PATIENCE
+from tests.cases.patience import PATIENCE
 
 BOUNDARY = "----a-boundary"
 

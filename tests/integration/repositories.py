@@ -11,9 +11,9 @@ from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.cases.patience import PATIENCE
 from tests.integration.ports import free_port, listens
 from tests.integration.unprivileged import give
-from tests.patience import PATIENCE
 
 ENVIRONMENT = {
     "PATH": os.environ.get("PATH", os.defpath),

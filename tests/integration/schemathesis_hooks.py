@@ -19,7 +19,7 @@ from urllib.request import urlopen
 import schemathesis
 from schemathesis import Case, HookContext, Response
 
-from tests.patience import PATIENCE
+from tests.cases.patience import PATIENCE
 
 SETTINGS: dict[str, Any] = json.loads(os.environ["TAWEBEVAL_SCHEMATHESIS"])
 """`url` is the daemon's, `evaluator` has the fields of a form that say what is run, `answers` is

@@ -13,11 +13,11 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.core.tokens import new_token
-from tests.fakes import straw
+from tests.cases.patience import PATIENCE
+from tests.fakes.world import straw
 from tests.integration.machine import Connection, installed, missing, wait_until
 from tests.integration.raw import BOUNDARY, body_of, part
 from tests.integration.repositories import GitRepository
-from tests.patience import PATIENCE
 
 SERVICE = "tawebeval.service"
 SOCKET = "tawebeval.socket"

@@ -13,7 +13,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
 
-from tests.patience import PATIENCE
+from tests.cases.patience import PATIENCE
 
 COMMAND = (sys.executable, "-c", "from tawebeval.cli import main; main(prog_name='tawebeval')")
 

@@ -12,7 +12,7 @@ from typing import Any
 from twisted.trial.unittest import SkipTest
 
 from tawebeval.sandbox.seccomp import make_filter
-from tests.bpf_interpreter import ALLOW, ERRNO, Filter
+from tests.cases.bpf_interpreter import ALLOW, ERRNO, Filter
 from tests.integration.attacks import calls
 from tests.integration.attacks.case import AttackCase
 from tests.integration.client import python

@@ -15,11 +15,11 @@ from typing import ClassVar
 
 from twisted.trial.unittest import TestCase
 
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client
 from tests.integration.harness import CONFIGURATION, Daemon, RepositoryTestCase, until
 from tests.integration.raw import Connection, head_of
 from tests.integration.unprivileged import temporary_folder
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 COMMAND = Path(sys.executable).with_name("tawebeval")
 

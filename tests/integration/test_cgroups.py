@@ -16,8 +16,8 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval.linux.cgroups.filesystem import parse_mounts
+from tests.cases.own_python import printed_by
 from tests.integration.processes import alive
-from tests.own_python import printed_by
 
 DAEMON = '''
 import ctypes, json, os, pathlib, signal, subprocess, sys, time

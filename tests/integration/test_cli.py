@@ -14,13 +14,13 @@ from twisted.internet.threads import deferToThread
 from twisted.web.resource import Resource
 from twisted.web.server import Request, Site
 
+from tests.cases.patience import PATIENCE
 from tests.integration.client import python
 from tests.integration.harness import DaemonTestCase, environment, until
 from tests.integration.ports import free_port, listens
 from tests.integration.repositories import git
 from tests.integration.terminal import COMMAND, Terminal, piped
 from tests.integration.unprivileged import SERVICE, temporary_folder
-from tests.patience import PATIENCE
 
 PARTIAL = python("import time; print('half', end='', flush=True); time.sleep(600)")
 

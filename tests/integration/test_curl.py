@@ -11,10 +11,10 @@ from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.utils import getProcessOutputAndValue
 
+from tests.cases.patience import PATIENCE
 from tests.integration.harness import DaemonTestCase
 from tests.integration.raw import Connection
 from tests.integration.uploads import DESCRIBE, MIB, UploadTestCase, described
-from tests.patience import PATIENCE
 
 CURL = shutil.which("curl")
 

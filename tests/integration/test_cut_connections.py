@@ -21,7 +21,7 @@ from twisted.web.iweb import IResponse
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, RejectConnection, Request, TextMessage
 
-from tests.event_source import EventSource
+from tests.cases.event_source import EventSource
 from tests.integration.client import Client, Event, joined, python
 from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase

@@ -22,10 +22,10 @@ from twisted.protocols.portforward import ProxyFactory
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import CloseConnection, RejectConnection, Request, TextMessage
 
-from tests.event_source import EventSource
+from tests.cases.event_source import EventSource
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import python
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
-from tests.patience import LONG_PATIENCE
 
 LINES = 1600  # of 10,000 bytes
 EVALUATOR = python(

@@ -13,9 +13,9 @@ from pathlib import Path
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
+from tests.cases.links import leading_nowhere, links
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.machine import Machine, missing
-from tests.links import leading_nowhere, links
-from tests.patience import LONG_PATIENCE, PATIENCE
 from tests.run import ROOT
 
 SERVICE = "tawebeval.service"

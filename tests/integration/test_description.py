@@ -11,8 +11,8 @@ from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
 
 from tawebeval.web.events import OFFERED
-from tests.described import check, merged, operations
-from tests.fake_clients import Answer
+from tests.cases.described import check, merged, operations
+from tests.fakes.clients import Answer
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 
 SETTINGS = Path(__file__).with_name("schemathesis.toml")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, TestCase
 
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import Client, failure, text
 from tests.integration.harness import CONFIGURATION, TWISTD, Daemon, DaemonTestCase, until
 from tests.integration.processes import threads
 from tests.integration.raw import Connection
 from tests.integration.unprivileged import USER
-from tests.patience import LONG_PATIENCE
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MANY = 60

@@ -12,8 +12,8 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
-from tests.patience import PATIENCE
 
 BECOME = """
 import os, sys

@@ -13,10 +13,10 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
+from tests.cases.patience import PATIENCE
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.raw import Connection, RawAnswer, body_of, head_of, part
-from tests.patience import PATIENCE
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 UPGRADE = (

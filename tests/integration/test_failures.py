@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import time
 
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import data, failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
 from tests.integration.repositories import GitDaemon, HttpServer
-from tests.patience import LONG_PATIENCE
 
 OUTPUT = 100_000
 SECONDS = 5.0

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import requests
 from twisted.internet.threads import deferToThread
 
+from tests.cases.patience import PATIENCE
 from tests.integration.browser_case import BrowserTestCase
 from tests.integration.client import Event, joined
 from tests.integration.cutting_proxy import CuttingProxy, Place
 from tests.integration.harness import CONFIGURATION, DaemonTestCase
-from tests.patience import PATIENCE
 
 COMMAND = (
     "printf 'half of '; sleep 0.1; echo a line; seq 1 500;"

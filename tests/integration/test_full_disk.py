@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from twisted.trial.unittest import SkipTest, TestCase
 
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.attacks import fillers
 from tests.integration.client import failure, python, text
 from tests.integration.harness import DaemonTestCase, until
@@ -16,7 +17,6 @@ from tests.integration.processes import new_word
 from tests.integration.raw import Connection, head_of, part
 from tests.integration.small_disks import LoggedThere, SmallDisks
 from tests.integration.unprivileged import USER
-from tests.patience import LONG_PATIENCE
 
 MIB = 2**20
 # It takes some time, in which somebody looks.

@@ -24,11 +24,11 @@ from tawebeval.git.command import Git
 from tawebeval.git.remotes import Remotes
 from tawebeval.git.repository import create_repository
 from tawebeval.linux.child import Spawner
-from tests.fake_resolver import FakeResolver
+from tests.cases.patience import PATIENCE
+from tests.fakes.resolver import FakeResolver
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.repositories import ENVIRONMENT, GitDaemon, GitRepository, HttpServer, git
-from tests.patience import PATIENCE
 
 MIB = 2**20
 

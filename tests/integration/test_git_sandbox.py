@@ -20,9 +20,9 @@ from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_sandbox_files
 from tawebeval.sandbox.commands import READ_ONLY, SandboxAccess, SandboxedCommands
 from tawebeval.sandbox.seccomp import make_filter
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.harness import until
 from tests.integration.processes import command_line, everybody
-from tests.patience import LONG_PATIENCE
 
 
 class SandboxTests(TestCase):

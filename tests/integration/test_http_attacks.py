@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from tawebeval.web.server.timeouts import LINGER
+from tests.cases.patience import PATIENCE
 from tests.integration.harness import DaemonTestCase, until
 from tests.integration.raw import BOUNDARY, Connection, body_of, chunked, head_of, part
 from tests.integration.uploads import MIB, UploadTestCase
-from tests.patience import PATIENCE
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

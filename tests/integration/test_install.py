@@ -12,11 +12,11 @@ from typing import Any
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from tawebeval import __version__
-from tests.documented import doctors
+from tests.cases.documented import doctors
+from tests.cases.links import leading_nowhere, links
+from tests.cases.patience import PATIENCE
 from tests.integration.machine import missing
 from tests.integration.service_case import SERVICE, STATE, TOKENS, ServiceTestCase
-from tests.links import leading_nowhere, links
-from tests.patience import PATIENCE
 from tests.run import ROOT
 
 VENV = "/usr/local/lib/tawebeval"

@@ -11,10 +11,10 @@ from twisted.internet.task import deferLater
 from twisted.web.client import ResponseNeverReceived
 
 from tawebeval.sandbox.workspace import log_name
+from tests.cases.patience import PATIENCE
 from tests.integration.client import failure, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.processes import new_word, processes
-from tests.patience import PATIENCE
 
 LONG = round(2 * PATIENCE)
 """Seconds that no test waits for."""

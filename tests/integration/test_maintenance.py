@@ -24,9 +24,9 @@ from tawebeval.linux.child import Spawner
 from tawebeval.sandbox.bubblewrap import network_view, programs_view, write_sandbox_files
 from tawebeval.sandbox.commands import SandboxedCommands
 from tawebeval.sandbox.seccomp import make_filter
-from tests.fake_resolver import FakeResolver
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.fakes.resolver import FakeResolver
 from tests.integration.repositories import GitRepository, HttpServer, git
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 COMMITS = 24  # more than those that have a ref
 MOST = 2**30

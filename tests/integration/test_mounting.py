@@ -15,8 +15,8 @@ from tawebeval.linux.launcher_client import (
     OverlayLayers,
     OverlayMountError,
 )
+from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
-from tests.patience import PATIENCE
 
 
 class MountingTests(SynchronousTestCase):

@@ -10,9 +10,9 @@ from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
 
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.receivers import make_certificate
 from tests.integration.terminal import piped
-from tests.patience import LONG_PATIENCE
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
 

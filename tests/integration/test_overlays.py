@@ -19,8 +19,8 @@ from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.disk import measure
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
+from tests.cases.patience import PATIENCE
 from tests.integration.unprivileged import WHO, give, temporary_folder
-from tests.patience import PATIENCE
 
 _MOUNTS = 20  # the kernel's log is the machine's: others may mount overlays at the same time
 

@@ -20,7 +20,7 @@ import attrs
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
-from tests.patience import LONG_PATIENCE
+from tests.cases.patience import LONG_PATIENCE
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 

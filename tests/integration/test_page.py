@@ -13,11 +13,11 @@ from twisted.web.proxy import ReverseProxyResource
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
+from tests.cases.patience import PATIENCE
 from tests.integration.browser import DESKTOP, NARROW, PHONE
 from tests.integration.browser_case import TOUR, PageTestCase
 from tests.integration.cutting_proxy import CuttingProxy
 from tests.integration.harness import until
-from tests.patience import PATIENCE
 
 LOOKS = {
     f"{name}-{scheme}": (size, scheme)

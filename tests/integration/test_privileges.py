@@ -16,6 +16,7 @@ from unittest import SkipTest
 
 from twisted.trial.unittest import TestCase
 
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import (
     CONFIGURATION,
@@ -27,7 +28,6 @@ from tests.integration.harness import (
 from tests.integration.ports import claim, free_port, listens
 from tests.integration.test_callers import new_token
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 # Reports every module that is looked for as another user than root, and becomes twistd.
 REPORTING = """\

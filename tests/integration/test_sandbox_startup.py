@@ -8,9 +8,9 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.cases.patience import PATIENCE
 from tests.integration.harness import TWISTD, environment
 from tests.integration.unprivileged import SERVICE, temporary_folder
-from tests.patience import PATIENCE
 
 # What bwrap says, and what of the remedy has to be in the answer to it.
 COMPLAINTS = {

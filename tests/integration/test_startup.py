@@ -11,12 +11,12 @@ import subprocess
 from twisted.trial.unittest import TestCase
 
 from tawebeval.daemon.state import label_of
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import Client, text
 from tests.integration.harness import TWISTD, Daemon, environment, until
 from tests.integration.ports import claim, free_port, listens
 from tests.integration.repositories import GitRepository
 from tests.integration.unprivileged import SERVICE, USER, temporary_folder
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 
 class StartupTests(TestCase):

@@ -16,11 +16,11 @@ from twisted.internet.threads import deferToThread
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.web.websocket import WebSocketClientEndpoint
 
-from tests.event_source import EventSource
+from tests.cases.event_source import EventSource
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.integration.client import failure, python, text
 from tests.integration.harness import CONFIGURATION, DaemonTestCase, until
 from tests.integration.raw import Connection
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 CURL = shutil.which("curl")
 COUNT = 60_000

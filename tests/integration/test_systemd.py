@@ -6,8 +6,9 @@ from http.client import BadStatusLine
 from typing import Any
 
 from tawebeval.core.tokens import new_token
-from tests.documented import OPERATIONS, Example, examples
-from tests.fakes import straw
+from tests.cases.documented import OPERATIONS, Example, examples
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.fakes.world import straw
 from tests.integration.machine import wait_until
 from tests.integration.service_case import (
     CONFIGURATION,
@@ -22,7 +23,6 @@ from tests.integration.service_case import (
     reasons,
     text,
 )
-from tests.patience import LONG_PATIENCE, PATIENCE
 
 
 class StartTests(ServiceTestCase):

@@ -13,11 +13,11 @@ from subprocess import CompletedProcess
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest, TestCase
 
+from tests.cases.patience import LONG_PATIENCE
 from tests.integration.client import python
 from tests.integration.harness import until
 from tests.integration.terminal import COMMAND, Terminal, environment, piped
 from tests.integration.unprivileged import USER, temporary_folder
-from tests.patience import LONG_PATIENCE
 
 BLOCK = python(
     "import os; e = os.environ; print('text\\n%s\\n{\"n\": 1.50}\\n%s\\nmore' % "

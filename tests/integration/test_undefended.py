@@ -17,6 +17,7 @@ import subprocess
 import time
 
 from tawebeval.config import SandboxSettings
+from tests.cases.patience import PATIENCE
 from tests.integration.attacks import bombs, budgets, calls, fillers, views
 from tests.integration.attacks.case import MIB
 from tests.integration.attacks.cell import (
@@ -33,7 +34,6 @@ from tests.integration.attacks.cell import (
 from tests.integration.client import python
 from tests.integration.processes import new_word, processes
 from tests.integration.unprivileged import PYTHON, USER
-from tests.patience import PATIENCE
 
 # What the filter alone refuses: with it EPERM, without it the kernel has something else to say.
 ONLY_THE_FILTER = {

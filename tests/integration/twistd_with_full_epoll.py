@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.fake_epoll import LimitedEpoll
+from tests.fakes.epoll import LimitedEpoll
 
 _MOST = 4  # what a reactor watches before anything else
 

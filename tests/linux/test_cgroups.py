@@ -16,7 +16,7 @@ from tawebeval.config import MIB, LimitSettings
 from tawebeval.linux.cgroups import filesystem
 from tawebeval.linux.cgroups.filesystem import CgroupDirectory, CgroupFiles
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage, open_cgroups
-from tests.fake_cgroups import FakeMachine
+from tests.fakes.cgroups import FakeMachine
 
 LIMITS = LimitSettings(memory=64 * MIB, processes=32)
 ALL = {"memory", "processes", "cpu", "weight"}

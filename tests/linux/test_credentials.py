@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import privileges
 from tawebeval.linux.privileges import CAP_NET_BIND_SERVICE, Credentials
-from tests.own_python import printed_by
+from tests.cases.own_python import printed_by
 
 PORTS = 1 << CAP_NET_BIND_SERVICE
 

@@ -14,7 +14,7 @@ from zope.interface.verify import verifyObject
 
 from tawebeval.linux import child as pipes
 from tawebeval.linux.child import PipeReader, open_pipe
-from tests.fakes import TurnClock
+from tests.fakes.world import TurnClock
 
 NAME = 1  # the child's own number for the pipe
 

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.errors import ConfigurationError
 from tawebeval.linux import privileges as module
 from tawebeval.linux.privileges import Privileges, User, find_privileges, find_user
-from tests.fake_process import EVERYTHING, PORTS, FakeProcess
+from tests.fakes.process import EVERYTHING, PORTS, FakeProcess
 
 TAWEB = User("taweb", 1000, 1001, frozenset({1001, 44}), "/srv/taweb")
 

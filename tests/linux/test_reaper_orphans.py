@@ -12,8 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux import reaper
 from tawebeval.linux.reaper import Orphans
-from tests.fake_children import NO_PROCESS, FakeSpawner
-from tests.own_python import printed_by
+from tests.cases.own_python import printed_by
+from tests.fakes.children import NO_PROCESS, FakeSpawner
 
 SUBREAPER = '''
 import asyncio, json, os, signal, subprocess, sys, time

@@ -12,7 +12,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.linux.reaper import end_stale_processes
-from tests.patience import PATIENCE
+from tests.cases.patience import PATIENCE
 
 SLEEP = ("sleep", "60")
 

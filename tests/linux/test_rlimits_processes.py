@@ -18,7 +18,7 @@ from tawebeval.linux.rlimits import (
     processes_allowed,
     processes_needed,
 )
-from tests.fake_cgroups import FakeMachine
+from tests.fakes.cgroups import FakeMachine
 
 USUAL = Configuration(
     evaluations=EvaluationSettings(running=10), limits=LimitSettings(processes=100)

@@ -25,8 +25,8 @@ from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import Exit, NoSandbox, UnsandboxedRun
 from tawebeval.sandbox.disk import DiskUsage, TooMuchWork
 from tawebeval.sandbox.workspace import Workspace
-from tests.fake_children import NO_PROCESS, FakeChild
-from tests.fake_sandbox import FakeTrees
+from tests.fakes.children import NO_PROCESS, FakeChild
+from tests.fakes.sandbox import FakeTrees
 
 LIMITS = LimitSettings(
     cpu=30,

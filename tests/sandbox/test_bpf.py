@@ -18,7 +18,7 @@ from tawebeval.sandbox.bpf import (
     assemble,
     fail_with,
 )
-from tests.bpf_interpreter import MOST_INSTRUCTIONS, Filter
+from tests.cases.bpf_interpreter import MOST_INSTRUCTIONS, Filter
 
 ARCHITECTURE = 0xC000003E
 OTHERWISE = fail_with(38)

@@ -29,7 +29,7 @@ from tawebeval.sandbox.bubblewrap import (
     system_view,
     write_sandbox_files,
 )
-from tests.fake_children import NO_PROCESS, FakeChild
+from tests.fakes.children import NO_PROCESS, FakeChild
 from tests.sandbox.test_base import ENVIRONMENT, LIMITS, CellTestCase
 
 WAIT = (

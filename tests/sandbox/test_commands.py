@@ -18,7 +18,7 @@ from tawebeval.sandbox.commands import (
     SandboxedCommands,
     UnsandboxedCommands,
 )
-from tests.fake_children import FakeChild
+from tests.fakes.children import FakeChild
 
 REPOSITORY = Path("/cache/x.git")
 

@@ -20,7 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox import disk as module
 from tawebeval.sandbox.disk import DiskMeter, DiskUsage, TooMuchWork, measure
-from tests.fake_children import NO_PROCESS
+from tests.fakes.children import NO_PROCESS
 from tests.integration.attacks.calls import number_of
 
 BLOCK = 4096

@@ -17,8 +17,8 @@ from tawebeval.errors import EvaluationFailure
 from tawebeval.sandbox.disk import QUICK_LOOKS, TooMuchWork
 from tawebeval.sandbox.monitor import LimitMonitor, check_runs
 from tawebeval.sandbox.workspace import Workspace
-from tests.fake_sandbox import FakeSandboxedRun
-from tests.fakes import InlineThreads, SlowThreads
+from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.world import InlineThreads, SlowThreads
 
 PAUSE = 0.25
 OVER = EvaluationFailure("disk", "too much")

@@ -19,7 +19,7 @@ from tawebeval.linux.privileges import User
 from tawebeval.sandbox import overlay as module
 from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.workspace import Workspace
-from tests.fake_children import NO_PROCESS
+from tests.fakes.children import NO_PROCESS
 
 LAUNCH = LaunchSpec(["./it"], {}, "/")
 STARTED = StartedProcess(NO_PROCESS, -1, -1, -1)

@@ -39,8 +39,8 @@ from tawebeval.sandbox.probe import (
     probe_with_overlays,
     verify,
 )
-from tests.fake_process import FakeProcess
-from tests.fake_sandbox import NO_CGROUPS, FakeTrees
+from tests.fakes.process import FakeProcess
+from tests.fakes.sandbox import NO_CGROUPS, FakeTrees
 from tests.sandbox.test_base import FakeOrphans
 
 OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'

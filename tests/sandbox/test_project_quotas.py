@@ -35,7 +35,7 @@ from tawebeval.sandbox.project_quotas import (
     read_quota,
     try_quotas,
 )
-from tests.fake_process import FakeProcess
+from tests.fakes.process import FakeProcess
 
 GET, SET = 0x80000702, 0x80000802
 FIRST = 7000

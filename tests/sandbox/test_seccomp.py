@@ -10,7 +10,7 @@ import pyseccomp
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.sandbox.seccomp import ALLOWED, REFUSED, make_filter
-from tests.bpf_interpreter import ALLOW, ERRNO, KILL_PROCESS, MOST_INSTRUCTIONS, Filter
+from tests.cases.bpf_interpreter import ALLOW, ERRNO, KILL_PROCESS, MOST_INSTRUCTIONS, Filter
 
 NATIVE: int = pyseccomp.system_arch()
 X86_64, X86 = 0xC000003E, 0x40000003

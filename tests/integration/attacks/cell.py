@@ -22,6 +22,7 @@ from tawebeval.linux.reaper import Orphans
 from tawebeval.sandbox.bubblewrap import write_sandbox_files
 from tawebeval.sandbox.probe import open_bubblewrap
 from tawebeval.sandbox.workspace import Workspace
+from tests.cases.patience import PATIENCE
 from tests.integration.attacks.case import (
     CPU,
     DISK,
@@ -32,7 +33,6 @@ from tests.integration.attacks.case import (
 )
 from tests.integration.client import python
 from tests.integration.unprivileged import USER, give, temporary_folder
-from tests.patience import PATIENCE
 
 Change = Callable[[list[str]], list[str]]
 

@@ -1,0 +1,117 @@
+"""A machine for the doctor: the cases of `test_doctor` and `test_doctor_storage`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration
+from tawebeval.daemon import doctor, doctor_storage
+from tawebeval.daemon.findings import Finding, Severity
+from tawebeval.errors import Problem
+from tawebeval.linux import rlimits
+from tawebeval.linux.cgroups.controllers import MemoryController
+from tawebeval.linux.cgroups.group import Cgroups, Remedy
+from tawebeval.sandbox import probe
+from tawebeval.sandbox.base import NoSandbox
+from tawebeval.sandbox.bubblewrap import Bubblewrap
+from tawebeval.sandbox.probe import ProbeDirectories
+from tests.fakes.process import FakeProcess
+from tests.fakes.sandbox import FakeTrees
+
+OK, WEAKER, BROKEN = Severity
+RESOURCES = "memory", "processes", "cpu", "weight"
+
+
+class DoctorTestCase(SynchronousTestCase):
+    """A machine where all is well, seen by a user who is not root."""
+
+    def setUp(self) -> None:
+        self.folder = Path(tempfile.mkdtemp()).resolve()
+        self.addCleanup(subprocess.run, ["rm", "-rf", self.folder])
+        self.file = self.folder / "tawebeval.toml"
+        self.state, self.cache = self.folder / "state", self.folder / "cache"
+        self.environment = {
+            "STATE_DIRECTORY": str(self.state),
+            "CACHE_DIRECTORY": str(self.cache),
+        }
+        for path in (self.state, self.cache):
+            path.mkdir(mode=0o700)
+        self.missing: dict[str, str] = {}
+        self.systemd_run = ""
+        self.closed: list[str] = []
+        self.trees: Any = FakeTrees()
+        self.places: list[ProbeDirectories] = []
+        watches = self.folder / "max_user_watches"
+        watches.write_text(f"{2**50}\n")
+        self.free = 2**50
+        usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=self.free))
+        for module, name, fake in (
+            (doctor, "open_cgroups", self.open_cgroups),
+            (doctor, "open_sandbox", self.open_sandbox),
+            (doctor, "find_unreadable", lambda: ()),
+            (doctor, "check_git", lambda: "git version 2.39.5"),
+            (probe, "probe_with_overlays", self.probe_with_overlays),
+            (rlimits, "find_lowered_limits", lambda: ()),
+            (rlimits, "WATCHES", watches),
+            (doctor_storage, "shutil", usage),
+        ):
+            self.patch(module, name, fake)
+
+    def open_cgroups(self, name: str, owner: object) -> Cgroups:
+        enforced: Any = {
+            what: (MemoryController(), None) for what in RESOURCES if what not in self.missing
+        }
+        home: Any = SimpleNamespace(close=lambda: self.closed.append(name))
+        missing: Any = self.missing
+        return Cgroups([home], enforced, missing, Remedy("a unit", self.systemd_run))
+
+    def open_sandbox(
+        self, configuration: Configuration, accounts: Path, cgroups: Cgroups, orphans: Any
+    ) -> NoSandbox | Bubblewrap:
+        self.accounts, self.users = accounts, os.listdir(accounts)
+        if configuration.sandbox.kind == "none":
+            return NoSandbox(configuration.limits, cgroups, orphans, self.trees)
+        filter_, network = os.open("/dev/null", os.O_RDONLY), configuration.sandbox.network
+        found = "/usr/bin/bwrap", accounts, filter_, (), (), network, self.trees
+        return Bubblewrap(*found, configuration.limits, cgroups, orphans)
+
+    def probe_with_overlays(
+        self, sandbox: object, _: object, places: ProbeDirectories
+    ) -> Problem | None:
+        self.places.append(places)
+        return None
+
+    def examine(self, settings: str = "", uid: int | None = None) -> list[Finding]:
+        """Return all findings."""
+        self.file.write_text(settings)
+        process = FakeProcess(os.geteuid() or 1000 if uid is None else uid)
+        return list(doctor.examine(self.file, self.environment, process, MemoryReactorClock()))
+
+    def check_ok(self, settings: str = "") -> list[Finding]:
+        """Hold that all parts are ok."""
+        found = self.examine(settings)
+        self.assertEqual({each.health for each in found}, {OK}, found)
+        return found
+
+    def check(self, part: str, health: Severity, *words: str, settings: str = "") -> Finding:
+        """Hold that some part is the only one that is not ok, and what is said of it."""
+        found = [each for each in self.examine(settings) if each.health is not OK]
+        self.assertEqual([(each.part, each.health) for each in found], [(part, health)], found)
+        for word in words:
+            self.assertIn(word, f"{found[0].what} -> {found[0].remedy}")
+        return found[0]
+
+    def write(self, name: str, content: str, mode: int = 0o600) -> Path:
+        """Make a file with a mode."""
+        path = self.folder / name
+        path.write_text(content)
+        path.chmod(mode)
+        return path

@@ -1,0 +1,170 @@
+"""`core.events`: events as JSON Lines, encoded once."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.events import (
+    NOTHING,
+    TERMINATOR,
+    Batch,
+    base64_size,
+    encode_data,
+    encode_error,
+    encode_file,
+    encode_text,
+)
+from tawebeval.core.fileblock import InlineFile
+from tests.cases.strategies import Broken, read, seen, texts
+
+
+def text_events(block: bytes) -> list[str]:
+    """Return the text events of a block: the rule of the contract, section 4, word by word."""
+    events = []
+    for index, line in enumerate(block.split(b"\n")):
+        if index:
+            events.append("\n")
+        if line:
+            events.append(line.decode("utf-8", "replace"))
+    return events
+
+
+class TextTests(SynchronousTestCase):
+    """Text and its terminators."""
+
+    def check(self, block: bytes, events: list[str]) -> None:
+        """Hold a block against its events, and the rule above against both."""
+        self.assertEqual(read(encode_text(block)), events)
+        self.assertEqual(text_events(block), events)
+
+    def test_nothing(self) -> None:
+        """No text is no event."""
+        self.check(b"", [])
+        self.assertEqual(encode_text(b""), NOTHING)
+
+    def test_exact_bytes(self) -> None:
+        """The form on the wire: compact, keys in the contract's order, one event per line."""
+        lines = b'{"type":"text","payload":"a"}\n{"type":"text","payload":"\\n"}\n'
+        self.assertEqual(encode_text(b"a\n"), Batch(2, lines))
+
+    def test_lines(self) -> None:
+        """Each line is one event, each terminator another."""
+        self.check(b"a", ["a"])
+        self.check(b"a\nb", ["a", "\n", "b"])
+        self.check(b"\na\n", ["\n", "a", "\n"])
+
+    def test_blank_lines(self) -> None:
+        """Nothing stands for a line that is empty, wherever it is."""
+        self.check(b"\n", ["\n"])
+        self.check(b"\n\n", ["\n", "\n"])
+        self.check(b"\n\n\n", ["\n", "\n", "\n"])
+        self.check(b"a\n\nb", ["a", "\n", "\n", "b"])
+        self.check(b"\n\na\n\n\nb\n\n", ["\n"] * 2 + ["a"] + ["\n"] * 3 + ["b"] + ["\n"] * 2)
+
+    def test_blank_lines_between_long_ones(self) -> None:
+        """They are found where terminators are few, too: first, last, or in the middle."""
+        long = "x" * 5000
+        for count in (1, 2, 3):
+            blank = ["\n"] * count
+            self.check(("\n" * count + long).encode(), [*blank, long])
+            self.check((long + "\n" * count).encode(), [long, *blank])
+            self.check((long + "\n" * count + long).encode(), [long, *blank, long])
+            several = f"a\n{long}\nb\n{long}" + "\n" * count + "c"
+            self.check(several.encode(), ["a", "\n", long, "\n", "b", "\n", long, *blank, "c"])
+
+    def test_delete_character(self) -> None:
+        """0x7f does not become a terminator, nor a terminator 0x7f."""
+        self.check(b"\x7f", ["\x7f"])
+        self.check(b"\n\x7f\n\na\x7f\n", ["\n", "\x7f", "\n", "\n", "a\x7f", "\n"])
+
+    def test_every_stand_in(self) -> None:
+        """Text that has all that might stand for a terminator is as exact as any other."""
+        everything = "\x7f" + "".join(map(chr, range(0xFDD0, 0xFDF0)))
+        for end in range(len(everything) + 1):
+            line = everything[:end]
+            events = ["a", "\n", "\n", *([line] if line else []), "\n", "é\ufffd"]
+            self.check(b"a\n\n" + line.encode() + b"\n\xc3\xa9\xff", events)
+
+    def test_every_other_stand_in(self) -> None:
+        """So is text that has, besides, the characters which are tried where all of those occur."""
+        everything = "\x7f" + "".join(map(chr, (*range(0xFDD0, 0xFDF0), *range(0x10000, 0x11000))))
+        self.check(f"a\n{everything}\n\nb".encode(), ["a", "\n", everything, "\n", "\n", "b"])
+
+    def test_text_that_looks_like_events(self) -> None:
+        """Text may quote any line that this module writes."""
+        line = b'{"type":"text","payload":""}'
+        self.check(line + b"\n" + line, [line.decode(), "\n", line.decode()])
+        self.check(b'"}\n', ['"}', "\n"])
+
+    @given(st.one_of(texts, st.binary(max_size=30)))
+    def test_any_bytes(self, block: bytes) -> None:
+        """Any bytes at all are encoded by the same rule, counted right."""
+        assert read(encode_text(block)) == text_events(block)
+
+    def test_terminator(self) -> None:
+        r"""`\n` and nothing else."""
+        self.assertEqual(TERMINATOR, b"\n")
+
+
+class DataTests(SynchronousTestCase):
+    """Values, files and errors."""
+
+    def test_verbatim(self) -> None:
+        """A value stands in its event exactly as it was written."""
+        self.assertEqual(
+            encode_data(b'{"a" : 1.0}'), Batch(1, b'{"type":"data","payload":{"a" : 1.0}}\n')
+        )
+
+    @given(st.text(), st.text(), st.binary())
+    def test_file(self, filename: str, content_type: str, content: bytes) -> None:
+        """A file comes back with its name, its type and every byte."""
+        batch = encode_file(filename, content_type, content)
+        self.assertEqual(seen(read(batch)), [InlineFile(filename, content_type, content)])
+
+    @given(st.binary())
+    def test_file_size(self, content: bytes) -> None:
+        """How much of an event the content takes is known before it is made."""
+        [payload] = read(encode_file("", "", content))
+        [nothing] = read(encode_file("", "", b""))
+        assert len(payload) - len(nothing) == base64_size(len(content))
+
+    def test_file_members(self) -> None:
+        """The members of a file's event are those of the contract, section 4."""
+        [payload] = read(encode_file("a", "b", b"\xff\xfe"))
+        self.assertEqual(
+            json.loads(payload),
+            {"type": "file", "filename": "a", "content_type": "b", "content_base64": "//4="},
+        )
+
+    def test_error(self) -> None:
+        """The members of an error are those of the contract, section 5."""
+        [payload] = read(encode_error("exit", "it failed\n", {"status": 1, "stderr": "é"}))
+        self.assertEqual(
+            json.loads(payload),
+            {
+                "type": "evaluation_error",
+                "reason": "exit",
+                "message": "it failed\n",
+                "status": 1,
+                "stderr": "é",
+            },
+        )
+
+    def test_error_without_members(self) -> None:
+        """An error may have no further members."""
+        self.assertEqual(seen(read(encode_error("lost", "gone"))), [Broken("lost")])
+
+
+class BatchTests(SynchronousTestCase):
+    """Batches, one after another."""
+
+    def test_add(self) -> None:
+        """Two batches together are the events of both, in order."""
+        batch = encode_text(b"a\n") + encode_data(b"1")
+        self.assertEqual(batch.count, 3)
+        self.assertEqual(read(batch), ["a", "\n", b"1"])
+        self.assertEqual(NOTHING + batch + NOTHING, batch)

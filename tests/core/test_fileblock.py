@@ -1,0 +1,432 @@
+"""`core.fileblock`: what stands between the file markers (contract, section 4)."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from email.parser import HeaderParser
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.fileblock import (
+    MAX_HEADERS,
+    MAX_PATH,
+    FileBlock,
+    FileBlockError,
+    InlineFile,
+    WantedFile,
+)
+from tawebeval.core.text import MAX_BYTES
+from tests.cases.strategies import any_bytes
+
+END = b"~FE"
+LIMIT = 100
+
+PARAMETER_PIECES = (
+    *("*", "=", "'", "''", "utf-8", "undefined", "idna", "rot13", "%", "ff", "0", "1", "9999", '"'),
+    *(";", " ", "\n ", "\\", "=?utf-8?q?", "?=", "é", "\0", ",", "(", ")", "<", "filename"),
+)
+HEADER_PIECES = (
+    "A",
+    "From",
+    ":",
+    ": b",
+    "\n",
+    "\r\n",
+    "\r",
+    " ",
+    "\t",
+    "é",
+    "-",
+    ";",
+    "Content-Type",
+)
+
+
+def parse(block: bytes, limit: int = LIMIT) -> InlineFile | WantedFile:
+    """Take a block whose end marker is to be added."""
+    gathered = FileBlock(END, limit)
+    assert gathered.feed(block + b"\n" + END + b"\n") == b""
+    return gathered.parse()
+
+
+def parse_bytewise(block: bytes, limit: int = LIMIT) -> InlineFile | WantedFile:
+    """Do the same byte by byte."""
+    gathered = FileBlock(END, limit)
+    *most, last = block + b"\n" + END + b"\n"
+    for byte in most:
+        assert gathered.feed(bytes([byte])) is None
+    assert gathered.feed(bytes([last])) == b""
+    return gathered.parse()
+
+
+class FeedTests(SynchronousTestCase):
+    """Finding the end."""
+
+    def test_rest(self) -> None:
+        """What follows the end marker's line is given back, byte for byte."""
+        for rest in (b"", b"x", b"\n", b"\n~FE\n", b"~FE\n"):
+            self.assertEqual(FileBlock(END, LIMIT).feed(b"\nbody\n~FE\n" + rest), rest)
+
+    def test_not_yet(self) -> None:
+        """Before the whole marker with its terminator has come, nothing is over."""
+        block = FileBlock(END, LIMIT)
+        for part in (b"\nbody\n", b"~F", b"E"):
+            self.assertIs(block.feed(part), None)
+        self.assertEqual(block.feed(b"\nrest"), b"rest")
+        self.assertEqual(block.parse(), InlineFile("file", "application/octet-stream", b"body"))
+
+    def test_first_line(self) -> None:
+        """The end marker may stand on the first line, before any header."""
+        block = FileBlock(END, LIMIT)
+        self.assertEqual(block.feed(b"~FE\nrest"), b"rest")
+        self.assertRaises(FileBlockError, block.parse)
+
+    def test_whole_lines_only(self) -> None:
+        """With anything before or after it the end marker is part of the body."""
+        body = b" ~FE\n~FE \n~FE\r\nx~FE\n~FEx"
+        self.assertEqual(parse(b"\n" + body), InlineFile("file", "application/octet-stream", body))
+
+    def test_empty_line_shared(self) -> None:
+        """The empty line after the headers may be the terminator before the end marker."""
+        block = FileBlock(END, LIMIT)
+        self.assertEqual(block.feed(b"Content-Type: a/b\n\n~FE\n"), b"")
+        self.assertEqual(block.parse(), InlineFile("file", "a/b", b""))
+
+    @given(any_bytes, st.lists(st.integers(1, 9)))
+    def test_chunks(self, data: bytes, sizes: list[int]) -> None:
+        """Cut anywhere, the block ends at the same place and says the same."""
+        data += b"\n~FE\nrest"
+        whole, cut = FileBlock(END, 10), FileBlock(END, 10)
+        rest = whole.feed(data)
+        assert rest is not None
+        for size in sizes:
+            if len(data) - size <= len(rest):
+                break
+            assert cut.feed(data[:size]) is None
+            data = data[size:]
+        assert cut.feed(data) == rest
+        assert outcome(cut) == outcome(whole)
+
+
+def outcome(block: FileBlock) -> object:
+    """Return what a block says, be it an error; any other exception goes through."""
+    try:
+        return block.parse()
+    except FileBlockError as error:
+        return str(error)
+
+
+class HeaderTests(SynchronousTestCase):
+    """The headers."""
+
+    def test_all(self) -> None:
+        """Each header is understood, whatever the case of its name."""
+        block = (
+            b"content-TYPE: image/svg+xml\n"
+            b'CONTENT-disposition: attachment; filename="report.svg"\n'
+            b"x-segi-as: Content\n"
+            b"X-Other: ignored\n"
+            b"\n<svg/>"
+        )
+        self.assertEqual(parse(block), InlineFile("report.svg", "image/svg+xml", b"<svg/>"))
+
+    def test_none(self) -> None:
+        """Without headers there is still a name and a type."""
+        self.assertEqual(parse(b"\nx"), InlineFile("file", "application/octet-stream", b"x"))
+
+    def test_path(self) -> None:
+        """With `X-SEGI-As: path` the body is a path, kept as it was written."""
+        self.assertEqual(
+            parse(b"Content-Type: a/b\nX-SEGI-As: path\n\n../out/a b.txt"),
+            WantedFile("a b.txt", "a/b", "../out/a b.txt"),
+        )
+
+    def test_path_with_a_name(self) -> None:
+        """A name in the headers goes before the path's own."""
+        headers = b'X-SEGI-As: path\nContent-Disposition: attachment; filename="b"\n\n'
+        self.assertEqual(
+            parse(headers + b"dir/a"), WantedFile("b", "application/octet-stream", "dir/a")
+        )
+        # Then the path is whatever names a file for the system, UTF-8 or not.
+        wanted = parse(headers + b"dir/\xff\n")
+        self.assertEqual(wanted, WantedFile("b", "application/octet-stream", "dir/\udcff\n"))
+
+    def test_path_that_is_no_name(self) -> None:
+        """Without a name in the headers the path must end in one that can be shown."""
+        for path in (b"", b"/", b"dir/", b"dir/..", b".", b"a\0b", b"a\xff", b"x" * 300):
+            with self.assertRaises(FileBlockError):
+                parse(b"X-SEGI-As: path\n\n" + path, 1000)
+
+    def test_unknown_kind(self) -> None:
+        """Any other `X-SEGI-As` is refused, and shown."""
+        for kind in ("", "shell", "content, path"):
+            with self.assertRaises(FileBlockError) as caught:
+                parse(f"X-SEGI-As: {kind}\n\nx".encode())
+            self.assertIn(repr(kind), str(caught.exception))
+
+    def test_folded(self) -> None:
+        """A header goes on in lines that begin with a space or a tab."""
+        block = b'Content-Disposition: attachment;\n filename="a b.txt"\nX-Other:\n\tx\n \n\nx'
+        self.assertEqual(parse(block).filename, "a b.txt")
+
+    def test_carriage_returns(self) -> None:
+        """Lines of the headers, and the empty one, may end as those of HTTP do."""
+        block = (
+            b"Content-Type: a/b\r\n"
+            b"Content-Disposition: attachment;\r\n filename=a.txt\r\n"
+            b"\r\n\r\nbody\n\nmore\r\n"
+        )
+        self.assertEqual(parse(block), InlineFile("a.txt", "a/b", b"\r\nbody\n\nmore\r\n"))
+        for empty in (b"\r\n", b"\n"):
+            self.assertEqual(parse(empty + b"x").content, b"x")
+        self.assertEqual(parse(b"Content-Type: a/b\r\n\r").content, b"")
+
+    def test_no_header(self) -> None:
+        """A line that is no header is refused and shown, wherever it is; nothing is dropped."""
+        good = b"X-SEGI-As: path"
+        for line in (
+            *(b"nonsense", b": x", b"Content Type: a/b", b"Content-Type : a/b", b"X\xc3\xa9: y"),
+            *(b"From me", b"(x): y", b"X\t: y", b"\0: y", b"a: b\rc", b"a: b\r\r", b"\r\r"),
+        ):
+            shown = repr(line.decode())
+            for block in (line, line + b"\n" + good, good + b"\n" + line, b"A: b\n c\n" + line):
+                with self.assertRaises(FileBlockError, msg=shown) as caught:
+                    parse(block + b"\n\nout.txt")
+                self.assertIn(shown, str(caught.exception))
+
+    def test_no_header_to_continue(self) -> None:
+        """So is the continuation of a header where there is none before it."""
+        for line in (b" x", b"\tX-SEGI-As: path", b" "):
+            with self.assertRaises(FileBlockError) as caught:
+                parse(line + b"\nA: b\n\nout.txt")
+            self.assertIn(repr(line.decode()), str(caught.exception))
+
+    def test_long_line(self) -> None:
+        """Of a long line that is no header the beginning is shown."""
+        with self.assertRaises(FileBlockError) as caught:
+            parse(b"x" * 1000 + b"\n\nbody")
+        self.assertIn("x" * 50, str(caught.exception))
+        self.assertLess(len(str(caught.exception)), 200)
+
+    @given(st.lists(st.sampled_from(HEADER_PIECES)).map("".join))
+    def test_every_line_counts(self, head: str) -> None:
+        """Headers that are taken are all understood: the parser drops none of them."""
+        try:
+            parse(head.encode() + b"\n\nbody")
+        except FileBlockError:
+            return
+        # What was taken for the body is whatever follows the first empty line.
+        head = re.split("^\r?\n", head + "\n\n", maxsplit=1, flags=re.MULTILINE)[0]
+        understood = HeaderParser().parsestr(head)
+        assert not understood.defects
+        lines = [line for line in head.splitlines() if not line.startswith((" ", "\t"))]
+        assert [line.split(":")[0] for line in lines] == understood.keys()
+        assert understood.get_payload() == ""
+
+    def test_no_empty_line(self) -> None:
+        """Headers that no empty line ends are refused."""
+        for block in (b"Content-Type: a/b", b"Content-Type: a/b\nbody", b"body"):
+            with self.assertRaises(FileBlockError):
+                parse(block)
+
+    def test_names(self) -> None:
+        """A file name is reduced to its base name, and a default where it is empty."""
+        for name, base in (
+            ("a.txt", "a.txt"),
+            ("dir/a.txt", "a.txt"),
+            (r"C:\\dir\\a.txt", "a.txt"),
+            ("../../a", "a"),
+            ("", "file"),
+            ("ö 😀.txt", "ö 😀.txt"),
+        ):
+            header = f'Content-Disposition: attachment; filename="{name}"\n\n'
+            self.assertEqual(parse(header.encode()).filename, base, name)
+
+    def test_bad_names(self) -> None:
+        """What is no name for a file is refused."""
+        for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_BYTES + 1)):
+            header = f'Content-Disposition: attachment; filename="{name}"\n\n'
+            with self.assertRaises(FileBlockError, msg=name):
+                parse(header.encode())
+
+    def disposition(self, parameters: str) -> str:
+        """Return the name that such parameters give a file, or why they are refused."""
+        header = f"Content-Disposition: attachment{parameters}\n\nx"
+        try:
+            return parse(header.encode()).filename
+        except FileBlockError as error:
+            return str(error)
+
+    def test_parameters(self) -> None:
+        """Names are tokens or quoted strings among other parameters (RFC 6266, RFC 9110)."""
+        for parameters, name in (
+            ("", "file"),
+            (";", "file"),
+            ("; ;filename=a.txt;", "a.txt"),
+            ("\t;\tFILENAME=a.txt \t", "a.txt"),
+            (";foo=bar;filename=a.txt ; baz=", None),
+            ('; x=";filename=b"; filename="a;b.txt"', "a;b.txt"),
+            (r'; filename="a \"b\" \\ \c.txt"', " c.txt"),
+            (r'; filename="\"', None),
+            ('; filename="', None),
+            ('; filename="a"b', None),
+            ("; filename=a b", None),
+            ("; filename = a", None),
+            ("; filename", None),
+            ("; filename=ö", None),
+            ('; filename="ö"', "ö"),
+            (" filename=a", None),
+            (", filename=a", None),
+        ):
+            found = self.disposition(parameters)
+            if name is None:
+                self.assertIn("RFC 6266", found, parameters)
+            else:
+                self.assertEqual(found, name, parameters)
+
+    def test_no_disposition(self) -> None:
+        """A Content-Disposition has a type."""
+        for value in ("", "; filename=a", '"attachment"'):
+            with self.assertRaises(FileBlockError):
+                parse(f"Content-Disposition: {value}\n\nx".encode())
+
+    def test_encoded_name(self) -> None:
+        """A name may be encoded as RFC 8187 has it, which goes before one that is not."""
+        for parameters, name in (
+            ("; filename*=utf-8''%C3%B6.txt", "ö.txt"),
+            ("; filename*=UTF-8'en'%e2%82%ac%20rates", "€ rates"),
+            ("; filename*=iso-8859-1'en'%A3%20rates", "£ rates"),
+            ("; filename=b; filename*=UTF-8''a", "a"),
+            ("; filename*=UTF-8''a; filename=b", "a"),
+            ("; filename*=utf-8''y; filename*0=x", "y"),
+            ("; filename*0=x; filename*1=y", "file"),
+            ("; filename*=UTF-8''..%2fa", "a"),
+        ):
+            self.assertEqual(self.disposition(parameters), name, parameters)
+
+    def test_strangely_encoded_name(self) -> None:
+        """A name that is encoded in another way is refused, and shown."""
+        for value in (
+            *("x", "''x", "utf-8'x", "UTF-8''%ff", "UTF-8''%ED%A0%80", "UTF-8''%f", "UTF-8''a*b"),
+            *("undefined''x", "idna''x", "punycode''%ff", "hex''x", "utf-7''+2AA-", "utf8''x"),
+            *("UTF-8''a'b", "UTF-8'e_n'a", "utf-16''a"),
+        ):
+            found = self.disposition(f"; filename*={value}")
+            self.assertIn("RFC 8187", found, value)
+            self.assertIn(repr(value), found, value)
+
+    def test_charsets_are_not_looked_up(self) -> None:
+        """Python is asked for no charset by a stranger's name: it would keep the name for ever."""
+        asked: list[str] = []
+
+        def note(name: str) -> None:
+            asked.append(name)
+
+        codecs.register(note)
+        self.addCleanup(codecs.unregister, note)
+        self.disposition("; filename*=qwertz''x")
+        self.disposition('; filename="=?qwertz?q?x?="')
+        self.assertEqual(asked, [])
+
+    def test_twice(self) -> None:
+        """A header or a parameter that is there twice is refused: nobody knows which one counts."""
+        for header in ("Content-Type: a/b", "X-Other: a", "X-SEGI-As: content"):
+            block = f"{header}\nA: b\n{header.upper()}\n\nx".encode()
+            with self.assertRaises(FileBlockError) as caught:
+                parse(block)
+            self.assertIn("twice", str(caught.exception))
+        for parameters in ("; filename=a; FileName=a", "; x=y; x=z", "; x*=y; x*=y"):
+            self.assertIn("twice", self.disposition(parameters))
+
+    def test_control_characters(self) -> None:
+        """Control characters have no place in headers (RFC 9110, section 5.5), but for the tab."""
+        for code in (*range(9), *range(11, 13), *range(14, 32), 127):
+            with self.assertRaises(FileBlockError):
+                parse(b"Content-Type: a%cb\n\nx" % code)
+        self.assertEqual(parse(b"Content-Type: \t a\tb \n\nx").content_type, "a\tb")
+
+    def test_messages_are_short(self) -> None:
+        """However long what is wrong, the message for people is not."""
+        long = "x" * 900
+        for head in (
+            f"X-SEGI-As: {long}",
+            f"{long}",
+            f"Content-Disposition: {long} x",
+            f"Content-Disposition: a; filename*={long}",
+            f"{long[:400]}: a\n{long[:400]}: b",
+            f"Content-Disposition: a; {long[:400]}=a; {long[:400]}=b",
+        ):
+            with self.assertRaises(FileBlockError) as caught:
+                parse(f"{head}\n\nx".encode())
+            self.assertLess(len(str(caught.exception)), 300)
+        with self.assertRaises(FileBlockError) as caught:
+            parse(b"X-SEGI-As: path\n\n" + b"a/" * 2000, 2**21)
+        self.assertLess(len(str(caught.exception)), 300)
+
+    @given(any_bytes)
+    def test_any_bytes(self, data: bytes) -> None:
+        """Whatever the block is, `parse` returns a file or raises FileBlockError."""
+        block = FileBlock(END, 10)
+        if block.feed(data) is None:
+            block.feed(b"\n~FE\n")
+        outcome(block)
+
+    @given(st.lists(st.sampled_from(PARAMETER_PIECES)).map("".join))
+    def test_any_parameter(self, parameter: str) -> None:
+        """However odd the headers, the same holds."""
+        block = FileBlock(END, 10)
+        block.feed(f"Content-Disposition: a; filename{parameter}\n\nx\n~FE\n".encode())
+        outcome(block)
+
+
+class LimitTests(SynchronousTestCase):
+    """Sizes."""
+
+    def test_body(self) -> None:
+        """A body of the limit passes, one byte more does not, whole or byte by byte."""
+        for take in (parse, parse_bytewise):
+            self.assertEqual(len(take(b"\n" + b"x" * LIMIT).content), LIMIT)
+            with self.assertRaises(FileBlockError) as caught:
+                take(b"\n" + b"x" * (LIMIT + 1))
+            self.assertIn("100 bytes", str(caught.exception))
+
+    def test_far_over(self) -> None:
+        """So is a body over every bound, and what it had is not kept."""
+        for take in (parse, parse_bytewise):
+            with self.assertRaises(FileBlockError):
+                take(b"\n" + b"x\n" * 20_000)
+
+    def test_end_after_too_much(self) -> None:
+        """The end of a block that is not kept any more is found where its marker is cut."""
+        for at in range(1, 5):
+            block = FileBlock(END, LIMIT)
+            self.assertIs(block.feed(b"\n" + b"x" * 20_000 + b"\n~FE\n"[:at]), None)
+            self.assertEqual(block.feed(b"\n~FE\n"[at:] + b"rest"), b"rest")
+            self.assertRaises(FileBlockError, block.parse)
+
+    def test_headers(self) -> None:
+        """Headers are bounded as well, apart from the body."""
+        line = b"X-Long: "
+        longest = line + b"x" * (MAX_HEADERS - len(line) - 1)
+        self.assertEqual(parse(longest + b"\n\nx").filename, "file")
+        with self.assertRaises(FileBlockError):
+            parse(longest + b"x\n\nx")
+
+    def test_path(self) -> None:
+        """A path is as long as Linux has them at most."""
+        head = b"X-SEGI-As: path\n\n"
+        longest = b"a/" * ((MAX_PATH - 2) // 2) + b"bc"
+        self.assertEqual(len(parse(head + longest, 10_000).path), MAX_PATH)
+        with self.assertRaises(FileBlockError) as caught:
+            parse(head + b"a" + longest, 10_000)
+        self.assertIn(str(MAX_PATH), str(caught.exception))
+
+    def test_both_at_their_limits(self) -> None:
+        """Headers and body may both be at their limits, however the block comes."""
+        line = b"X-Long: "
+        block = line + b"x" * (MAX_HEADERS - len(line) - 1) + b"\n\n" + b"x" * LIMIT
+        self.assertEqual(len(parse(block).content), LIMIT)
+        self.assertEqual(len(parse_bytewise(block).content), LIMIT)

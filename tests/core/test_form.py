@@ -1,0 +1,488 @@
+"""`core.form`: the rules of the form (contract, section 2)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
+
+from hyperlink import EncodedURL
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import URI
+
+from tawebeval.core.form import (
+    MAX_DEPTH,
+    MAX_SEED,
+    TEXT_FIELDS,
+    EvaluationRequest,
+    Repository,
+    SubmissionFile,
+    draw_seed,
+    parse_form,
+    submission_file,
+)
+from tawebeval.core.hosts import parse_target
+from tawebeval.errors import InvalidField
+from tests.core.test_text_names import NAMES
+
+OID = "0123456789abcdef0123456789abcdef01234567"
+ALL = ("https", "http", "git", "ssh", "file")
+LEAST = {"repository[url]": "https://host/x.git", "commit_oid": OID, "evaluator_cmd": "./run"}
+SUBMISSION = (SubmissionFile("source", "a.cpp"),)
+
+
+def parse(
+    changes: Mapping[str, str | None] | None = None, protocols: Sequence[str] = ALL
+) -> EvaluationRequest:
+    """Return what the smallest form says with some fields changed, or without those of None."""
+    changed = {**LEAST, **(changes or {})}
+    fields = {name: value for name, value in changed.items() if value is not None}
+    return parse_form(fields, SUBMISSION, protocols)
+
+
+class Tables(SynchronousTestCase):
+    """One field at a time."""
+
+    def check_refused(self, field: str, value: str | None) -> None:
+        """Hold that a value (None: a field that is missing) is refused and the field named."""
+        error = self.assertRaises(InvalidField, parse, {field: value})
+        self.assertEqual(error.members, {"field": field}, value)
+        self.assertTrue(error.detail.startswith(f"{field}: "), error.detail)
+        self.assertTrue(error.detail.isprintable(), error.detail)
+
+
+class SubmissionTests(SynchronousTestCase):
+    """`submission[NAME]`."""
+
+    def test_file(self) -> None:
+        """A part with a file name keeps its base name, whatever separates directories."""
+        for filename in ("a.cpp", "dir/a.cpp", "/home/x/a.cpp", "C:\\x\\a.cpp", "../a.cpp"):
+            self.assertEqual(
+                submission_file("submission[source]", filename), SubmissionFile("source", "a.cpp")
+            )
+
+    def test_text(self) -> None:
+        """A part without a file name becomes a file called NAME.txt."""
+        self.assertEqual(submission_file("submission[a_1]", None), SubmissionFile("a_1", "a_1.txt"))
+
+    def test_long_name(self) -> None:
+        """NAME.txt is a file's name too: over 255 bytes it is refused, as others are."""
+        name = "a" * 251
+        self.assertEqual(
+            submission_file(f"submission[{name}]", None), SubmissionFile(name, name + ".txt")
+        )
+        self.assertRaises(InvalidField, submission_file, f"submission[{name}a]", None)
+
+    def test_bad_filename(self) -> None:
+        """What is no name for a file is refused, and the field named."""
+        for filename in ("", ".", "..", "a/", "a\0", "x" * 256, "\ud800"):
+            error = self.assertRaises(InvalidField, submission_file, "submission[source]", filename)
+            self.assertEqual(error.members, {"field": "submission[source]"})
+
+    def test_names(self) -> None:
+        """NAME is a lower-case word; any other name that starts with `submission` is refused."""
+        for name in ("a", "a1", "a_b_", "z9", "source_code"):
+            file = submission_file(f"submission[{name}]", "x")
+            self.assertEqual(file, SubmissionFile(name, "x"))
+        for name in (
+            "submission", "submission[]", "submission[A]", "submission[1a]", "submission[_a]",
+            "submission[a-b]", "submission[a b]", "submission[a", "submission[a]x",
+            "submission[a]\n", "submission[a\n]", "submission[a][b]", "submission[é]",
+            "submission[a\u0661]", "submissions[a]", "submission.a", "submission[a].txt",
+        ):  # fmt: skip
+            for filename in ("x", None):
+                error = self.assertRaises(InvalidField, submission_file, name, filename)
+                self.assertEqual(error.members, {"field": name})
+
+    def test_long_field_is_not_shown_whole(self) -> None:
+        """The error does not repeat a megabyte to whoever sent it."""
+        error = self.assertRaises(InvalidField, submission_file, "submission" + "x" * 10**6, None)
+        self.assertLess(len(error.detail), 300)
+
+    def test_other_fields(self) -> None:
+        """Other fields are none of the submission's, file or not."""
+        for name in ("", "seed", "Submission[a]", "my_submission[a]", "[a]", " submission[a]"):
+            self.assertIs(submission_file(name, "x"), None)
+            self.assertIs(submission_file(name, None), None)
+
+    @given(NAMES)
+    def test_any_filename(self, filename: str) -> None:
+        """What is accepted is a name within one directory."""
+        try:
+            file = submission_file("submission[a]", filename)
+        except InvalidField:
+            return
+        assert file is not None
+        assert file.filename not in ("", ".", "..")
+        assert not set(file.filename) & set("/\\\0")
+        assert len(file.filename.encode()) <= 255
+
+    def test_at_least_one(self) -> None:
+        """A form without any is refused."""
+        error = self.assertRaises(InvalidField, parse_form, LEAST, (), ALL)
+        self.assertEqual(error.members, {"field": "submission"})
+
+
+class FormTests(Tables):
+    """The form as a whole."""
+
+    def test_least(self) -> None:
+        """Four fields are enough; the others have defaults."""
+        self.assertEqual(
+            parse(),
+            EvaluationRequest(
+                repository=Repository("https://host/x.git", None, None),
+                commit_oid=OID,
+                directory="",
+                evaluator_cmd="./run",
+                seed=None,
+                submission=SUBMISSION,
+            ),
+        )
+
+    def test_all(self) -> None:
+        """Every field has its place."""
+        fields = {
+            "repository[url]": "ssh://git@host/x",
+            "repository[branch]": "main",
+            "repository[depth]": "3",
+            "commit_oid": OID,
+            "directory": "problems/sum",
+            "evaluator_cmd": "python3 evaluator.py",
+            "seed": "7",
+            "callback_url": "https://site.example.org/ended?x=1",
+        }
+        self.assertEqual(set(fields), set(TEXT_FIELDS))
+        files = [SubmissionFile("a", "a"), SubmissionFile("b", "b")]
+        self.assertEqual(
+            parse_form(fields, files, ["ssh"]),
+            EvaluationRequest(
+                repository=Repository("ssh://git@host/x", "main", 3),
+                commit_oid=OID,
+                directory="problems/sum",
+                evaluator_cmd="python3 evaluator.py",
+                seed=7,
+                submission=(SubmissionFile("a", "a"), SubmissionFile("b", "b")),
+                callback_url="https://site.example.org/ended?x=1",
+            ),
+        )
+
+    def test_required(self) -> None:
+        """Three fields must be there, and say something."""
+        for field in ("repository[url]", "commit_oid", "evaluator_cmd"):
+            for value in (None, "", " ", "\t\n"):
+                self.check_refused(field, value)
+                error = self.assertRaises(InvalidField, parse, {field: value})
+                word = "required" if value is None else "empty"
+                self.assertIn(word, error.detail)
+
+    def test_optional(self) -> None:
+        """The others may be absent, or empty as browsers send what was not filled in."""
+        for field in TEXT_FIELDS.keys() - LEAST.keys():
+            self.assertEqual(parse({field: ""}), parse())
+
+    def test_commit_oid(self) -> None:
+        """40 hexadecimal digits, of any case, and nothing else."""
+        self.assertEqual(parse({"commit_oid": OID.upper()}).commit_oid, OID)
+        for oid in (OID[1:], OID + "0", OID[1:] + "g", OID[1:] + "\n", OID + "\n", " " + OID[1:]):
+            self.check_refused("commit_oid", oid)
+        for oid in ("HEAD", "--help" + OID[6:], OID[1:] + "\u0661", OID[1:] + "\uff41", OID * 2):
+            self.check_refused("commit_oid", oid)
+
+    def test_evaluator_cmd(self) -> None:
+        """Any command that the shell can be given, exactly as it was sent."""
+        for command in (" ./run 'a b' $X\n", "é", "-x", "\r\n./run"):
+            self.assertEqual(parse({"evaluator_cmd": command}).evaluator_cmd, command)
+        self.check_refused("evaluator_cmd", "./run\0")
+
+    def test_seed(self) -> None:
+        """A whole number from 0 to 2^31-1."""
+        self.assertEqual(MAX_SEED, 2147483647)
+        for text, seed in (("0", 0), ("7", 7), ("0007", 7), ("2147483647", MAX_SEED)):
+            self.assertEqual(parse({"seed": text}).seed, seed)
+        for text in ("-1", "+1", "2147483648", "9" * 5000, "1.0", "1e3", "0x1", " 1", "1\n", "x"):
+            self.check_refused("seed", text)
+        for text in ("1_000", "\u0661", "\xb2", " ", "None"):
+            self.check_refused("seed", text)
+
+    def test_depth(self) -> None:
+        """A positive whole number that git does not take for everything."""
+        self.assertEqual(MAX_DEPTH, 2**31 - 2)
+        for text, depth in (("1", 1), ("50", 50), (str(MAX_DEPTH), MAX_DEPTH)):
+            self.assertEqual(parse({"repository[depth]": text}).repository.depth, depth)
+        for text in ("0", "-1", str(MAX_DEPTH + 1), "9" * 5000, "1.0", "x", "1\n", "\u0661"):
+            self.check_refused("repository[depth]", text)
+
+
+class SeedTests(SynchronousTestCase):
+    """Seeds that nobody has given."""
+
+    @given(st.binary(min_size=4, max_size=4))
+    def test_drawn(self, drawn: bytes) -> None:
+        """They are such as the form takes, and every bit of them is drawn."""
+        seed = draw_seed(lambda size: drawn[:size])
+        self.assertEqual(seed, int.from_bytes(drawn, "big") % (MAX_SEED + 1))
+        self.assertEqual(parse({"seed": str(seed)}).seed, seed)
+
+
+class DirectoryTests(Tables):
+    """`directory`."""
+
+    def test_relative(self) -> None:
+        """Where the evaluator runs, in the shortest form; other characters are names."""
+        for text, directory in (
+            ("a", "a"), ("a/b", "a/b"), ("a/b/", "a/b"), ("./a//b/.", "a/b"), (".", ""),
+            ("./", ""), ("...", "..."), ("a..b/..c", "a..b/..c"), ("a\\..\\b", "a\\..\\b"),
+            (" a ", " a "), ("-x", "-x"), ("é", "é"), ("~", "~"), ("a\nb", "a\nb"),
+        ):  # fmt: skip
+            self.assertEqual(parse({"directory": text}).directory, directory)
+
+    def test_refused(self) -> None:
+        """Absolute, `..` anywhere, and NUL."""
+        for text in ("/", "/a", "//a", "..", "../a", "a/..", "a/../b", "./..", "a\0", "\0"):
+            self.check_refused("directory", text)
+
+    @given(
+        st.one_of(
+            st.text(),
+            st.text("./\\a\0 ~\n"),
+            st.lists(st.sampled_from(["..", ".", "", "a"])).map("/".join),
+        )
+    )
+    def test_any(self, text: str) -> None:
+        """What is accepted stays below the root, and is only refused for a reason."""
+        bad = text.startswith("/") or "\0" in text or ".." in text.split("/")
+        try:
+            directory = parse({"directory": text}).directory
+        except InvalidField as error:
+            assert bad
+            assert error.members == {"field": "directory"}
+            return
+        assert not bad
+        assert not directory.startswith("/")
+        assert directory == "" or not {"", ".", ".."} & set(directory.split("/"))
+        assert parse({"directory": directory}).directory == directory
+
+
+def is_branch(name: str) -> bool:
+    """Tell by the rules of git-check-ref-format(1), and that of no option, what is a branch."""
+    components = name.split("/")
+    return (
+        not any(c.startswith(".") or c.endswith(".lock") or not c for c in components)
+        and ".." not in name
+        and not any(ord(c) < 0x20 or c in "\x7f ~^:?*[\\" for c in name)
+        and not name.endswith(".")
+        and "@{" not in name
+        and name != "@"
+        and not name.startswith("-")
+    )
+
+
+class BranchTests(Tables):
+    """`repository[branch]`."""
+
+    def test_accepted(self) -> None:
+        """What git takes for a branch's name."""
+        for name in (
+            "main", "feature/x", "v1.0", "a.lock.b", "lock", "@a", "a@", "{", "é", "a-",
+            "refs/heads/x", "locks/a", "a.locker",
+        ):  # fmt: skip
+            self.assertTrue(is_branch(name), name)
+            self.assertEqual(parse({"repository[branch]": name}).repository.branch, name)
+
+    def test_refused(self) -> None:
+        """What git does not, and what it would take for something else."""
+        for name in (
+            "-x", "--upload-pack=x", "a b", "a..b", "a:b", ":a", "+a:b", "a~1", "a^", "a?", "a*",
+            "a[b", "a\\b", "a\n", "\na", "a\x7f", "a\0", "/a", "a/", "a//b", ".a", "a/.b", "a.",
+            "a.lock", "a.lock/b", "@", "@{-1}", "a@{1}", " ", ".",
+        ):  # fmt: skip
+            self.assertFalse(is_branch(name), name)
+            self.check_refused("repository[branch]", name)
+
+    @given(
+        st.one_of(
+            st.text(min_size=1),
+            st.text("a/.-@{~:\n\\", min_size=1),
+            st.lists(st.sampled_from([".lock", "/", ".", "a", "@", "-"]), min_size=1).map("".join),
+        )
+    )
+    def test_any(self, name: str) -> None:
+        """Accepted is exactly what git's rules let pass."""
+        try:
+            branch = parse({"repository[branch]": name}).repository.branch
+        except InvalidField:
+            assert not is_branch(name)
+        else:
+            assert is_branch(name)
+            assert branch == name
+
+
+class UrlTests(Tables):
+    """`repository[url]`."""
+
+    def test_accepted(self) -> None:
+        """The ways to write where a repository is; it is kept as it was written."""
+        for url, protocol in (
+            ("https://host/x.git", "https"),
+            ("https://host:8443/a/b@c", "https"),
+            ("https://host/x?a=b@c#d@e", "https"),
+            ("https://host?a@b", "https"),
+            ("https://host#a@b", "https"),
+            ("http://127.0.0.1:8000/x", "http"),
+            ("https://[::1]/x", "https"),
+            ("git://host/x", "git"),
+            ("ssh://git@host/x", "ssh"),
+            ("ssh://host:22/x", "ssh"),
+            ("file:///srv/x", "file"),
+            ("/srv/x y", "file"),
+            ("git@host:x/y.git", "ssh"),
+            ("host:x", "ssh"),
+        ):
+            request = parse({"repository[url]": url}, (protocol,))
+            self.assertEqual(request.repository, Repository(url))
+            others = tuple(other for other in ALL if other != protocol)
+            error = self.assertRaises(InvalidField, parse, {"repository[url]": url}, others)
+            self.assertIn(repr(protocol), error.detail)
+            self.assertIn("https" if protocol != "https" else "file", error.detail)
+
+    def test_no_protocol_at_all(self) -> None:
+        """Where nothing is allowed the error says so."""
+        error = self.assertRaises(InvalidField, parse, {}, ())
+        self.assertIn("none", error.detail)
+
+    def test_unknown_protocols(self) -> None:
+        """Only what git knows under the names of the configuration."""
+        for url in ("ftp://host/x", "HTTPS://host/x", "svn+ssh://host/x", "ext://x"):
+            self.check_refused("repository[url]", url)
+
+    def test_transports(self) -> None:
+        """Remote helpers of git, which run any command, are no URL."""
+        for url in ("ext::sh -c x", "fd::0", "https::x", "x::y"):
+            self.check_refused("repository[url]", url)
+
+    def test_credentials(self) -> None:
+        """Names and passwords are refused, save the user of ssh."""
+        for url in (
+            "https://user@host/x", "https://user:secret@host/x", "https://:secret@host/x",
+            "http://token@host", "https://a@b@host/x", "ssh://user:secret@host/x",
+            "ssh://:secret@host/x", "git://user@host/x", "https://user@host?x", "https://user@host#x",
+        ):  # fmt: skip
+            self.check_refused("repository[url]", url)
+            error = self.assertRaises(InvalidField, parse, {"repository[url]": url})
+            self.assertIn("credentials", error.detail)
+            self.assertNotIn("secret", error.detail)
+
+    def test_options(self) -> None:
+        """Nothing that git, or ssh behind it, could take for an option."""
+        for url in (
+            "-x", "--upload-pack=x", "-x:y", "ssh://-oProxyCommand=x/y", "ssh://-x@host/y",
+            "https://-x/y", "-x@host:y", "git@-oProxyCommand=x:y", "ssh://git@-oProxyCommand=x/y",
+        ):  # fmt: skip
+            self.check_refused("repository[url]", url)
+
+    def test_control_characters(self) -> None:
+        """No control characters, and no space around it."""
+        for url in (
+            "https://host/x\n", "https://host/\nx", "https://host/\0", "https://host/\x7f",
+            " https://host/x", "https://host/x ", "host:x\ty", "\u2028https://host/x",
+        ):  # fmt: skip
+            self.check_refused("repository[url]", url)
+
+    def test_no_url(self) -> None:
+        """What is neither a URL nor a path nor ssh's short form is refused, with an example."""
+        for url in ("host", "./x", "../x", "a/b:c", "host: x", ":x", "@host:x", "é:x"):
+            self.check_refused("repository[url]", url)
+        error = self.assertRaises(InvalidField, parse, {"repository[url]": "x"})
+        self.assertIn("https://host/path.git", error.detail)
+
+    @given(
+        st.one_of(
+            st.text(),
+            st.text("https:/@-a.\n?#"),
+            st.from_regex(r"(ssh|https)://[-@a:/?#]{0,9}", fullmatch=True),
+        )
+    )
+    def test_any(self, url: str) -> None:
+        """What is accepted is one line, is no option and no helper, and names its protocol."""
+        try:
+            accepted = parse({"repository[url]": url}).repository.url
+        except InvalidField:
+            return
+        assert accepted == url
+        assert not re.search(r"[\x00-\x1f\x7f]", url)
+        assert not url.startswith("-")
+        assert not re.match(r"[A-Za-z0-9]*::", url)
+        scheme, found, rest = url.partition("://")
+        authority = re.split(r"[/?#]", rest)[0]
+        if found and scheme in ("https", "http", "git"):
+            assert "@" not in authority.lstrip("@")
+        host = authority.rpartition("@")[2] if found and scheme in ALL else ""
+        assert not host.startswith("-")
+
+
+class CallbackTests(Tables):
+    """`callback_url`."""
+
+    def test_accepted(self) -> None:
+        """A URL of http or https, kept as it was written."""
+        for url in (
+            "https://host", "http://host:8080/", "https://host/a/b?c=d&e=%20", "https://host?x",
+            "https://[2001:db8::1]:8443/x", "http://127.0.0.1/x@y", "https://host/;(a)*!$',+~",
+        ):  # fmt: skip
+            self.assertEqual(parse({"callback_url": url}).callback_url, url)
+
+    def test_refused(self) -> None:
+        """Other protocols, credentials, fragments, doubtful hosts, all that is no plain ASCII."""
+        for url in (
+            "x", "/x", "host/x", "ftp://host/", "HTTP://host/", "https:/host", "https://",
+            "https:///x", "https://user@host/", "https://user:secret@host/", "https://@host/",
+            "https://host/#x", "https://host#x", "https://host/ x", "https://host/x\n",
+            "https://host/\r\nX: y", "https://host\\x/", "https://host/\\x", "https://h\u00f6st/",
+            "https://host/\u00e9", "https://host/\0", " https://host/", "https://0x7f.1/",
+            "https://2130706433/", "https://127.1/", "https://host:0/", "https://host:99999/",
+            "https://host:x/", "https://[::1/", "https://[fe80::1%25eth0]/", "https://::1/",
+            "https://a..b/", "https://-x/", "https://host/\"x", "file:///x", "https://%68ost/",
+            "https://host/[x]", "https://host/%zz", "https://host/%", "https://host/?%4",
+        ):  # fmt: skip
+            self.check_refused("callback_url", url)
+
+    def test_credentials_are_not_repeated(self) -> None:
+        """Who sends a password by mistake does not get it back."""
+        error = self.assertRaises(InvalidField, parse, {"callback_url": "https://a:secret@h/"})
+        self.assertIn("credentials", error.detail)
+        self.assertNotIn("secret", error.detail)
+
+    @given(
+        st.one_of(
+            st.text(),
+            st.from_regex(r"https?://[-a.:\[\]0-9@]{1,9}[/?#%\[\] -~]{0,9}", fullmatch=True),
+        )
+    )
+    def test_any(self, url: str) -> None:
+        """What is accepted fits on the first line of a request, and others read the same host."""
+        try:
+            accepted = parse({"callback_url": url}).callback_url
+        except InvalidField:
+            return
+        if accepted is None:
+            assert url == ""
+            return
+        assert accepted == url
+        assert re.fullmatch(r"[\x21-\x7e]+", url)
+        read = URI.fromBytes(url.encode())
+        ours = parse_target(url)
+        assert ours is not None
+        host = read.host.decode().strip("[]").lower()
+        assert (read.scheme.decode(), read.port) == (ours.protocol, ours.port)
+        assert host == ours.host or ip_address(host) == ours.address
+        try:
+            encoded = EncodedURL.from_text(url).to_uri().to_text()
+        except UnicodeError:  # no name by the rules of IDNA; not asked then
+            return
+        asked = URI.fromBytes(encoded.encode())
+        path = read.originForm if read.originForm.startswith(b"/") else b"/" + read.originForm
+        assert (asked.originForm, asked.port) == (path, read.port)
+        assert asked.host == read.host.lower()

@@ -1,0 +1,842 @@
+"""`core.segi`: every rule of the contract, section 4, by tables and by properties."""
+
+from __future__ import annotations
+
+import os
+import re
+import tracemalloc
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core import segi
+from tawebeval.core.fileblock import MAX_HEADERS, InlineFile
+from tawebeval.core.segi import MAX_PAYLOAD, Markers, Parser
+from tests.cases import reference_segi
+from tests.cases.strategies import (
+    MARKERS,
+    MAX_FILE,
+    MAX_VALUE,
+    Broken,
+    Chunk,
+    Event,
+    Stream,
+    any_bytes,
+    chunkings,
+    file_at,
+    joined,
+    parse,
+    read,
+    seen,
+    stdouts,
+    streams,
+)
+
+BYTE_BY_BYTE = [Chunk(1)]
+BYTE_BY_BYTE_FLUSHED = [Chunk(1, flush=True)]
+
+
+class Tables(SynchronousTestCase):
+    """Two ways to hold a piece of stdout against the events that it means."""
+
+    def check_end(self, stdout: bytes, events: Sequence[Event]) -> None:
+        """Hold the whole of stdout, end included, against `events`, however it is cut."""
+        self.assertEqual(seen(parse(stdout)), list(events), "fed whole")
+        self.assertEqual(seen(parse(stdout, BYTE_BY_BYTE)), list(events), "byte by byte")
+        for size in range(1, len(stdout)):
+            halves = [Chunk(size), Chunk(len(stdout))]
+            self.assertEqual(seen(parse(stdout, halves)), list(events), f"cut after {size}")
+        flushed = parse(stdout, BYTE_BY_BYTE_FLUSHED)
+        self.assertEqual(joined(seen(flushed)), joined(events), "flushed after every byte")
+
+    def check(self, stdout: bytes, events: Sequence[Event]) -> None:
+        """Do the same, and once more with bytes that follow."""
+        self.check_end(stdout, events)
+        if stdout.endswith(b"\n"):
+            self.check_end(stdout + b"tail", [*events, "tail"])
+        else:
+            self.check_end(stdout + b"\ntail", [*events, "\n", "tail"])
+
+
+class TextTests(Tables):
+    """Ordinary output, in which there is no block."""
+
+    def test_nothing(self) -> None:
+        """No output is no event."""
+        self.check_end(b"", [])
+
+    def test_example(self) -> None:
+        """The contract's own example: nothing stands for the line that is empty."""
+        self.check(b"hello\n\nbye", ["hello", "\n", "\n", "bye"])
+
+    def test_finished(self) -> None:
+        """Finishing again adds nothing: what was delivered is not delivered once more."""
+        parser = Parser(MARKERS)
+        parser.feed(b"a\nb")
+        self.assertEqual(read(parser.finish()), ["\n", "b"])
+        self.assertEqual(read(parser.finish()), [])
+
+    def test_terminated(self) -> None:
+        """The terminator that ends the last line is an event."""
+        self.check(b"hello\n", ["hello", "\n"])
+
+    def test_one_terminator(self) -> None:
+        """A terminator at the very start is one like any other."""
+        self.check(b"\n", ["\n"])
+
+    def test_blank_lines(self) -> None:
+        """Blank lines at the start, in the middle and at the end are a terminator each."""
+        self.check(b"\n\na\n\n\nb\n\n", ["\n", "\n", "a", "\n", "\n", "\n", "b", "\n", "\n"])
+
+    def test_spaces(self) -> None:
+        """White space is text, and stays."""
+        self.check(b" \n\t a \n", [" ", "\n", "\t a ", "\n"])
+
+    def test_carriage_return(self) -> None:
+        r"""`\r` stays in the text, before `\n` and elsewhere."""
+        self.check(b"a\r\n\r\rb\r", ["a\r", "\n", "\r\rb\r"])
+
+    def test_other_separators(self) -> None:
+        """What Unicode or Python takes for the end of a line is ordinary text."""
+        line = "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg\x1dh\x1ei"
+        self.check(line.encode() + b"\n", [line, "\n"])
+
+    def test_delete_character(self) -> None:
+        """0x7f, which the fast way of encoding needs for itself, is text like any other."""
+        self.check(b"\x7f\n\na\x7fb\n\x7f\x7f", ["\x7f", "\n", "\n", "a\x7fb", "\n", "\x7f\x7f"])
+
+    def test_json_characters(self) -> None:
+        """What JSON must escape comes back as it was, even what looks like an event."""
+        line = '"\\\0\x1b\t{"type":"text","payload":""}'
+        self.check(line.encode() + b"\n\n", [line, "\n", "\n"])
+
+    def test_utf8(self) -> None:
+        """Characters of every length survive being cut anywhere."""
+        self.check("é€😀\n\ufeff\ufffd😀".encode(), ["é€😀", "\n", "\ufeff\ufffd😀"])
+
+    def test_invalid_utf8(self) -> None:
+        """What is not UTF-8 becomes U+FFFD, as Python's own decoder has it."""
+        line = b"a\xffb\xc0\xaf\xed\xa0\x80\xf0\x9f\x98c\xe2\x82"
+        text = line.decode("utf-8", "replace")
+        self.check(line + b"\n" + line, [text, "\n", text])
+
+    def test_character_cut_by_terminator(self) -> None:
+        """A character that a terminator breaks off is U+FFFD, and the terminator stands."""
+        self.check(b"\xf0\x9f\n\x98\x80\n", ["\ufffd", "\n", "\ufffd\ufffd", "\n"])
+
+    def test_character_cut_by_the_end(self) -> None:
+        """A character that the end of stdout breaks off is U+FFFD too."""
+        self.check_end(b"a\n\xe2\x82", ["a", "\n", "\ufffd"])
+
+
+class NearMarkerTests(Tables):
+    """What resembles a marker and is none."""
+
+    def test_end_markers(self) -> None:
+        """An end marker outside a block is text."""
+        self.check(b"~DE\n~FE\na\n~DE", ["~DE", "\n", "~FE", "\n", "a", "\n", "~DE"])
+
+    def test_something_before(self) -> None:
+        """A begin marker with anything before it on its line is text."""
+        self.check(b"x~DB\n ~FB\n~~DB\n", ["x~DB", "\n", " ~FB", "\n", "~~DB", "\n"])
+
+    def test_something_after(self) -> None:
+        r"""A begin marker with anything after it on its line is text, were it only a `\r`."""
+        self.check(b"~DBx\n~FB \n~DB\r\n", ["~DBx", "\n", "~FB ", "\n", "~DB\r", "\n"])
+
+    def test_begin_marker_ends_stdout(self) -> None:
+        """A begin marker that stdout ends in is text, and so is the terminator before it."""
+        for marker in (b"~DB", b"~FB"):
+            text = marker.decode()
+            self.check_end(marker, [text])
+            self.check_end(b"\n" + marker, ["\n", text])
+            self.check_end(b"a\n" + marker, ["a", "\n", text])
+            self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", text])
+            self.check_end(b"~DB\n1\n~DE\n\n" + marker, [b"1", "\n", text])
+
+    def test_prefixes(self) -> None:
+        """The beginning of a marker is text."""
+        self.check(b"~\n~D\n~F\n~", ["~", "\n", "~D", "\n", "~F", "\n", "~"])
+
+    def test_marker_after_text_of_its_line_was_delivered(self) -> None:
+        """A line whose beginning was flushed long ago does not become a marker."""
+        parser = Parser(MARKERS)
+        events = read(parser.feed(b"x")) + read(parser.flush())
+        events += read(parser.feed(b"~DB\n1\n~DE\n")) + read(parser.finish())
+        self.assertEqual(joined(events), ["x~DB\n1\n~DE\n"])
+
+    def test_marker_as_the_rest_of_the_last_line(self) -> None:
+        """Not even at the end of stdout is the rest of a flushed line a marker."""
+        for rest in (b"~DB", b"y~DB", b"~FB"):
+            parser = Parser(MARKERS)
+            events = read(parser.feed(b"x")) + read(parser.flush())
+            events += read(parser.feed(rest)) + read(parser.finish())
+            self.assertEqual(joined(events), ["x" + rest.decode()])
+
+    def test_terminator_after_a_flushed_line(self) -> None:
+        """The terminator of a flushed line may be the one that belongs to a block."""
+        parser = Parser(MARKERS)
+        events = read(parser.feed(b"x")) + read(parser.flush())
+        events += read(parser.feed(b"\n~DB\n1\n~DE\n")) + read(parser.finish())
+        self.assertEqual(events, ["x", b"1"])
+
+
+class DataBlockTests(Tables):
+    """Data blocks that are as they should be."""
+
+    def test_block_between_lines(self) -> None:
+        """The terminator before the block belongs to it; the next line follows directly."""
+        self.check(b"a\n~DB\n1\n~DE\nb\n", ["a", b"1", "b", "\n"])
+
+    def test_at_the_start(self) -> None:
+        """At the very start of stdout a marker needs no terminator before it."""
+        self.check(b"~DB\n1\n~DE\n", [b"1"])
+
+    def test_terminator_at_the_start(self) -> None:
+        """A terminator that stdout begins with belongs to the block after it."""
+        self.check(b"\n~DB\n1\n~DE\n", [b"1"])
+
+    def test_right_after_a_block(self) -> None:
+        """Right after a block's end a marker needs no terminator either."""
+        self.check(b"~DB\n1\n~DE\n~DB\n2\n~DE\n", [b"1", b"2"])
+
+    def test_terminator_between_blocks(self) -> None:
+        """A terminator between two blocks belongs to the second; only one does."""
+        self.check(b"~DB\n1\n~DE\n\n~DB\n2\n~DE\n", [b"1", b"2"])
+        self.check(b"~DB\n1\n~DE\n\n\n~DB\n2\n~DE\n", [b"1", "\n", b"2"])
+
+    def test_one_terminator_belongs_to_the_block(self) -> None:
+        """Of the blank lines before a block only the last terminator is the block's."""
+        self.check(b"a\n\n\n~DB\n1\n~DE\n\n\n", ["a", "\n", "\n", b"1", "\n", "\n"])
+
+    def test_empty_block(self) -> None:
+        """A block with no line has no event."""
+        self.check(b"a\n~DB\n~DE\nb\n", ["a", "b", "\n"])
+
+    def test_several_values(self) -> None:
+        """Each line of a block is an event."""
+        self.check(b'~DB\n{"a": 1}\nnull\n"x"\n~DE\n', [b'{"a": 1}', b"null", b'"x"'])
+
+    def test_numbers(self) -> None:
+        """Numbers stay as the evaluator wrote them, beyond any machine's range too."""
+        numbers = [b"1e400", b"1.0", b"12345678901234567890123", b"-0", b"0.10", b"1E+2"]
+        self.check(b"~DB\n" + b"\n".join(numbers) + b"\n~DE\n", numbers)
+
+    def test_verbatim(self) -> None:
+        """White space and escapes within a value stay; those around it go."""
+        value = b'{"b" : [ 1,\t2 ], "a":"\\ud83d\\ude00"}'
+        self.check(b"~DB\n\t " + value + b" \r\n~DE\n", [value])
+
+    def test_unicode_in_values(self) -> None:
+        """Strings in values may have any character, U+2028 and 0x7f among them."""
+        value = '["é😀\u2028\x85\x7f"]'.encode()
+        self.check(b"~DB\n" + value + b"\n~DE\n", [value])
+
+    def test_invalid_utf8_in_values(self) -> None:
+        """What is not UTF-8 becomes U+FFFD in a value as it does in text."""
+        self.check(b'~DB\n"a\xff\xe2\x82"\n~DE\n', ['"a\ufffd\ufffd"'.encode()])
+
+    def test_text_looks_like_a_marker_of_another_kind(self) -> None:
+        """Between blocks lines are text again, near markers included."""
+        self.check(b"~DB\n1\n~DE\n~DE\n~FE\n", [b"1", "~DE", "\n", "~FE", "\n"])
+
+    def test_value_of_the_greatest_size(self) -> None:
+        """A line of exactly the limit passes."""
+        value = b'"' + b"x" * (MAX_VALUE - 2) + b'"'
+        self.check(b"~DB\n" + value + b"\n~DE\n", [value])
+
+
+class BrokenDataBlockTests(Tables):
+    """Data blocks that are not as they should be: an error, and not a byte of text lost."""
+
+    def check_line(self, line: bytes) -> None:
+        """Hold that `line` is refused, and nothing around it touched."""
+        stdout = b"a\n~DB\n1\n" + line + b"\n2\n~DE\nb\n"
+        self.assertEqual(seen(parse(stdout)), ["a", b"1", Broken(), b"2", "b", "\n"], line)
+        self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout), line)
+
+    def test_no_json(self) -> None:
+        """A line that is no JSON by RFC 8259 is one error; the others are delivered."""
+        for line in (
+            b"nope", b"{", b"[1,]", b"[1 2]", b"{1:2}", b"01", b"1.", b".5", b"+1", b"-", b"1 2",
+            b"0x1", b"'a'", b'"a', b'"\t"', b'"\x00"', b'"\\x"', b'"\\u12g4"', b"\xef\xbb\xbf1",
+            b"\xc2\xa01", b"\x0c1", b"True", b'{"a":1', b'"\xff', b"\xff",
+        ):  # fmt: skip
+            self.check_line(line)
+
+    def test_blank_line(self) -> None:
+        """A blank line in a data block is no JSON value."""
+        self.check_line(b"")
+        self.check_line(b" \t\r")
+
+    def test_not_a_number(self) -> None:
+        """NaN and the infinities are no JSON, however common they are."""
+        for line in (b"NaN", b"Infinity", b"-Infinity", b"[NaN]", b"nan", b"inf"):
+            self.check_line(line)
+
+    def test_lone_surrogates(self) -> None:
+        """Half a surrogate pair, which is no character, is refused."""
+        for line in (
+            *(rb'"\ud800"', rb'"\udc00"', rb'"\ud800\u0041"', rb'"\uD800\ud800"', rb'{"\uDfff":1}'),
+            *(rb'["\\\ud83d"]', rb'"\udc00\ud800 \ud83d\ude00"', rb'"\ud800 and more"'),
+        ):
+            self.check_line(line)
+            [event] = parse(b"~DB\n" + line + b"\n~DE\n")
+            self.assertIn(b"half of a surrogate pair", event)
+            self.assertNotIn(b"not JSON", event)
+
+    def test_surrogates_are_not_to_blame(self) -> None:
+        """What is no JSON whatever becomes of its halves is told to be none, and where."""
+        for line, why in (
+            (rb'"\ud800', b"truncated"),
+            (rb'x"\ud800"', b"byte 0"),
+            (rb'["\ud800",]', b"byte 10"),
+            (rb'["\ud83d\ude00" 1]', b"byte 16"),
+            (rb'"\\ud800" 1', b"trailing"),
+        ):
+            [event] = parse(b"~DB\n" + line + b"\n~DE\n")
+            self.assertIn(b"is not JSON", event)
+            self.assertIn(why, event, line)
+
+    def test_end_marker_with_something(self) -> None:
+        """An end marker counts as a whole line only, and of its own kind only."""
+        for line in (b" ~DE", b"~DE ", b"~DE\r", b"x~DE", b"~FE"):
+            self.check_line(line)
+
+    def test_deep_nesting(self) -> None:
+        """A value nested too deep to be decoded is refused, and nothing crashes."""
+        for line in (b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 50_000 + b"1" + b"}" * 50_000):
+            stdout = b"a\n~DB\n" + line + b"\n2\n~DE\nb\n"
+            events = parse(stdout, [Chunk(2**16)], max_value=2**20)
+            self.assertEqual(seen(events), ["a", Broken(), b"2", "b", "\n"])
+            self.assertIn(b"keep to 500 levels", events[1])
+
+    def test_deep_nesting_behind_a_surrogate(self) -> None:
+        """Nor where something else is wrong before that."""
+        line = rb'["\ud800",' + b"[" * 100_000
+        [event] = parse(b"~DB\n" + line + b"\n~DE\n", max_value=2**20)
+        self.assertIn(b"nested too deeply", event)
+
+    def test_nesting(self) -> None:
+        """As many levels as are promised are taken, however far down the stack."""
+
+        def check(frames: int) -> None:
+            if frames:
+                check(frames - 1)
+                return
+            for line in (b"[" * 500 + b"]" * 500, b'{"a":' * 500 + b"1" + b"}" * 500):
+                self.assertEqual(parse(b"~DB\n" + line + b"\n~DE\n", max_value=2**20), [line])
+
+        check(300)
+
+    def test_excerpt(self) -> None:
+        """The error shows the line, but not at length."""
+        [event] = parse(b"~DB\nsome \xff text" + b"x" * 1000 + b"\n~DE\n", max_value=2000)
+        self.assertIn("some \ufffd text".encode(), event)
+        self.assertLess(len(event), 600)
+
+    def test_over_the_limit(self) -> None:
+        """A line over the limit is one error, and what follows it is intact."""
+        self.check_line(b'"' + b"x" * (MAX_VALUE - 1) + b'"')
+        self.check_line(b"1" * 1000)
+        self.check(b"~DB\n" + b"x" * 100 + b"\n~DE\nb\n", [Broken(), "b", "\n"])
+
+    def test_over_the_limit_at_the_end(self) -> None:
+        """A line over the limit that stdout ends in is an error, as is the block's end."""
+        self.check_end(b"~DB\n" + b"1" * 100, [Broken(), Broken()])
+
+    def test_size_is_in_the_message(self) -> None:
+        """The error tells the limit."""
+        self.assertIn(b" 40 bytes", parse(b"~DB\n" + b"1" * 100 + b"\n~DE\n")[0])
+
+    def test_unterminated(self) -> None:
+        """A block that stdout ends in is an error, after the values that it has."""
+        self.check_end(b"a\n~DB\n1\n2\n", ["a", b"1", b"2", Broken()])
+        self.check_end(b"a\n~DB\n1\n2", ["a", b"1", b"2", Broken()])
+        self.check_end(b"a\n~DB\n1\n2x", ["a", b"1", Broken(), Broken()])
+
+    def test_marker_without_a_terminator(self) -> None:
+        """At the end of stdout, too, an end marker needs its terminator; it is no value either."""
+        for marker in (b"~DE", b"~DB", b"~FB"):
+            self.check_end(b"a\n~DB\n1\n" + marker, ["a", b"1", Broken()])
+            self.check_end(b"~DB\n" + marker, [Broken()])
+        [_, event] = parse(b"~DB\n1\n~DE")
+        self.assertIn(b"before the line of its end marker", event)
+        self.check_end(b"~DB\n1\n~FE", [b"1", Broken(), Broken()])
+
+    def test_begin_marker_ends_stdout(self) -> None:
+        """A begin marker that stdout ends in begins a block only with its own terminator."""
+        for marker in (b"~DB", b"~FB"):
+            self.check_end(marker + b"\n", [Broken()])
+            self.check_end(b"a\n" + marker + b"\n", ["a", Broken()])
+            self.check_end(b"~DB\n1\n~DE\n" + marker + b"\n", [b"1", Broken()])
+
+    def test_block_in_a_block(self) -> None:
+        """A begin marker in a data block breaks that off, and its own block counts."""
+        self.check(b"~DB\n1\n~DB\n2\n~DE\nb", [b"1", Broken(), b"2", "b"])
+        file = b"X-SEGI-As: content\n\nbody\n~FE\n"
+        body = InlineFile("file", "application/octet-stream", b"body")
+        self.check(b"a\n~DB\n~FB\n" + file, ["a", Broken(), body])
+
+
+def file_block(
+    body: bytes, *headers: str, begin: bytes = b"~FB\n", end: bytes = b"\n~FE\n"
+) -> bytes:
+    """Print a file block as an evaluator would."""
+    return begin + "".join(f"{line}\n" for line in headers).encode() + b"\n" + body + end
+
+
+class FileBlockTests(Tables):
+    """File blocks, as the parser delivers them."""
+
+    def test_file(self) -> None:
+        """A file is one data event, with its name, its type and its bytes."""
+        block = file_block(
+            b"<svg/>\n",
+            "Content-Type: image/svg+xml",
+            'Content-Disposition: attachment; filename="report.svg"',
+            "X-SEGI-As: content",
+        )
+        file = InlineFile("report.svg", "image/svg+xml", b"<svg/>\n")
+        self.check(b"a\n" + block + b"b\n", ["a", file, "b", "\n"])
+
+    def test_every_byte(self) -> None:
+        """A body may have any byte, terminators and other markers among them."""
+        content = bytes(range(256)) + b"\n\n~FB\n~DB\n~DE\n~FEx\n ~FE"
+        [event] = seen(parse(file_block(content), [Chunk(7)], max_file=1000))
+        self.assertEqual(event, InlineFile("file", "application/octet-stream", content))
+
+    def test_empty(self) -> None:
+        """A file may be empty; the terminator before the end marker is not its own."""
+        file = InlineFile("file", "application/octet-stream", b"")
+        self.check(b"~FB\n\n~FE\n", [file])
+        self.check(b"~FB\n\n\n~FE\n", [file])
+        self.check(b"~FB\n~FE\n", [Broken()])
+        self.check(b"~FB\nContent-Type: a/b\n\n~FE\n", [InlineFile("file", "a/b", b"")])
+
+    def test_blocks_in_a_row(self) -> None:
+        """Blocks of both kinds may follow each other, blank line or none between."""
+        file = InlineFile("file", "application/octet-stream", b"x")
+        block = file_block(b"x")
+        self.check(block + block + b"\n" + block, [file, file, file])
+        self.check(block + b"~DB\n1\n~DE\n" + block, [file, b"1", file])
+        self.check(b"~DB\n1\n~DE\n" + block + b"\n~DB\n2\n~DE\n", [b"1", file, b"2"])
+
+    def test_end_marker_ends_stdout(self) -> None:
+        """At the end of stdout, too, an end marker needs its terminator."""
+        self.check_end(file_block(b"x", end=b"\n~FE"), [Broken()])
+        self.check_end(file_block(b"a", "X-SEGI-As: path", end=b"\n~FE"), [Broken()])
+
+    def test_greatest_size(self) -> None:
+        """A body of exactly the limit passes, one byte more does not; text after it is intact."""
+        body = b"x" * MAX_FILE
+        file = InlineFile("file", "application/octet-stream", body)
+        self.check(b"a\n" + file_block(body) + b"b\n", ["a", file, "b", "\n"])
+        self.check(b"a\n" + file_block(body + b"x") + b"b\n", ["a", Broken(), "b", "\n"])
+
+    def test_far_over_the_limit(self) -> None:
+        """Of a file far over the limit every byte is skipped and none of what follows."""
+        stdout = b"a\n" + file_block(b"x\n" * 20_000 + b"~DB") + b"b\n~DB\n1\n~DE\n"
+        for size in (1, 1000, 10**6):
+            events = parse(stdout, [Chunk(size)])
+            self.assertEqual(seen(events), ["a", Broken(), "b", b"1"])
+
+    def test_over_the_limit_says_the_same(self) -> None:
+        """The error for a file over the limit does not depend on how stdout was cut."""
+        for body in (b"x" * (MAX_FILE + 1), b"x" * (MAX_FILE + MAX_HEADERS + 100)):
+            stdout = file_block(body)
+            self.assertEqual(parse(stdout, BYTE_BY_BYTE), parse(stdout))
+
+    def test_broken(self) -> None:
+        """A broken block is an error, and the text around it is intact."""
+        for block in (b"~FB\nno headers\n~FE\n", file_block(b"x", "X-SEGI-As: shell")):
+            self.check(b"a\n" + block + b"b\n", ["a", Broken(), "b", "\n"])
+
+    def test_unterminated(self) -> None:
+        """A file block that stdout ends in is an error."""
+        self.check_end(b"a\n~FB\n\nbody\n~FEx\n", ["a", Broken()])
+        self.check_end(b"~FB\n\nbody", [Broken()])
+
+
+class WantedFileTests(SynchronousTestCase):
+    """A file named by its path: somebody else reads it, and the parser waits."""
+
+    block = file_block(b"out/a.txt", "X-SEGI-As: path", "Content-Type: text/plain")
+
+    def test_wanted(self) -> None:
+        """What stands before the block is delivered, and the path told."""
+        parser = Parser(MARKERS)
+        self.assertIs(parser.wanted, None)
+        self.assertEqual(read(parser.feed(b"a\n" + self.block)), ["a"])
+        assert parser.wanted is not None
+        self.assertEqual(parser.wanted.path, "out/a.txt")
+        self.assertEqual(parser.wanted.filename, "a.txt")
+
+    def test_supply(self) -> None:
+        """The supplied content is the event, and what came meanwhile follows, in order."""
+        parser = Parser(MARKERS)
+        parser.feed(self.block + b"b\n~DB\n1")
+        self.assertEqual(read(parser.feed(b"\n~DE\nc")), [])
+        self.assertFalse(parser.partial)
+        self.assertEqual(read(parser.flush()), [])
+        file = InlineFile("a.txt", "text/plain", b"content")
+        self.assertEqual(seen(read(parser.supply(b"content"))), [file, "b", b"1"])
+        self.assertIs(parser.wanted, None)
+        self.assertEqual(read(parser.flush()), ["c"])
+        self.assertEqual(read(parser.finish()), [])
+
+    def test_refuse(self) -> None:
+        """A refused file is an error with the reason, and what came meanwhile follows."""
+        parser = Parser(MARKERS)
+        parser.feed(self.block + b"b\n")
+        events = read(parser.refuse("it is a directory"))
+        self.assertIn(b"it is a directory", events[0])
+        self.assertEqual(seen(events), [Broken(), "b"])
+        self.assertIs(parser.wanted, None)
+        self.assertEqual(read(parser.finish()), ["\n"])
+
+    def test_wanted_after_wanted(self) -> None:
+        """The next file is wanted only after the first has been answered."""
+        parser = Parser(MARKERS)
+        parser.feed(self.block + self.block.replace(b"a.txt", b"b.txt") + b"c\n")
+        self.assertEqual(seen(read(parser.supply(b"1"))), [InlineFile("a.txt", "text/plain", b"1")])
+        assert parser.wanted is not None
+        self.assertEqual(parser.wanted.path, "out/b.txt")
+        self.assertEqual(seen(read(parser.refuse("no"))), [Broken(), "c"])
+
+    def test_finish_waits(self) -> None:
+        """To finish while a file is wanted is a mistake: what came after it would be misread."""
+        parser = Parser(MARKERS)
+        parser.feed(self.block + b"~DB\n1\n~DE\n")
+        self.assertRaises(AssertionError, parser.finish)
+        parser.refuse("no")
+        parser.finish()
+
+    def test_finish_waits_for_turns(self) -> None:
+        """So it is while there is something to be parsed."""
+        parser = Parser(MARKERS)
+        parser.feed(b"\n" * 40_000)
+        self.assertTrue(parser.pending)
+        self.assertRaises(AssertionError, parser.finish)
+
+    def test_nothing_wanted(self) -> None:
+        """To supply what nobody wants is a mistake."""
+        self.assertRaises(AssertionError, Parser(MARKERS).supply, b"")
+
+
+class FlushTests(SynchronousTestCase):
+    """A partial line is delivered on request; what may be a block's is held back."""
+
+    def test_partial_line(self) -> None:
+        """A line without its terminator waits for `flush`."""
+        parser = Parser(MARKERS)
+        self.assertEqual(read(parser.feed(b"a\nprogress 5")), ["a"])
+        self.assertTrue(parser.partial)
+        self.assertEqual(read(parser.flush()), ["\n", "progress 5"])
+        self.assertFalse(parser.partial)
+        self.assertEqual(read(parser.flush()), [])
+        self.assertEqual(read(parser.feed(b"0 %")), [])
+        self.assertEqual(read(parser.flush()), ["0 %"])
+        self.assertEqual(read(parser.finish()), [])
+
+    def test_first_line(self) -> None:
+        """The first line of stdout can be flushed; the imagined terminator never comes out."""
+        parser = Parser(MARKERS)
+        self.assertFalse(parser.partial)
+        self.assertEqual(read(parser.flush()), [])
+        parser.feed(b"a")
+        self.assertEqual(read(parser.flush()), ["a"])
+        parser.feed(b"\n")
+        self.assertEqual(read(parser.finish()), ["\n"])
+
+    def test_after_a_block(self) -> None:
+        """The same holds right after a block."""
+        parser = Parser(MARKERS)
+        self.assertEqual(read(parser.feed(b"~DB\n1\n~DE\na")), [b"1"])
+        self.assertEqual(read(parser.flush()), ["a"])
+        self.assertEqual(read(parser.feed(b"\n~DB\n2\n~DE\n")), [b"2"])
+        self.assertFalse(parser.partial)
+        self.assertEqual(read(parser.flush()), [])
+        self.assertEqual(read(parser.finish()), [])
+
+    def test_terminator_is_held_back(self) -> None:
+        """A terminator may belong to a block: no number of flushes delivers it."""
+        parser = Parser(MARKERS)
+        self.assertEqual(read(parser.feed(b"a\n")), ["a"])
+        for _ in range(1000):
+            self.assertFalse(parser.partial)
+            self.assertEqual(read(parser.flush()), [])
+        self.assertEqual(read(parser.feed(b"\n")), ["\n"])
+        self.assertEqual(read(parser.flush()), [])
+        self.assertEqual(read(parser.feed(b"~DB\n1\n~DE\n")), [b"1"])
+        self.assertEqual(read(parser.finish()), [])
+
+    def test_beginning_of_a_marker_is_held_back(self) -> None:
+        """So is whatever may yet become a begin marker, each byte of it."""
+        for marker in (MARKERS.data_begin, MARKERS.file_begin):
+            for start in (b"", b"a\n"):
+                parser = Parser(MARKERS)
+                parser.feed(start)
+                for byte in marker:
+                    self.assertEqual(read(parser.feed(bytes([byte]))), [])
+                    self.assertFalse(parser.partial)
+                    self.assertEqual(read(parser.flush()), [])
+                expected = ["\n"] if start else []
+                self.assertEqual(read(parser.feed(b"x")), [])
+                self.assertTrue(parser.partial)
+                self.assertEqual(read(parser.flush()), [*expected, marker.decode() + "x"])
+
+    def test_end_markers_are_not_held_back(self) -> None:
+        """An end marker can become nothing but text."""
+        parser = Parser(MARKERS)
+        parser.feed(b"~DE")
+        self.assertEqual(read(parser.flush()), ["~DE"])
+
+    def test_marker_in_mid_line_is_not_held_back(self) -> None:
+        """What follows a flushed beginning of a line can be no marker and waits for nothing."""
+        parser = Parser(MARKERS)
+        parser.feed(b"x")
+        parser.flush()
+        parser.feed(b"~DB")
+        self.assertTrue(parser.partial)
+        self.assertEqual(read(parser.flush()), ["~DB"])
+
+    def test_character(self) -> None:
+        """A character whose last bytes are missing is not delivered in parts."""
+        parser = Parser(MARKERS)
+        parser.feed("a😀".encode()[:-1])
+        self.assertEqual(read(parser.flush()), ["a"])
+        self.assertFalse(parser.partial)
+        self.assertEqual(read(parser.flush()), [])
+        parser.feed("😀".encode()[-1:])
+        self.assertEqual(read(parser.flush()), ["😀"])
+
+    def test_within_blocks(self) -> None:
+        """Within a block there is nothing to flush."""
+        for stdout in (b"~DB\n", b"~DB\n1", b"~FB\n", b"~FB\n\nbody"):
+            parser = Parser(MARKERS)
+            parser.feed(stdout)
+            self.assertFalse(parser.partial)
+            self.assertEqual(read(parser.flush()), [])
+
+    @given(any_bytes)
+    def test_partial_and_flush_agree(self, stdout: bytes) -> None:
+        """Where `partial` says no, `flush` delivers nothing; after a flush it says no."""
+        parser = Parser(MARKERS)
+        parser.feed(stdout)
+        partial = parser.partial
+        events = read(parser.flush())
+        if not partial:
+            assert events == []
+        assert not parser.partial
+
+
+class LongLineTests(SynchronousTestCase):
+    """Lines over what one event carries; `read` holds every event to its limit."""
+
+    def check(self, line: bytes) -> None:
+        """Hold that a long line comes through between two short ones, however it is cut."""
+        expected = ["a\n" + line.decode("utf-8", "replace") + "\nb"]
+        stdout = b"a\n" + line + b"\nb"
+        for chunking in (
+            [],
+            [Chunk(1000)],
+            [Chunk(4096, flush=True)],
+            [Chunk(2**16)],
+            [Chunk(21845), Chunk(1, flush=True)],
+        ):
+            self.assertEqual(joined(parse(stdout, chunking)), expected)
+            at_end = joined(parse(stdout[2:-2], chunking))
+            self.assertEqual(at_end, [line.decode("utf-8", "replace")])
+
+    def test_ascii(self) -> None:
+        """100,000 bytes on one line."""
+        self.check(b"x" * 100_000)
+
+    def test_multibyte(self) -> None:
+        """Characters of two, three and four bytes at every shift are never cut apart."""
+        for character in ("é", "€", "😀"):
+            for shift in range(4):
+                self.check(b"x" * shift + (character * 100_000).encode()[:100_000])
+
+    def test_invalid(self) -> None:
+        """Invalid bytes, each of which becomes three, stay under the limit."""
+        for byte in (b"\xff", b"\x80", b"\xf0\x9f\x98", b"\xf0"):
+            self.check(byte * (100_000 // len(byte)))
+
+    def test_delete_character(self) -> None:
+        """The slower way of encoding keeps the limit too."""
+        self.check(b"\x7f" + b"\xff" * 100_000)
+
+    def test_near_marker(self) -> None:
+        """A marker at the end of a long line is text."""
+        self.check(b"x" * 99_999 + b"\xe2" + MARKERS.data_begin)
+
+    def test_delivered_while_it_comes(self) -> None:
+        """A long line is not held back until its end: what is kept of it stays small."""
+        parser = Parser(MARKERS)
+        delivered = 0
+        for count in range(1, 100):
+            delivered += sum(len(event) for event in read(parser.feed(b"x" * 5000)))
+            self.assertLessEqual(5000 * count - delivered, MAX_PAYLOAD)
+
+    def test_limit_is_the_contract_s(self) -> None:
+        """64 KiB."""
+        self.assertEqual(MAX_PAYLOAD, 65536)
+
+
+def peak_of(action: Callable[[], object]) -> int:
+    """Return how many bytes more were in use at the worst moment of `action`."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+class MemoryTests(SynchronousTestCase):
+    """What is over a limit is not kept."""
+
+    def check(self, start: bytes) -> None:
+        """Hold that 4 MB after `start` leave no trace of that order."""
+
+        def feed() -> None:
+            parser = Parser(MARKERS, max_value=1000, max_file=1000)
+            parser.feed(start)
+            for _ in range(400):
+                parser.feed(chunk)
+
+        chunk = b"x" * 10_000
+        self.assertLess(peak_of(feed), 500_000)
+
+    def test_value(self) -> None:
+        """A line of a data block over the limit is skipped, not gathered."""
+        self.check(b"~DB\n")
+
+    def test_file(self) -> None:
+        """A file over the limit is skipped, not gathered."""
+        self.check(b"~FB\n\n")
+
+    def test_line(self) -> None:
+        """A line of text without an end leaves as it comes."""
+        self.check(b"")
+
+
+class MarkersTests(SynchronousTestCase):
+    """The four markers of one run."""
+
+    def test_environment(self) -> None:
+        """The evaluator finds them under the names of SEGI."""
+        self.assertEqual(
+            MARKERS.environment(),
+            {
+                "EVALUATION_DATA_BEGIN": "~DB",
+                "EVALUATION_DATA_END": "~DE",
+                "EVALUATION_FILE_BEGIN": "~FB",
+                "EVALUATION_FILE_END": "~FE",
+            },
+        )
+
+    def test_fresh(self) -> None:
+        """Four markers, all of them new in each run, which no JSON can be mistaken for."""
+        drawn = [*Markers.fresh(os.urandom).environment().values()]
+        drawn += Markers.fresh(os.urandom).environment().values()
+        self.assertEqual(len(set(drawn)), 8)
+        for marker in drawn:
+            events = parse(b"~DB\n" + marker.encode() + b"\n~DE\n", max_value=99)
+            self.assertEqual(seen(events), [Broken()])
+            self.assertTrue(re.fullmatch(r"[!-~]+", marker), "one line, in one word")
+
+    def test_randomness(self) -> None:
+        """Each has at least 80 bits that `random` gave, and all of them show."""
+        asked: list[int] = []
+
+        def random(count: int) -> bytes:
+            asked.append(count)
+            return bytes([len(asked)]) * count
+
+        markers = Markers.fresh(random)
+        self.assertEqual(len(asked), 4)
+        self.assertGreaterEqual(min(asked) * 8, 80)
+        for number, marker in enumerate(markers.environment().values(), 1):
+            self.assertIn((bytes([number]) * asked[0]).hex(), marker)
+
+    def test_fresh_markers_work(self) -> None:
+        """The parser recognises drawn markers as it does short ones."""
+        markers = Markers.fresh(os.urandom)
+        blocks = b"%b\n1\n%b\n" % (markers.data_begin, markers.data_end)
+        blocks += b"%b\n\nx\n%b\n" % (markers.file_begin, markers.file_end)
+        for chunking in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED):
+            events = parse(b"a\n" + blocks + b"b", chunking, markers=markers, max_value=100)
+            file = InlineFile("file", "application/octet-stream", b"x")
+            self.assertEqual(seen(events), ["a", b"1", file, "b"])
+
+    def test_default_limits(self) -> None:
+        """Without limits of its own a parser takes a megabyte of value and two of file."""
+        parser = Parser(MARKERS)
+        value = b'"' + b"x" * (2**20 - 2) + b'"'
+        file = b"x" * 2**21
+        parser.feed(b"~DB\n")
+        self.assertEqual(read(parser.feed(value + b"\n~DE\n")), [value])
+        events = seen(read(parser.feed(file_block(file))))
+        self.assertEqual(events, [InlineFile("file", "application/octet-stream", file)])
+
+
+class PropertyTests(SynchronousTestCase):
+    """What holds of every stdout and of every way in which it may arrive."""
+
+    @given(streams(), chunkings, st.integers(0, 3))
+    def test_model(self, stream: Stream, chunking: list[Chunk], late: int) -> None:
+        """Text, blocks and errors come out as they were put together, however cut."""
+        events = parse(stream.stdout, chunking, late=late)
+        assert joined(seen(events)) == stream.events
+
+    @given(streams(), chunkings)
+    def test_text(self, stream: Stream, chunking: list[Chunk]) -> None:
+        """The text payloads joined are stdout without the blocks."""
+        text = "".join(e for e in parse(stream.stdout, chunking) if isinstance(e, str))
+        assert text == "".join(e for e in stream.events if isinstance(e, str))
+
+    @given(st.one_of(any_bytes, streams().map(lambda s: s.stdout)), chunkings, st.integers(0, 3))
+    def test_chunking(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
+        """The events do not depend on chunks, flushes or late answers; nothing ever raises."""
+        assert joined(parse(stdout, chunking, late=late)) == joined(parse(stdout))
+
+    @given(stdouts, chunkings, st.integers(0, 3))
+    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
+        """Whatever is printed means what the contract says, however it is cut."""
+        check_reference(stdout, chunking, late)
+
+    @given(any_bytes, chunkings)
+    def test_invalid_utf8(self, stdout: bytes, chunking: list[Chunk]) -> None:
+        """Where there is no block, text is what Python's decoder makes of the whole."""
+        stdout = stdout.replace(b"~", b"\xe2")
+        assert "".join(map(str, parse(stdout, chunking))) == stdout.decode("utf-8", "replace")
+
+
+def check_reference(stdout: bytes, chunking: list[Chunk], late: int) -> None:
+    """Hold the parser against the reference: whole, byte by byte, and cut as `chunking` says."""
+    expected = reference_segi.events(
+        stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=file_at
+    )
+    for cut in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED, chunking):
+        assert joined(seen(parse(stdout, cut, late=late))) == expected
+
+
+class SmallStepTests(SynchronousTestCase):
+    """The same where the parser works in steps of some bytes, and makes a few in a turn."""
+
+    def setUp(self) -> None:
+        for name, size in (
+            *(("TURN", 300), ("_STEP", 20), ("_LINE", 20), ("_FAULT", 100), ("_FILE", 100)),
+            *(("_BLOCK", 24), ("_SHORT", 8), ("_NEAR", 8), ("_PIECE", 8)),
+        ):
+            self.patch(segi, name, size)
+
+    @given(stdouts, chunkings, st.integers(0, 3))
+    def test_reference(self, stdout: bytes, chunking: list[Chunk], late: int) -> None:
+        """No step and no turn leaves a trace in the events."""
+        check_reference(stdout, chunking, late)

@@ -1,0 +1,59 @@
+"""`core.states`: the states of an evaluation, as the code and the documents have them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.states import STEPS, IllegalTransition, State, transition
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+
+
+class StepTests(SynchronousTestCase):
+    """Which state may follow which."""
+
+    def test_table(self) -> None:
+        """Every state has its row, and what is in it may follow, and nothing else."""
+        self.assertEqual(set(STEPS), set(State))
+        for state in State:
+            for following in State:
+                if following in STEPS[state]:
+                    self.assertIs(transition(state, following), following)
+                else:
+                    error = self.assertRaises(IllegalTransition, transition, state, following)
+                    self.assertIn(following.value, str(error))
+                    self.assertIn(state.value, str(error))
+
+    def test_forward(self) -> None:
+        """Only what was fetched goes back, to the queue; each way leads to one of the two last."""
+
+        def ways(state: State, before: tuple[State, ...] = ()) -> list[State]:
+            if (before[-1:], state) == ((State.FETCHING,), State.QUEUED):
+                return []
+            self.assertNotIn(state, before)
+            ends = [end for one in STEPS[state] for end in ways(one, (*before, state))]
+            return ends or [state]
+
+        self.assertEqual(set(ways(State.QUEUED)), {State.DRAINED, State.EXPIRED})
+
+    def test_ended(self) -> None:
+        """Whatever has ended stays so, and what only waits or runs has not."""
+        for state in State:
+            for following in STEPS[state]:
+                self.assertLessEqual(state.ended, following.ended)
+        self.assertEqual(
+            [state for state in State if not state.ended],
+            [State.QUEUED, State.FETCHING, State.RUNNING],
+        )
+
+    def test_documented(self) -> None:
+        """The table in docs/api.md has the same states, and the same that may be next."""
+        section = API.read_text("utf-8").partition("### The life of an evaluation")[2]
+        rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
+        shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
+        self.assertEqual(
+            shown, {state.value: {one.value for one in STEPS[state]} for state in State}
+        )

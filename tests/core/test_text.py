@@ -1,0 +1,122 @@
+"""`core.text`: cutting bytes so that they decode as the whole does."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.text import boundary, complete, pieces, tail
+from tests.cases.strategies import texts
+
+some_bytes = st.one_of(
+    texts,
+    st.binary(max_size=12),
+    st.text(max_size=12).map(str.encode),
+    st.lists(
+        st.sampled_from([b"\x80", b"\xf0\x9f", b"\xe2", "😀".encode(), b"a", b"\n"]), max_size=12
+    ).map(b"".join),
+)
+
+
+def decoded(data: bytes) -> str:
+    """Decode as the contract, section 4, has it."""
+    return data.decode("utf-8", "replace")
+
+
+class BoundaryTests(SynchronousTestCase):
+    """`boundary`: where a character ends."""
+
+    @given(st.text(min_size=1), st.data())
+    def test_last_place(self, text: str, data: st.DataObject) -> None:
+        """In UTF-8 it is the last place between two characters that is not after `at`."""
+        encoded = ("abc" + text).encode()
+        at = data.draw(st.integers(3, len(encoded)))
+        places = [len(("abc" + text)[:n].encode()) for n in range(len(text) + 4)]
+        assert boundary(encoded, at) == max(place for place in places if place <= at)
+
+    @given(some_bytes, st.data())
+    def test_any_bytes(self, some: bytes, data: st.DataObject) -> None:
+        """In any bytes a cut there changes nothing, and is at most 3 before `at`."""
+        at = data.draw(st.integers(0, len(some) + 3))
+        some = b"abc" + some
+        place = boundary(some, at + 3)
+        assert at <= place <= at + 3
+        assert decoded(some[:place]) + decoded(some[place:]) == decoded(some)
+
+    def test_first_character(self) -> None:
+        """The first character is not cut apart either."""
+        for at in range(4):
+            self.assertEqual(boundary("😀".encode(), at), 0)
+
+
+class CompleteTests(SynchronousTestCase):
+    """`complete`: what can be decoded before the next bytes are known."""
+
+    def test_cases(self) -> None:
+        """Only a character that may yet be completed waits."""
+        for data, length in (
+            (b"", 0),
+            (b"a", 1),
+            (b"a\xc3", 1),
+            (b"a\xe2\x82", 1),
+            (b"\xf0\x9f\x98", 0),
+            ("a😀".encode(), 5),
+            (b"a\xff", 2),
+            (b"a\x80", 2),
+            (b"\xf0\x9f\x98\n", 4),
+        ):
+            self.assertEqual(complete(data), length, data)
+
+    @given(some_bytes, st.binary(max_size=4))
+    def test_any_bytes(self, some: bytes, rest: bytes) -> None:
+        """Whatever comes next, a cut there changes nothing; at most 3 bytes wait."""
+        length = complete(some)
+        assert len(some) - 3 <= length <= len(some)
+        assert decoded(some[:length]) + decoded(some[length:] + rest) == decoded(some + rest)
+
+
+class TailTests(SynchronousTestCase):
+    """`tail`: the end of something long."""
+
+    @given(st.text(), st.integers(0, 20))
+    def test_characters(self, text: str, limit: int) -> None:
+        """Of UTF-8 it is as many of the last characters as fit."""
+        ends = (text[start:].encode() for start in range(len(text) + 1))
+        assert tail(text.encode(), limit) == next(end for end in ends if len(end) <= limit)
+
+    @given(some_bytes, st.integers(0, 20))
+    def test_any_bytes(self, some: bytes, limit: int) -> None:
+        """Of any bytes it is the end, where at most 3 are missing, and none if all fit."""
+        end = tail(some, limit)
+        assert some.endswith(end)
+        assert len(end) <= limit
+        assert len(end) >= (limit - 3 if len(some) > limit else len(some))
+
+
+class PiecesTests(SynchronousTestCase):
+    """`pieces`: no line over a limit."""
+
+    def test_one_piece(self) -> None:
+        """A block whose lines are short is one piece, however long it is."""
+        block = b"abcd\n" * 100
+        self.assertEqual(list(pieces(block, 5)), [block])
+        self.assertEqual(list(pieces(b"", 5)), [b""])
+
+    def test_exactly_the_limit(self) -> None:
+        """A line of exactly the limit is not cut, one that is longer by a byte is."""
+        self.assertEqual(list(pieces(b"abcde\nabcde", 5)), [b"abcde\nabcde"])
+        self.assertEqual(list(pieces(b"a\nabcdef\nb", 5)), [b"a\nabcde", b"f\nb"])
+
+    def test_long_line(self) -> None:
+        """A line is cut as often as need be, and between characters."""
+        self.assertEqual(list(pieces("a😀😀😀".encode(), 8)), ["a😀".encode(), "😀😀".encode()])
+
+    @given(some_bytes, st.integers(4, 9))
+    def test_any_bytes(self, block: bytes, limit: int) -> None:
+        """The pieces are the block, decode as the block, and have no line over the limit."""
+        cut = list(pieces(block, limit))
+        assert b"".join(cut) == block
+        assert "".join(map(decoded, cut)) == decoded(block)
+        for piece in cut:
+            assert max(map(len, piece.split(b"\n"))) <= limit

@@ -1,0 +1,953 @@
+"""`daemon.assembly`: the daemon put together, on a reactor in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.error import CannotListenError
+from twisted.internet.protocol import Factory
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from tawebeval.config import (
+    BufferSettings,
+    CallbackSettings,
+    CallerSettings,
+    Configuration,
+    CredentialSettings,
+    EvaluationSettings,
+    HealthSettings,
+    HttpSettings,
+    LogSettings,
+    MetricsSettings,
+    RepositorySettings,
+    ServiceSettings,
+)
+from tawebeval.core.tokens import new_token
+from tawebeval.daemon import assembly as module
+from tawebeval.daemon import startup, state
+from tawebeval.daemon.assembly import (
+    Daemon,
+    EvaluationService,
+    call_each_second,
+    listen,
+    make_service,
+)
+from tawebeval.daemon.logging import LogWriter, text_line
+from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
+from tawebeval.daemon.state import Directories, open_directories
+from tawebeval.daemon.systemd import longest_stop
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
+from tawebeval.linux.privileges import Privileges, User
+from tawebeval.reloadable import Reloadable, ReloadResult
+from tawebeval.sandbox.commands import SandboxedCommands
+from tawebeval.web.context import WebContext
+from tawebeval.web.server.request import ApiSite
+from tawebeval.web.server.transport import PromptServer, PromptUnixServer
+from tests.fakes.clients import Connection
+from tests.fakes.process import PORTS, FakeProcess
+from tests.fakes.sandbox import NO_CGROUPS
+from tests.fakes.world import FakeNotifier, InlineThreads, straw
+from tests.webhooks.test_signatures import OLD, written
+
+
+class ServiceTests(SynchronousTestCase):
+    """The daemon's services."""
+
+    def setUp(self) -> None:
+        self.process = FakeProcess()
+        self.privileges = Privileges(self.process)
+        root = Path(self.mktemp()).resolve()
+        environment = {"STATE_DIRECTORY": f"{root}/s", "CACHE_DIRECTORY": f"{root}/c"}
+        self.directories: Directories = open_directories(environment, straw(), self.privileges)
+        for lock in self.directories.locks:
+            self.addCleanup(lock.close)
+        self.reactor: Any = MemoryReactorClock()
+        # That is for names, which strangers' servers answer when they like.
+        self.reactor.getThreadPool = lambda: self.fail("the reactor's own threads are not asked")
+        # Nor do ours have a reactor that runs, to come back to.
+        self.patch(WorkerThreads, "run", InlineThreads.run)
+        self.subreaper = 0
+        self.patch(module, "become_subreaper", self.become_subreaper)
+
+    def become_subreaper(self) -> None:
+        """Count, for the tests' own process shall not become one."""
+        self.subreaper += 1
+
+    def file_with(self, text: str) -> Path:
+        """Return a new file with that text, which its owner alone may read."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text(text)
+        path.chmod(0o600)
+        return path
+
+    def make(self, log_writer: LogWriter | None = None, **settings: Any) -> Daemon:
+        """Return a daemon."""
+        return make_service(
+            Configuration(**settings),
+            self.directories,
+            self.reactor,
+            self.privileges,
+            NO_CGROUPS,
+            log_writer=log_writer,
+        )
+
+    def start(self, **settings: Any) -> Daemon:
+        """Start a daemon."""
+        daemon = self.make(**settings)
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.addCleanup(lambda: daemon.stopService() if daemon.running else None)
+        return daemon
+
+    def evaluations(self, daemon: Daemon) -> EvaluationService:
+        """Return what of a daemon makes evaluations."""
+        evaluations = daemon.getServiceNamed("evaluations")
+        assert isinstance(evaluations, EvaluationService)
+        return evaluations
+
+    def site(self) -> ApiSite:
+        """Return what is listened with."""
+        site: ApiSite = self.reactor.tcpServers[0][1]
+        return site
+
+    def api(self) -> WebContext:
+        """Return the API of that site."""
+        application: Any = self.site().application
+        api: WebContext = application.api
+        return api
+
+    def test_quota_directories(self) -> None:
+        """All quota directories are free at first; without any no evaluation waits for one."""
+        for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
+            self.directories = attrs.evolve(self.directories, quotas=quotas)
+            free = self.evaluations(self.make())._registry._surroundings.quota_directories
+            self.assertEqual(free and free.pending, [*quotas] or None)
+
+    def test_listens(self) -> None:
+        """Every endpoint gets the same site, and nothing is listened on before the start."""
+        listen = ("tcp:1", "tcp:2:interface=127.0.0.1", "unix:/x")
+        daemon = self.make(listen=listen, callers=CallerSettings(open=True))
+        self.assertEqual((self.reactor.tcpServers, self.reactor.unixServers), ([], []))
+        daemon.privilegedStartService()
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
+        self.assertEqual([server[0] for server in self.reactor.unixServers], ["/x"])
+        sites = [server[1] for server in (*self.reactor.tcpServers, *self.reactor.unixServers)]
+        self.assertEqual(len(set(map(id, sites))), 1)
+
+    def test_threads(self) -> None:
+        """What blocks has threads of its own, by its kind; they begin with it."""
+        made: list[tuple[int, str]] = []
+        done: list[str] = []
+
+        def own(reactor: object, most: int, name: str) -> Any:
+            self.assertIs(reactor, self.reactor)
+            made.append((most, name))
+            start, stop = (partial(done.append, f"{what} {name}") for what in ("start", "stop"))
+            return SimpleNamespace(name=name, start=start, stop=stop, run=InlineThreads().run)
+
+        self.patch(module.WorkerThreads, "create", own)
+        daemon = self.make()
+        waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
+        expected = [*waited, (12, "servers"), (8, "receivers")]
+        self.assertEqual((made, done), (expected, []))
+        evaluations = self.evaluations(daemon)
+        surroundings: Any = evaluations._registry._surroundings
+        self.assertEqual(surroundings.threads.name, "work")
+        self.assertEqual(surroundings.watch._threads.name, "watch")
+        self.assertEqual(surroundings.watch._others.name, "count")
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.assertEqual(self.api().threads.name, "upload")
+        self.assertEqual(done, [f"start {name}" for _, name in expected])
+        self.successResultOf(daemon.stopService())
+        self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
+
+    def test_answers(self) -> None:
+        """What listens answers."""
+        self.start()
+        connection = Connection(self.site())
+        connection.request("GET /health")
+        self.assertEqual(connection.answer().status, 200)
+
+    def test_start(self) -> None:
+        """It takes over orphans and directories, before it is asked for anything."""
+        stray = self.directories.repositories / "half.new"
+        form = self.directories.uploads / "form"
+        for left in (stray, form):
+            left.mkdir()
+        self.start()
+        self.assertFalse(form.exists())
+        self.assertEqual(self.subreaper, 1)
+        self.assertFalse(stray.exists())
+
+    def test_chores(self) -> None:
+        """What is due once a second: for evaluations, orphans, directories and the cache."""
+        kept: list[str] = []
+
+        def note(chores: Iterable[Callable[[], object]], reactor: object) -> TimerService:
+            self.assertIs(reactor, self.reactor)
+            kept.extend(chore.__name__ for chore in chores)
+            return call_each_second(chores, reactor)
+
+        self.patch(module, "call_each_second", note)
+        daemon = self.make()
+        chores = ["expire", "reap", "mend", "retry_next", "note_uses", "maintain", "check"]
+        self.assertEqual(kept, chores)
+        self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
+
+    def test_stop(self) -> None:
+        """To stop it is to end all evaluations, and takes as long."""
+        daemon = self.start()
+        evaluations = self.evaluations(daemon)
+        closing: Deferred[None] = Deferred()
+
+        async def close(drain: float) -> None:
+            await closing
+
+        self.patch(evaluations._registry, "close", close)
+        stopped = evaluations.stopService()
+        self.assertNoResult(stopped)
+        closing.callback(None)
+        self.successResultOf(stopped)
+
+    def test_drain(self) -> None:
+        """What runs has as long as is configured, and a signal meanwhile ends it at once."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, lambda *_: None)
+            self.addCleanup(signal.signal, number, before)
+        daemon = self.start(service=ServiceSettings(drain=7))
+        for hook, arguments, options in self.reactor.whenRunningHooks:
+            hook(*arguments, **options)
+        evaluations = self.evaluations(daemon)
+        registry = evaluations._registry
+        told: list[float] = []
+        closing: Deferred[None] = Deferred()
+
+        async def close(drain: float) -> bool:
+            told.append(drain)
+            await closing
+            return False
+
+        self.patch(registry, "close", close)
+        self.patch(registry, "stop_now", lambda: told.append(0))
+        idle = Connection(self.site())
+        signal.raise_signal(signal.SIGTERM)
+        self.assertEqual(calls, [])
+        stopped = daemon.stopService()
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        self.assertEqual(told, [7])
+        self.reactor.advance(1)
+        self.assertTrue(idle.closed, "who asks nothing learns of the end at its beginning")
+        idle.lose()
+        for call in calls:
+            call()
+        self.assertEqual(told, [7, 0, 0])
+        closing.callback(None)
+        self.successResultOf(stopped)
+        self.assertEqual(told, [7, 0, 0], "it is closed once")
+
+    def test_connections(self) -> None:
+        """Then nobody connects any more, and who is there is told before the rest ends."""
+        daemon = self.start()
+        ports: list[Any] = []
+        for part in daemon:
+            if isinstance(part, StreamServerEndpointService):
+                port = self.successResultOf(part._waitingForPort)
+                self.patch(port, "stopListening", lambda port=port: ports.append(port))
+                part._waitingForPort = succeed(port)
+        connection = Connection(self.site())
+        connection.send(b"GET /health HTTP/1.1\r\n")
+        connections = [connection, Connection(self.site())]
+        self.patch(connection.channel, "go_away", partial(self.check_deaf, connection, ports))
+        stopped = daemon.stopService()
+        self.assertEqual(connection.answer().status, 503)
+        startup = daemon.getServiceNamed("startup")
+        for one in connections:
+            self.assertNoResult(stopped)
+            self.assertTrue(startup.running)
+            one.lose()
+        self.successResultOf(stopped)
+        self.assertFalse(startup.running)
+
+    def check_deaf(self, connection: Connection, ports: list[Any]) -> None:
+        """Let a connection go away, which shall be after all ports are closed."""
+        self.assertEqual(len(ports), 1)
+        type(connection.channel).go_away(connection.channel)
+
+    def test_callbacks(self) -> None:
+        """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        secrets = self.file_with(f"* {written(OLD)}")
+        daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
+        evaluations = self.evaluations(daemon)
+        callbacks = evaluations._callbacks
+        self.assertEqual(callbacks._slots._own_running, 10)  # of 10: there is one caller only
+        callbacks.expect("https://8.8.8.8/", "")
+        secrets.write_text(f"alice {written(OLD)}")
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        reload()
+        with self.assertRaises(InvalidField):
+            callbacks.expect("https://8.8.8.8/", "")
+        steps: list[object] = []
+
+        async def close_registry(drain: float) -> bool:
+            steps.append(f"drained in {drain:g}")
+            return False
+
+        async def close_callbacks() -> None:
+            steps.append("closed")
+
+        self.patch(evaluations._registry, "close", close_registry)
+        self.patch(callbacks, "close", close_callbacks)
+        for name in ("hasten", "hurry"):
+            self.patch(callbacks, name, lambda name=name: steps.append(name))
+        self.assertIs(self.successResultOf(evaluations.stopService()), False)
+        evaluations.hurry()
+        self.assertEqual(steps, ["hasten", "drained in 20", "closed", "hurry"])
+
+    def test_log(self) -> None:
+        """A thread writes the log, from when root's rights are gone; the end waits for it."""
+        writer = LogWriter(StringIO(), text_line, "info")
+        done: list[object] = []
+        self.patch(Privileges, "check", lambda _: done.append("check"))
+        self.patch(writer.lines, "start", lambda: done.append("start"))
+        self.patch(module.atexit, "register", lambda *call: done.append(call))
+        daemon = self.make(log_writer=writer)
+        daemon.privilegedStartService()
+        self.assertNotIn("start", done)
+        done.clear()
+        daemon.startService()
+        self.assertEqual(done, ["check", "start", (writer.lines.finish, 2)])
+        (last,) = self.reactor.triggers["after"]["shutdown"]
+        self.assertEqual(last, (writer.lines.finish, (2,), {}))
+        writer.lines.lost = 3
+        connection = Connection(self.site())
+        connection.request("GET /metrics")
+        self.assertIn(b"tawebeval_log_events_lost_total 3.0", connection.answer().body)
+        connection.lose()
+        self.successResultOf(daemon.stopService())
+
+    def test_log_without_a_thread(self) -> None:
+        """Where there is no thread for it the daemon does not start, and says what helps."""
+        writer = LogWriter(StringIO(), text_line, "info")
+
+        def fail() -> None:
+            raise RuntimeError("can't start new thread")
+
+        self.patch(writer.lines, "start", fail)
+        daemon = self.make(log_writer=writer)
+        daemon.privilegedStartService()
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertIn(
+            "tawebeval: threads: can't start new thread; TasksMax=", str(caught.exception)
+        )
+
+    def test_stopped(self) -> None:
+        """A daemon that was stopped accepts nothing more."""
+        daemon = self.start()
+        evaluations = self.evaluations(daemon)
+        self.successResultOf(evaluations.stopService())
+        with self.assertRaises(Busy):
+            evaluations._registry.check_admission()
+
+    def test_fetches(self) -> None:
+        """As many commits are fetched as is configured, among several callers half of one."""
+        tokens = str(self.file_with(new_token("alice", straw())[1]))
+        for callers, own in ((CallerSettings(), 3), (CallerSettings(tokens=tokens), 2)):
+            daemon = self.make(callers=callers, repositories=RepositorySettings(fetches=3))
+            fetches = self.evaluations(daemon)._registry._surroundings.fetches
+            places = [fetches.acquire(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
+            self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
+            self.assertEqual(places[3].called, own == 2)
+
+    def test_places(self) -> None:
+        """As many run as is configured, or as there are processors, and divide the reserve."""
+        for running, places in ((3, 3), (0, 5)):
+            self.patch(module.os, "sched_getaffinity", lambda pid: range(5))
+            daemon = self.make(
+                evaluations=EvaluationSettings(running=running, queued=0),
+                buffers=BufferSettings(total=256 * 1024),
+            )
+            evaluations = self.evaluations(daemon)
+            queue = evaluations._registry.queue
+            budget = evaluations._registry._surroundings.budget
+            budget.add_share().resize(192 * 1024)  # all but the reserve
+            self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
+            for number in range(places):
+                self.assertFalse(queue.is_full())
+                queue.acquire(str(number))
+            self.assertTrue(queue.is_full())
+
+    def test_callers_share_of_the_buffers(self) -> None:
+        """A caller's share of the memory is as configured, and what it has waiting heeds it."""
+        tokens = self.file_with(new_token("alice", straw())[1])
+        daemon = self.make(callers=CallerSettings(tokens=str(tokens), buffers=2048))
+        evaluations = self.evaluations(daemon)
+        queue = evaluations._registry.queue
+        share = evaluations._registry._surroundings.budget.add_share("alice")
+        share.resize(2048)
+        waiting = queue.acquire("a0", "alice")
+        self.assertNoResult(waiting)
+        share.resize(2047)
+        queue.dispatch()
+        self.successResultOf(waiting)
+
+    def test_no_endpoint(self) -> None:
+        """What is no endpoint is named."""
+        for endpoint in ("nonsense:1", "tcp:x", "tcp", ""):
+            with self.assertRaises(ConfigurationError) as caught:
+                self.make(listen=("tcp:1", endpoint))
+            self.assertIn(repr(endpoint), str(caught.exception))
+
+    def test_strangers(self) -> None:
+        """Without tokens it is for this machine only, unless the operator wants otherwise."""
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(listen=("unix:/x", "tcp:80"))
+        self.assertIn("'tcp:80'", str(caught.exception))
+        tokens = self.file_with(new_token("alice", straw())[1])
+        self.make(listen=("tcp:80",), callers=CallerSettings(open=True))
+        self.make(listen=("tcp:80",), callers=CallerSettings(tokens=str(tokens)))
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(callers=CallerSettings(tokens=str(tokens), open=True))
+        self.assertIn(str(tokens), str(caught.exception))
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(callers=CallerSettings(tokens=f"{tokens}.missing"))
+        self.assertIn(f"{tokens}.missing", str(caught.exception))
+
+    def test_credential(self) -> None:
+        """Tokens that systemd hands over count."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        (folder / "tokens").write_text(new_token("alice", straw())[1])
+        self.patch(module.os, "environ", {"CREDENTIALS_DIRECTORY": str(folder)})
+        self.start(listen=("tcp:80",))
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x")
+        self.assertEqual(connection.answer().status, 401)
+
+    def test_reload(self) -> None:
+        """SIGHUP has the tokens read again, in the reactor; after the end it is as before."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        before = signal.getsignal(signal.SIGHUP)
+        tokens = self.file_with(new_token("alice", straw())[1])
+        daemon = self.start(callers=CallerSettings(tokens=str(tokens)))
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        token, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        reload()
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x", Authorization=f"Bearer {token}")
+        self.assertEqual(connection.answer().status, 404)
+        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
+        reloading.stopService()
+        self.assertIs(signal.getsignal(signal.SIGHUP), before)
+        reloading.startService()
+
+    def test_observed(self) -> None:
+        """The operator can ask: whether it is ready, and for the figures of this daemon."""
+        self.start(evaluations=EvaluationSettings(running=7))
+        for path, word in (
+            ("/health/ready", b'"ready"'),
+            ("/metrics", b"tawebeval_places 7.0"),
+            ("/metrics", b'tawebeval_requests_total{method="GET",route="/health/ready"'),
+        ):
+            connection = Connection(self.site())
+            connection.request(f"GET {path}")
+            self.assertIn(word, connection.answer().body)
+        self.reactor.advance(0.5)
+        connection.request("GET /metrics")
+        self.assertIn(b"tawebeval_reactor_lag_seconds_count 1.0", connection.answer().body)
+
+    def test_disk_not_ready(self) -> None:
+        """As much of the disk has to be free as is configured."""
+        self.start(health=HealthSettings(free_disk=2**50))
+        connection = Connection(self.site())
+        connection.request("GET /health/ready")
+        problem = connection.answer()
+        self.assertEqual((problem.status, len(problem.json()["reasons"])), (503, 2))
+
+    def test_access_log(self) -> None:
+        """Requests are logged where that is configured."""
+        for log in (LogSettings(), LogSettings(access=True)):
+            self.start(log=log)
+            with capturedLogs() as events:
+                connection = Connection(self.site())
+                connection.request("GET /health")
+            lines = [formatEvent(event) for event in events]
+            self.assertEqual(any("GET /health 200" in line for line in lines), log.access, lines)
+            self.reactor.tcpServers.clear()
+
+    def test_reload_of_readers(self) -> None:
+        """SIGHUP has the tokens of the metrics read again."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        tokens = self.file_with(new_token("old", straw())[1])
+        self.start(metrics=MetricsSettings("tokens", str(tokens)))
+        token, line = new_token("new", straw(1))
+        for status in (401, 200):
+            connection = Connection(self.site())
+            connection.request("GET /metrics", Authorization=f"Bearer {token}")
+            self.assertEqual(connection.answer().status, status)
+            tokens.write_text(line)
+            signal.raise_signal(signal.SIGHUP)
+            for call in calls:
+                call()
+
+    def test_orders(self) -> None:
+        """Where systemd has made a place for it a reload is ordered there, and answered."""
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
+        tokens = self.file_with(new_token("alice", straw())[1])
+        self.start(callers=CallerSettings(tokens=str(tokens)))
+        (path, factory, _, mode, *_), *others = self.reactor.unixServers
+        self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
+        for content, problems in ((new_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
+            tokens.write_text(content)
+            found = factory.reload().problems
+            self.assertEqual(len(found), len(problems), found)
+            for said, word in zip(found, problems, strict=True):
+                self.assertIn(word, said)
+
+    def begin_with(self, text: str) -> tuple[Path, Daemon]:
+        """Start a daemon with a file of configuration; return both."""
+        path = self.file_with(text)
+        configuration = read_configuration(path)
+        daemon = make_service(
+            configuration,
+            self.directories,
+            self.reactor,
+            self.privileges,
+            NO_CGROUPS,
+            ConfigurationFile(path, (), configuration),
+        )
+        daemon.privilegedStartService()
+        daemon.startService()
+        self.addCleanup(daemon.stopService)
+        return path, daemon
+
+    def reload(self, daemon: Daemon) -> ReloadResult:
+        """Have the daemon reload."""
+        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
+        return reloading.reload()
+
+    def test_reload_of_configuration(self) -> None:
+        """What is live reaches those who keep it for themselves."""
+        tokens = self.file_with(new_token("alice", straw())[1])
+        told = self.supervise()
+        access = f"[callers]\ntokens = '{tokens}'\n"
+        path, daemon = self.begin_with(access)
+        log_writer = daemon.log_writer = LogWriter(StringIO(), text_line, "info")
+        evaluations = self.evaluations(daemon)
+        registry, site = evaluations._registry, self.site()
+        surroundings: Any = registry._surroundings
+        repositories: Any = evaluations._repositories
+        queue = registry.queue
+        queue.set_bounds(2, 2, 1)
+        _, waiting = (queue.acquire(name, "alice") for name in ("first", "second"))
+        self.assertNoResult(waiting)
+        path.write_text(
+            f"""
+            {access}
+            origins = ["https://judge.example.org"]
+            running = 2
+            queued = 7
+            requests_per_minute = 5
+            [repositories]
+            deny_hosts = ["example.org"]
+            [evaluations]
+            queued = 9
+            [limits]
+            memory = 20_000_000
+            uploads = 4096
+            [polls]
+            wait = 3
+            [http]
+            idle = 1.5
+            [log]
+            level = "error"
+            access = true
+            [health]
+            free_disk = 1
+            """.replace("            ", "")
+        )
+        self.assertEqual(self.reload(daemon), ReloadResult())
+        api = self.api()
+        self.assertEqual(api.configuration.polls.wait, 3)
+        self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
+        self.assertIs(surroundings.configuration, api.configuration)
+        self.assertEqual(surroundings.sandbox.limits.memory, 20_000_000)
+        self.assertEqual(registry.spool.limit, 4096)
+        self.assertEqual((queue._queued, queue._own_running, queue._own_queued), (9, 2, 7))
+        self.successResultOf(waiting)
+        self.assertEqual(api.access.rate.per_minute, 5)
+        self.assertEqual(repositories._remotes.policy.deny, ("example.org",))
+        self.assertEqual(site.connections.limits.idle, 1.5)
+        self.assertEqual(log_writer.level, "error")
+        self.assertTrue(api.traffic.logged)
+        readiness: Any = api.operations.obstacles
+        self.assertEqual(readiness.__self__.free, 1)
+        self.assertEqual(evaluations._callbacks._slots._own_running, 5)
+        self.stop_is_announced(told, longest_stop(Configuration()))
+
+    def stop_is_announced(self, told: list[str], seconds: float) -> None:
+        """Hold that systemd is told that a stop may take so long."""
+        for call, args, kwargs in self.reactor.triggers["before"]["shutdown"]:
+            call(*args, **kwargs)
+        (said,) = (one for one in told if one.startswith("STOPPING"))
+        self.assertIn(f"EXTEND_TIMEOUT_USEC={seconds * 1e6:.0f}", said)
+
+    def test_reload_without_tokens(self) -> None:
+        """Shares are of tokens' names: without tokens there are none after a reload either."""
+        path, daemon = self.begin_with("")
+        path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
+        self.reload(daemon)
+        evaluations = self.evaluations(daemon)
+        queue = evaluations._registry.queue
+        self.assertEqual((queue._queued, queue._own_queued), (5, 5))
+        self.assertEqual(queue._own_running, queue.places)
+
+    def test_reload_that_needs_a_restart(self) -> None:
+        """What is not live is named, each time until it is as it was, and does not count."""
+        path, daemon = self.begin_with("")
+        path.write_text("listen = ['tcp:1']\n[polls]\nwait = 3\n[sandbox]\nnetwork = true")
+        for _ in range(2):
+            outcome = self.reload(daemon)
+            self.assertEqual(outcome.problems, ())
+            self.assertEqual(
+                [note.partition(":")[0] for note in outcome.notes], ["listen", "sandbox.network"]
+            )
+            for note in outcome.notes:
+                self.assertIn("restart", note)
+        configuration = self.api().configuration
+        self.assertEqual((configuration.polls.wait, configuration.sandbox.network), (3, False))
+        path.write_text("")
+        self.assertEqual(self.reload(daemon), ReloadResult())
+        self.assertEqual(self.api().configuration, Configuration())
+
+    def test_reload_of_a_broken_configuration(self) -> None:
+        """It changes nothing, tokens neither, and says file and key."""
+        tokens = self.file_with(new_token("alice", straw())[1])
+        access = f"[callers]\ntokens = '{tokens}'\n"
+        path, daemon = self.begin_with(access)
+        before = self.api().configuration
+        bob, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        for text, words in (
+            (f"{access}[polls]\nwait = -1", f"{path}: polls.wait: "),
+            (f"{access}[pol", f"{path}: the configuration is not TOML: "),
+            (None, f"{path} cannot be read: "),
+        ):
+            if text is None:
+                path.unlink()
+            else:
+                path.write_text(text)
+            (problem,) = self.reload(daemon).problems
+            self.assertTrue(problem.startswith(words), problem)
+            self.assertIs(self.api().configuration, before)
+            connection = Connection(self.site())
+            connection.request("GET /evaluation/x", Authorization=f"Bearer {bob}")
+            self.assertEqual(connection.answer().status, 401)
+
+    def test_reload_of_what_is_roots(self) -> None:
+        """That a file cannot be read by this user any more is said so."""
+        path, daemon = self.begin_with("")
+
+        def refuse(*_: object, **__: object) -> str:
+            raise PermissionError(13, "Permission denied")
+
+        self.patch(Path, "read_text", refuse)
+        (problem,) = self.reload(daemon).problems
+        self.assertTrue(problem.startswith(f"{path} cannot be read by the user"), problem)
+        self.assertIn("chown", problem)
+
+    def test_half_a_reload(self) -> None:
+        """Good tokens of callers do not count where those of the metrics are broken."""
+        tokens, readers = (self.file_with(new_token("alice", straw())[1]) for _ in range(2))
+        daemon = self.start(
+            callers=CallerSettings(tokens=str(tokens)),
+            metrics=MetricsSettings("tokens", str(readers)),
+        )
+        bob, line = new_token("bob", straw(1))
+        tokens.write_text(line)
+        readers.write_text("nonsense")
+        (problem,) = self.reload(daemon).problems
+        self.assertTrue(problem.startswith(f"metrics.tokens: {readers}: line 1"), problem)
+        connection = Connection(self.site())
+        connection.request("GET /evaluation/x", Authorization=f"Bearer {bob}")
+        self.assertEqual(connection.answer().status, 401)
+
+    def supervise(self) -> list[str]:
+        """Have daemons started by systemd from now on; return what it is told."""
+        notifier = FakeNotifier("/notify")
+        self.patch(module, "find_notifier", lambda _: notifier)
+        return notifier.sent
+
+    def test_reload_is_told(self) -> None:
+        """A reload is told while files are read, and of its end, whatever they say."""
+        told = self.supervise()
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        daemon = self.start()
+
+        def fail() -> None:
+            self.assertEqual([one.split("=")[0] for one in told], ["RELOADING"])
+            raise ZeroDivisionError
+
+        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
+        self.patch(reloading, "_rereadings", [Reloadable("x", (), fail, lambda _: None)])
+        signal.raise_signal(signal.SIGHUP)
+        (reload,) = calls
+        self.assertRaises(ZeroDivisionError, reload)
+        self.assertEqual(told[1:], ["READY=1"])
+
+    def test_ready_is_told(self) -> None:
+        """A start is told when all has started that there is, and then the queue."""
+        told = self.supervise()
+        daemon = self.start(evaluations=EvaluationSettings(running=3))
+        for number in range(11):
+            self.evaluations(daemon)._registry.queue.acquire(str(number))
+        self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
+        for call, args, kwargs in self.reactor.whenRunningHooks:
+            call(*args, **kwargs)
+        self.assertEqual(told, ["READY=1", "STATUS=3 running, 8 queued"])
+
+    def test_rights(self) -> None:
+        """It listens as the user, with low ports still to be had, and then gives up all."""
+        seen: list[object] = []
+        self.process = FakeProcess(0)
+        user = User("taweb", 1000, 1000, frozenset({1000}), "/srv/taweb")
+        self.privileges = Privileges(self.process, user)
+        daemon = self.make()
+        self.assertEqual(self.process.calls, [])
+        listen_tcp = self.reactor.listenTCP
+
+        def listen(*args: Any, **kwargs: Any) -> Any:
+            seen.append((self.process.users, self.process.permitted))
+            return listen_tcp(*args, **kwargs)
+
+        self.reactor.listenTCP = listen
+        daemon.privilegedStartService()
+        self.assertEqual(seen, [((1000, 1000, 1000), PORTS)])
+        self.assertEqual(self.process.permitted, 0)
+        daemon.startService()
+        self.addCleanup(daemon.stopService)
+
+    def test_never_as_root(self) -> None:
+        """Nothing is started as root, by whatever way the daemon has got there."""
+        daemon = self.make()
+        daemon.privilegedStartService()
+        self.process.users = (0, 1000, 1000)
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertIn("service.user", str(caught.exception.code))
+        self.assertEqual(self.subreaper, 0)
+
+    def test_leftovers_that_stay(self) -> None:
+        """What an earlier daemon has left, and cannot be removed, is named."""
+        daemon = self.make()
+        daemon.privilegedStartService()
+
+        def fail(directory: Path) -> None:
+            raise PermissionError(13, "Permission denied", str(directory))
+
+        self.patch(state, "remove", fail)
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertIn(f"{self.directories.uploads}: Permission", str(caught.exception.code))
+
+    def test_warnings(self) -> None:
+        """What the user cannot read, and should, is told at the start with a remedy."""
+        tokens = self.file_with(new_token("alice", straw())[1])
+        self.patch(module, "find_unreadable", lambda: [Problem("/root/python")])
+        secrets = self.file_with(f"* {written(OLD)}")
+        self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
+        with capturedLogs() as events:
+            self.start(
+                callers=CallerSettings(tokens=str(tokens)),
+                callbacks=CallbackSettings(enabled=True, secrets=str(secrets)),
+            )
+        warnings = [formatEvent(one) for one in events if one["log_level"] is LogLevel.warn]
+        self.assertEqual(len(warnings), 3)
+        for warning, words in zip(
+            warnings,
+            (
+                ("/root/python",),
+                (f"{secrets} cannot be read", "callbacks.secrets"),
+                (f"{tokens} cannot be read", "callers.tokens"),
+            ),
+            strict=True,
+        ):
+            for word in words:
+                self.assertIn(word, str(warning))
+
+    def test_reload_of_credentials(self) -> None:
+        """The same signal has the credentials for repositories read again."""
+        calls: list[Callable[[], None]] = []
+        self.reactor.callFromThread = calls.append
+        password = self.file_with("old")
+        entry = CredentialSettings("example.org", "judge", password_file=str(password))
+        daemon = self.start(repositories=RepositorySettings(credentials=(entry,)))
+        evaluations = self.evaluations(daemon)
+        keyring = evaluations._repositories._keyring
+        password.write_text("new")
+        signal.raise_signal(signal.SIGHUP)
+        for call in calls:
+            call()
+        found = keyring.choose_credential("https://example.org/x", "")
+        assert found is not None
+        self.assertEqual(found.password, "new")
+
+    def test_credentials_of_root(self) -> None:
+        """A file that only root could read, who the daemon no longer is, is warned of."""
+        password = self.file_with("s3cret")
+        entry = CredentialSettings("example.org", "judge", password_file=str(password))
+        daemon = self.make(repositories=RepositorySettings(credentials=(entry,)))
+        self.patch(module.os, "access", lambda path, mode, **_: path != password)
+        with capturedLogs() as logged:
+            daemon.privilegedStartService()
+            daemon.startService()
+        self.addCleanup(daemon.stopService)
+        said = [formatEvent(event) for event in logged if event["log_level"] is LogLevel.warn]
+        self.assertEqual(len([one for one in said if one and str(password) in one]), 1, said)
+
+    def test_credentials(self) -> None:
+        """A secret that is not there stops the start, with the path of its key."""
+        entry = CredentialSettings("example.org", "judge", password_file="/nonexistent")
+        with self.assertRaises(ConfigurationError) as caught:
+            self.make(repositories=RepositorySettings(credentials=(entry,)))
+        self.assertIn("repositories.credentials[0].password_file", str(caught.exception))
+
+    def test_name(self) -> None:
+        """Identifiers begin with the daemon's name."""
+        evaluations = self.evaluations(self.make(service=ServiceSettings(name="a")))
+        self.assertEqual(evaluations._registry._identities.name, "a")
+
+    def test_git(self) -> None:
+        """Git is looked at before anything relies on it, and has its bound and its sandbox."""
+
+        def fail() -> str:
+            raise ConfigurationError("git version 1 is too old")
+
+        daemon = self.make(repositories=RepositorySettings(memory=77_777_777))
+        evaluations = self.evaluations(daemon)
+        git = evaluations._repositories._git
+        self.assertEqual(git._memory, 77_777_777)
+        self.assertIsInstance(git._box, SandboxedCommands)
+        self.patch(startup, "check_git", fail)
+        daemon.privilegedStartService()
+        with self.assertRaises(SystemExit) as caught:
+            daemon.startService()
+        self.assertEqual(caught.exception.code, "tawebeval: git version 1 is too old")
+
+    def test_cannot_listen(self) -> None:
+        """Where it cannot listen it does not start, and says where."""
+
+        def fail(port: int, *args: object, **kwargs: object) -> None:
+            raise CannotListenError("127.0.0.1", port, OSError(98, "in use"))
+
+        daemon = self.make()
+        self.reactor.listenTCP = fail
+        with self.assertRaises(SystemExit) as caught:
+            daemon.privilegedStartService()
+        self.assertIn("8080", str(caught.exception.code))
+        self.assertTrue(str(caught.exception.code).startswith("tawebeval: "))
+
+
+class ListenTests(TestCase):
+    """A service for each endpoint."""
+
+    async def transport(self, endpoint: str) -> type:
+        """Return of what class the connections there are."""
+        port: Any = await listen(endpoint, Factory(), reactor, HttpSettings()).endpoint.listen(
+            Factory()
+        )
+        self.addCleanup(port.stopListening)
+        return port.transport
+
+    async def test_prompt(self) -> None:
+        """Connections send at once, which streams rely on: what is written has left the daemon."""
+        self.assertIs(await self.transport("tcp:0:interface=127.0.0.1"), PromptServer)
+        self.assertIs(await self.transport(f"unix:{self.mktemp()}"), PromptUnixServer)
+
+    async def test_silence(self) -> None:
+        """A client may be silent for two minutes, or for as long as one that is slow may take."""
+        for settings, seconds in ((HttpSettings(), 120), (HttpSettings(window=10, rate=1024), 266)):
+            listening = listen("tcp:0:interface=127.0.0.1", Factory(), reactor, settings)
+            port: Any = await listening.endpoint.listen(Factory())
+            self.addCleanup(port.stopListening)
+            timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            self.assertEqual(timeout, seconds * 1000)
+
+    def test_name(self) -> None:
+        """It is called as it was configured."""
+        self.assertEqual(listen("tcp:80", Factory(), reactor, HttpSettings()).name, "tcp:80")
+
+    def test_no_endpoint(self) -> None:
+        """What is no endpoint is named."""
+        error = self.assertRaises(
+            ConfigurationError, listen, "carrier-pigeon:1", Factory(), reactor, HttpSettings()
+        )
+        self.assertIn("listen: 'carrier-pigeon:1' is no endpoint", str(error))
+
+    def test_no_socket(self) -> None:
+        """Where systemd has opened none it is said what else would do."""
+        for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
+            error = self.assertRaises(
+                ConfigurationError, listen, endpoint, Factory(), reactor, HttpSettings()
+            )
+            said = str(error)
+            self.assertTrue(said.startswith(f"listen: {endpoint!r}: there is no such"), said)
+            self.assertIn("tcp:8080", said)
+
+
+class CallEachSecondTests(SynchronousTestCase):
+    """Calls once a second."""
+
+    def test_chores(self) -> None:
+        """One that fails is logged, and neither ends the others nor is given up itself."""
+        clock, done = Clock(), []
+
+        def first() -> None:
+            done.append("first")
+            raise ZeroDivisionError
+
+        def second() -> None:
+            done.append("second")
+
+        service = call_each_second((first, second), clock)
+        service.startService()
+        for _ in range(2):
+            clock.advance(1)
+        self.assertEqual(done, ["first", "second"] * 3)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 3)
+        service.stopService()
+        clock.advance(5)
+        self.assertEqual(len(done), 6)
+        self.assertEqual(clock.getDelayedCalls(), [])

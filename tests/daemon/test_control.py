@@ -1,0 +1,251 @@
+"""`daemon.control`: an order is answered with what has become of it, over a real UNIX socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from threading import Thread
+
+from click.testing import CliRunner, Result
+from twisted.internet import reactor
+from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.testing import StringTransport
+from twisted.internet.threads import deferToThread
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase, TestCase
+
+from tawebeval.cli import main as command
+from tawebeval.daemon import control
+from tawebeval.daemon.control import ControlSocket, OrdersFactory, find_socket, order_reload
+from tawebeval.errors import ConfigurationError
+from tawebeval.reloadable import ReloadResult
+from tests.cases.patience import PATIENCE
+
+
+class OrdersTests(SynchronousTestCase):
+    """The daemon's side, byte by byte."""
+
+    def answer(
+        self, order: bytes, *problems: str, notes: tuple[str, ...] = ()
+    ) -> tuple[bytes, int]:
+        """Return the answer to what is sent, and how often something was reloaded."""
+        reloads: list[Mapping[str, str]] = []
+
+        def reload(originals: Mapping[str, str]) -> ReloadResult:
+            reloads.append(originals)
+            return ReloadResult(problems, notes)
+
+        transport = StringTransport()
+        protocol = OrdersFactory(reload).buildProtocol(None)
+        protocol.makeConnection(transport)
+        for byte in order:
+            protocol.dataReceived(bytes([byte]))
+        self.assertTrue(transport.disconnecting)
+        self.originals = [*reloads]
+        return transport.value(), len(reloads)
+
+    def test_done(self) -> None:
+        """A reload in which nothing was wrong is just done."""
+        self.assertEqual(self.answer(b"reload\n"), (b"done\n", 1))
+
+    def test_refused(self) -> None:
+        """What was wrong is told, a line for each."""
+        answer = self.answer(b"reload\n", "a: no\nsuch file", "b: empty")
+        self.assertEqual(answer, (b"a: no such file\nb: empty\nrefused\n", 1))
+
+    def test_noted(self) -> None:
+        """What is to be known of one that is done stands before that; a refused one has none."""
+        notes = ("listen: has changed", "a\nb")
+        answer = self.answer(b"reload\n", notes=notes)
+        self.assertEqual(answer, (b"listen: has changed\na b\ndone\n", 1))
+        self.assertEqual(self.answer(b"reload\n", "a: b", notes=notes), (b"a: b\nrefused\n", 1))
+
+    def test_originals(self) -> None:
+        """Behind the order are digests of the files that systemd has copied."""
+        self.assertEqual(self.answer(b"reload tokens=12ab b\xff=\n"), (b"done\n", 1))
+        self.assertEqual(self.originals, [{"tokens": "12ab", "b\ufffd": ""}])
+
+    def test_nonsense(self) -> None:
+        """Something else is no order, and nothing is done."""
+        self.assertEqual(self.answer(b"stop\n"), (b"there is no such order\nrefused\n", 0))
+        self.assertEqual(self.answer(b"\n"), (b"there is no such order\nrefused\n", 0))
+        self.assertEqual(self.answer(b"x" * 5000), (b"", 0))
+
+    def test_place(self) -> None:
+        """The socket is in the first directory that systemd has made, where it has made any."""
+        self.assertIsNone(find_socket({}))
+        self.assertIsNone(find_socket({"RUNTIME_DIRECTORY": ""}))
+        found = find_socket({"RUNTIME_DIRECTORY": "/run/a:/run/b"})
+        self.assertEqual(found, Path("/run/a/control"))
+
+
+class SocketTestCase(TestCase):
+    """A short folder, as the paths of sockets have to be."""
+
+    timeout = 60
+
+    def setUp(self) -> None:
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        self.path = Path(folder, "control")
+
+
+class ReloadTests(SocketTestCase):
+    """The operator's side: a service that takes orders, and who gives one."""
+
+    def take(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
+        """Have orders taken, of which each comes to this."""
+        taking = ControlSocket(self.path, lambda _: ReloadResult(problems, notes), reactor)
+        taking.startService()
+        self.addCleanup(taking.stopService)
+
+    def run_reload(self) -> Deferred[Result]:
+        """Run the command."""
+        return deferToThread(CliRunner().invoke, command, ["reload", "--socket", str(self.path)])
+
+    async def check(self, status: int, said: str) -> None:
+        """Hold how the command ends."""
+        ended = await self.run_reload()
+        self.assertEqual((ended.exit_code, ended.output), (status, said))
+
+    async def test_done(self) -> None:
+        """All was read."""
+        self.take()
+        await self.check(0, "")
+
+    async def test_refused(self) -> None:
+        """Each file that was not is named."""
+        self.take("tokens: line 2", "password: is empty")
+        await self.check(1, "tawebeval: tokens: line 2\ntawebeval: password: is empty\n")
+
+    async def test_noted(self) -> None:
+        """What does not count yet is said, and is no failure."""
+        self.take(notes=("listen: has changed, and counts after a restart",))
+        await self.check(0, "tawebeval: listen: has changed, and counts after a restart\n")
+
+    async def test_quiet(self) -> None:
+        """The log has what an order has come to, and no line of Twisted's about the factory."""
+        with capturedLogs() as logged:
+            self.take()
+        said = [str(formatEvent(event)) for event in logged]
+        self.assertFalse([line for line in said if line.startswith("Starting factory")], said)
+
+    async def test_told(self) -> None:
+        """What is known of the originals of copies reaches the daemon."""
+        told: dict[str, str] = {}
+
+        def reload(originals: Mapping[str, str]) -> ReloadResult:
+            told.update(originals)
+            return ReloadResult()
+
+        taking = ControlSocket(self.path, reload, reactor)
+        taking.startService()
+        self.addCleanup(taking.stopService)
+        originals = {"tokens": "12ab", "secrets": ""}
+        await deferToThread(order_reload, self.path, PATIENCE, originals)
+        self.assertEqual(told, originals)
+
+    async def test_nobody(self) -> None:
+        """Where there is no daemon that is said."""
+        await self.check(
+            3, f"tawebeval: {self.path}: no daemon is there: No such file or directory\n"
+        )
+
+    async def test_no_place(self) -> None:
+        """Where there is no place for it the daemon goes on without, and says what is left."""
+        self.path = self.path / "missing" / "control"
+        with capturedLogs() as logged:
+            self.take()
+        (event,) = (event for event in logged if event["log_level"] is LogLevel.warn)
+        said = str(formatEvent(event))
+        self.assertTrue(said.startswith(f"no orders are taken at {self.path}, so reload by SIGHUP"))
+
+    async def test_stopped(self) -> None:
+        """After the stop nobody is there, and nothing is left."""
+        taking = ControlSocket(self.path, lambda _: ReloadResult(), reactor)
+        taking.startService()
+        await maybeDeferred(taking.stopService)
+        self.assertEqual(os.listdir(self.path.parent), [])
+
+    async def test_whose(self) -> None:
+        """No other user can give orders, and what a killed daemon has left is no hindrance."""
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(os.fspath(self.path))
+        os.symlink("2147483647", f"{self.path}.lock")  # the number of a process that has gone
+        self.take()
+        self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
+        await self.check(0, "")
+
+
+class CopyTests(SynchronousTestCase):
+    """Of what systemd hands over the daemon has a copy; how the file is now the command tells."""
+
+    def find(self, file: Path) -> Mapping[str, str]:
+        """Return what the unit's command tells the daemon of a file."""
+        told: dict[str, str] = {}
+
+        def order(path: Path, patience: float, originals: Mapping[str, str]) -> ReloadResult:
+            told.update(originals)
+            return ReloadResult()
+
+        self.patch(control, "order_reload", order)
+        ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
+        self.assertEqual(ended.exit_code, 0, ended.output)
+        return told
+
+    def test_digest(self) -> None:
+        """Its digest is told, an empty one where there is no file any more."""
+        file = Path(self.mktemp()).absolute()
+        file.write_bytes(b"alice")
+        self.assertEqual(self.find(file), {"tokens": sha256(b"alice").hexdigest()})
+        file.unlink()
+        self.assertEqual(self.find(file), {"tokens": ""})
+
+    def test_closed(self) -> None:
+        """Who cannot look tells nothing, nor is read what can be read only once."""
+        self.assertEqual(self.find(Path("x" * 300)), {})
+        pipe = Path(self.mktemp()).absolute()
+        os.mkfifo(pipe)
+        self.assertEqual(self.find(pipe), {})
+
+
+class LostTests(SocketTestCase):
+    """A daemon that does not come to answer."""
+
+    def complaint(self, daemon: Callable[[socket.socket], object], patience: float) -> str:
+        """Return what is said of a daemon that does this with a connection."""
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(os.fspath(self.path))
+            listening.listen()
+
+            def serve() -> None:
+                with listening.accept()[0] as connection:
+                    daemon(connection)
+
+            serving = Thread(target=serve)
+            serving.start()
+            error = self.assertRaises(ConfigurationError, order_reload, self.path, patience)
+            serving.join()
+        return str(error)
+
+    def test_ended(self) -> None:
+        """One that has ended before, in the middle of its answer perhaps, has not said done."""
+        for said in (b"", b"tokens: li", b"tokens: line 2\n", b"done\ndo"):
+
+            def end(connection: socket.socket, said: bytes = said) -> None:
+                connection.recv(100)
+                connection.sendall(said)
+
+            self.assertIn("has ended before it answered", self.complaint(end, PATIENCE))
+            self.path.unlink()
+
+    def test_hangs(self) -> None:
+        """One that hangs is not waited for without an end."""
+        said = self.complaint(lambda connection: connection.recv(100) and connection.recv(1), 0.05)
+        self.assertIn("has not answered within 0.05 seconds", said)

@@ -1,0 +1,255 @@
+"""`daemon.doctor`: every part of it, ok, weaker and broken, with a remedy that helps."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+from click.testing import CliRunner
+from twisted.internet.testing import MemoryReactorClock
+
+from tawebeval.cli import main
+from tawebeval.daemon import doctor
+from tawebeval.daemon.findings import Finding, Severity
+from tawebeval.errors import ConfigurationError, Problem
+from tawebeval.linux import rlimits
+from tawebeval.linux.cgroups.group import Cgroups
+from tawebeval.sandbox import probe
+from tawebeval.sandbox.probe import ProbeDirectories
+from tests.cases.doctor_case import BROKEN, OK, RESOURCES, WEAKER, DoctorTestCase
+from tests.fakes.process import FakeProcess
+
+NONE = '[sandbox]\nkind = "none"'
+SYSTEMD = "listen = ['systemd:domain=INET:index=0']"
+RUNNING = "[evaluations]\nrunning = 4\n[limits]\nprocesses = 100\n"
+PROXIES = "[http]\ntrusted_proxies = "
+
+# What is said of a machine where all is well by settings that are not.
+SETTINGS = (
+    ("[sandbox]\nnetwork = true", "sandbox", WEAKER, ("network",)),
+    ("[sandbox]\nloopback = true", "sandbox", WEAKER, ("127.0.0.1",)),
+    ("listen = ['tcp:80']", "callers", BROKEN, ("-> name a file of tokens",)),
+    (SYSTEMD, "callers", WEAKER, ("systemd:domain", "token new")),
+    ("[callers]\nopen = true", "callers", WEAKER, ("callers.open", "anybody", "token new")),
+    ("listen = ['tcp:80']\n[callers]\nopen = true", "callers", WEAKER, ()),
+    (PROXIES + "['127.0.0.1']", "proxies", WEAKER, ("no tokens", "token new")),
+    (NONE, "sandbox", WEAKER, ('sandbox.kind is "none"', "-> apt-get install", "leave out")),
+)
+
+
+def gives(value: object) -> Callable[..., object]:
+    """Return a function that returns a value, or raises it if it is an error."""
+
+    def give(*_: object) -> object:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return give
+
+
+PROBLEM = Problem("wrong; or so", "mend it")
+SAID = "wrong; or so -> mend it"
+ERROR = gives(ConfigurationError(*PROBLEM))
+FULL = gives(OSError(28, "No space left on device"))
+HARD = gives((0, 4999))
+FILES = "[limits]\nopen_files = 5000"
+CONNECTIONS = "[http]\nconnections = 4000"
+FEW = "400 are allowed here, and 528 may be needed -> 528 by TasksMax="
+
+# What is said of a part where something of the machine is replaced, and with which settings.
+FAULTS = (
+    ("python", WEAKER, SAID, doctor, "find_unreadable", gives([PROBLEM]), ""),
+    ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
+    ("sandbox", BROKEN, f"not work here: {SAID}", probe, "probe_with_overlays", gives(PROBLEM), ""),
+    ("sandbox", BROKEN, "at: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
+    ("limits", WEAKER, "OOMPolicy=stop ends", Cgroups, "oom_policy", gives("stop"), ""),
+    ("limits", WEAKER, "OOMPolicy=kill ends", Cgroups, "oom_policy", gives("kill"), ""),
+    ("limits", WEAKER, SAID, rlimits, "find_lowered_limits", gives([PROBLEM]), ""),
+    ("limits", BROKEN, "-> LimitNOFILE=5000", resource, "getrlimit", HARD, FILES),
+    ("watches", BROKEN, "at: [Errno 2] No such", rlimits, "WATCHES", Path("/nonexistent"), ""),
+    ("git", BROKEN, SAID, doctor, "check_git", ERROR, ""),
+    ("descriptors", WEAKER, "4096 are", rlimits, "descriptors_allowed", gives(4096), CONNECTIONS),
+    ("descriptors", BROKEN, "-> LimitNOFILE=", rlimits, "descriptors_allowed", gives(100), ""),
+    ("processes", WEAKER, FEW, rlimits, "processes_allowed", gives(400), RUNNING),
+)
+
+
+class ExaminationTests(DoctorTestCase):
+    """What runs: the user, the sandbox, limits, git, endpoints."""
+
+    def test_well(self) -> None:
+        """Where all is well each part says so, once or more, and nothing is left of the look."""
+        parts = (
+            "configuration user sandbox trees limits git listen callers permissions disk"
+            " quotas descriptors processes watches"
+        )
+        self.assertEqual(set(parts.split()), {each.part for each in self.check_ok()})
+        self.assertFalse(self.accounts.exists())
+        self.assertGreaterEqual(set(self.users), {"group", "passwd"})
+        self.assertEqual(self.closed, [f"doctor-{os.getpid()}"])
+
+    def test_settings(self) -> None:
+        """Settings that protect less than others, or that no daemon would start with."""
+        for settings, part, health, words in SETTINGS:
+            self.check(part, health, *words, settings=settings)
+
+    def test_faults(self) -> None:
+        """A fault of the machine is told of its part, with the remedy; all others are ok."""
+        for part, health, said, module, name, fake, settings in FAULTS:
+            patched = self.patch(module, name, fake)
+            self.check(part, health, said, settings=settings)
+            patched.restore()
+
+    def test_no_fault(self) -> None:
+        """What a machine may have all the same."""
+        self.patch(Cgroups, "oom_policy", gives("continue"))
+        self.patch(rlimits, "descriptors_allowed", gives(2**31 - 1))
+        self.patch(rlimits, "processes_allowed", gives(None))
+        found = self.check_ok(RUNNING)
+        self.assertIn("any number are allowed here, and 528 may", str(found[-1]))
+
+    def test_configuration(self) -> None:
+        """Where it cannot be read, or has a mistake, nothing else is said; it need not be there."""
+        (found,) = self.examine("[limits]\nwall = 1")
+        self.assertEqual((found.part, found.health), ("configuration", BROKEN))
+        self.assertIn("limits.wall", found.what)
+        for path in (self.folder / "missing", self.folder):
+            (found,) = doctor.examine(path, {}, FakeProcess(), MemoryReactorClock())
+            self.assertEqual(found.health, BROKEN)
+            self.assertIn(str(path), found.what)
+        process, reactor = FakeProcess(os.geteuid() or 1000), MemoryReactorClock()
+        first, *others = doctor.examine(None, self.environment, process, reactor)
+        self.assertEqual(first, Finding("configuration", OK, "none: the defaults hold"))
+        self.assertEqual({each.health for each in others}, {OK}, others)
+
+    def test_user(self) -> None:
+        """Root needs a user to become, which a unit may have; nobody else can become one."""
+        for settings, uid, remedy, of_unit in (
+            ("", 0, "adduser --system", True),
+            ('[service]\nuser = "nobody"', 1000, "start the daemon as root", False),
+        ):
+            _, found = self.examine(settings, uid)
+            self.assertEqual((found.part, found.health), ("user", BROKEN))
+            self.assertIn(remedy, found.remedy)
+            self.assertEqual("systemd-run" in found.remedy, of_unit)
+
+    def test_nothing_can_be_started(self) -> None:
+        """Without a sandbox the process that starts evaluators has to work all the same."""
+        self.trees.error = FileNotFoundError(2, "No such file")
+        said = "no evaluator can be started: No such file -> install a python3"
+        self.check("sandbox", BROKEN, said, settings=NONE)
+
+    def test_overlays(self) -> None:
+        """They are tried where they will be, if that is there; what is copied is said, and why."""
+        self.examine()
+        self.assertEqual(self.places, [ProbeDirectories(self.cache, self.state)])
+        self.assertEqual(self.trees.closed, 1)
+        self.trees.problem = "no such device"
+        self.check("trees", WEAKER, "copied", "(no such device)", "Linux 5.11", "python3")
+        for path in (self.state, self.cache):
+            path.rmdir()
+        self.examine()
+        self.assertEqual(self.places[-1], ProbeDirectories())
+
+    def test_readable(self) -> None:
+        """What would be shown, and is the daemon's own, is said as at the start."""
+        for path in (self.state, self.file):
+            settings = f'[sandbox]\nreadable = ["{path}"]'
+            words = "sandbox.readable[0]", str(path), "-> name no more than they need"
+            self.check("sandbox", BROKEN, *words, settings=settings)
+
+    def test_systemd_run(self) -> None:
+        """What cgroups do not limit is weaker; a command that would help is tried before."""
+        self.missing = {"memory": "it is not delegated"}
+        self.assertEqual(self.check("limits", WEAKER, "RLIMIT_DATA").remedy, "a unit")
+        program = self.folder / "systemd-run"
+        self.systemd_run = f"{program} --user"
+        told = "-p Delegate=yes -p OOMPolicy=continue"
+        for script, tells in (
+            (f'test "$*" = "--user --quiet --pipe --wait {told} true"', True),
+            ("exit 1", False),
+        ):
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+            found = self.check("limits", WEAKER, "(it is not delegated)", "a unit")
+            command = f"{self.systemd_run} --pty {told} tawebeval serve"
+            self.assertEqual(command in found.remedy, tells, found.remedy)
+        program.unlink()
+        self.assertNotIn("systemd-run", self.check("limits", WEAKER).remedy)
+
+    def test_no_cgroups(self) -> None:
+        """Each resource has a line of its own."""
+        self.missing = dict.fromkeys(RESOURCES, "not here")
+        found = [each for each in self.examine() if each.part == "limits"]
+        self.assertEqual([each.health for each in found], [WEAKER] * 4)
+        self.assertEqual([each.what.split(":")[0] for each in found], list(RESOURCES))
+        self.assertIn("RLIMIT_NPROC", found[1].what)
+
+    def test_watches(self) -> None:
+        """Epoll may watch as much as fits into the memory of evaluators, where that has an end."""
+        settings = "[evaluations]\nrunning = 3\n[limits]\nmemory = 18_000_000\n"
+        for there, health in ((300_800, OK), (300_799, WEAKER)):
+            rlimits.WATCHES.write_text(f"{there}\n")
+            (found,) = (each for each in self.examine(settings) if each.part == "watches")
+            said = f"{there} are allowed here, and 300800 may be needed"
+            self.assertEqual((found.health, found.what), (health, said))
+        self.assertEqual(found.remedy, "sysctl fs.epoll.max_user_watches=300800")
+        self.missing = {"memory": "it is read-only"}
+        self.assertNotIn("watches", [each.part for each in self.examine(settings)])
+
+    def test_listen(self) -> None:
+        """What is no endpoint is named, each one; what systemd opens need not be open here."""
+        endpoints = ["nonsense:1", "tcp:no-port", "tcp", "", "ssl:1:privateKey=/nowhere"]
+        found = self.examine(f"listen = {[*endpoints, 'tcp:80']}\n[callers]\nopen = true")
+        listening = [each.health for each in found if each.part == "listen"]
+        self.assertEqual(listening, [*[BROKEN] * len(endpoints), OK])
+
+    def test_proxies(self) -> None:
+        """Whose word is taken for the addresses of others, where callers have tokens."""
+        tokens = self.write("tokens", f"alice sha256:{'0' * 64}\n")
+        callers = f"[callers]\ntokens = '{tokens}'\n"
+        for network, said in (("0.0.0.0/0", "0.0.0.0/0: whoever"), ("unix", "listens on no UNIX")):
+            self.check("proxies", WEAKER, said, settings=f"{callers}{PROXIES}['{network}']")
+        for endpoint, network in (
+            ("unix:/run/x", "unix"),
+            ("systemd:domain=UNIX:index=0", "unix"),
+            ("tcp:8080:interface=127.0.0.1", "127.0.0.1"),
+        ):
+            found = self.check_ok(f"listen = ['{endpoint}']\n{callers}{PROXIES}['{network}']")
+            (said,) = (each.what for each in found if each.part == "proxies")
+            self.assertEqual(said, f"{network} tell by X-Forwarded-For for whom they ask")
+        self.assertNotIn("proxies", [each.part for each in self.check_ok(callers)])
+        both = f"{callers}open = true"
+        self.check("callers", BROKEN, "one of them is a mistake", settings=both)
+
+
+class CommandTests(DoctorTestCase):
+    """The command, as from a shell."""
+
+    def run_command(self, *findings: Finding, options: tuple[str, ...] = ()) -> tuple[int, str]:
+        """Return the exit status, and what is printed."""
+        self.patch(doctor, "examine", lambda file, environment: iter(findings))
+        result = CliRunner().invoke(main, ["doctor", *options])
+        return result.exit_code, result.output
+
+    def test_status(self) -> None:
+        """The exit status is that of the worst finding."""
+        ok, weaker, broken = (Finding("part", health, "what") for health in Severity)
+        for findings, status in (((ok, ok), 0), ((weaker, ok), 1), ((ok, broken, weaker), 2)):
+            self.assertEqual(self.run_command(*findings)[0], status)
+
+    def test_output(self) -> None:
+        """A line for each finding, and one for its remedy; a list for programs."""
+        finding = Finding("disk", WEAKER, "small", "a larger one")
+        _, said = self.run_command(finding)
+        first, second = said.splitlines()
+        self.assertEqual(first.split(), ["weaker", "disk", "small"])
+        self.assertEqual(second.split(), ["->", "a", "larger", "one"])
+        self.assertEqual(first.index("small"), second.index("->"))
+        status, said = self.run_command(finding, options=("--json",))
+        wanted = {"part": "disk", "health": "weaker", "what": "small", "remedy": "a larger one"}
+        self.assertEqual((status, json.loads(said)), (1, [wanted]))

@@ -1,0 +1,334 @@
+"""`daemon.health`: readiness, its reasons, and the probe of a sandbox that has failed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, EvaluationSettings
+from tawebeval.core.tally import EvaluationTally
+from tawebeval.daemon import health as module
+from tawebeval.daemon.health import (
+    DISK_PERIOD,
+    DISK_TIMEOUT,
+    PROBE_PERIOD,
+    Disk,
+    Readiness,
+    SandboxProbe,
+    find_fault,
+    write_and_read,
+)
+from tawebeval.deferreds import WorkerThreads
+from tawebeval.errors import Problem
+from tests.fakes.clients import MULTIPART, Service, form, parts
+from tests.fakes.world import InlineThreads, SlowThreads
+
+FREE = 1000  # bytes that have to be
+
+
+def file_system(**changes: int) -> SimpleNamespace:
+    """Return what is told of a file system with room."""
+    room = {"f_bavail": 10, "f_frsize": 100, "f_files": 50, "f_favail": 5}
+    return SimpleNamespace(**{**room, **changes})
+
+
+def fails(number: int) -> Any:
+    """Return a call that fails so."""
+
+    def call(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+class FaultTests(SynchronousTestCase):
+    """What is found out about a disk."""
+
+    def setUp(self) -> None:
+        self.place = Path(self.mktemp())
+        self.place.mkdir()
+
+    def find(self, **changes: int) -> str | None:
+        """Return what is wrong with a disk of which that is told."""
+        self.patch(module, "os", SimpleNamespace(statvfs=lambda path: file_system(**changes)))
+        return find_fault(self.place, FREE)
+
+    def test_room(self) -> None:
+        """Bytes and inodes have to be left; not where inodes are not counted."""
+        for changes, full in (
+            ({"f_bavail": 9}, True),
+            ({"f_bavail": 10}, False),
+            ({"f_favail": 0}, True),
+            ({"f_favail": 0, "f_files": 0}, False),
+        ):
+            self.assertEqual(self.find(**changes), "is full, or nearly so" if full else None)
+
+    def test_writing(self) -> None:
+        """What is told of a disk does not count where nothing can be written."""
+        for number, words in (
+            (errno.EROFS, "cannot be written to: Read-only file system"),
+            (errno.EIO, "cannot be written to: Input/output error"),
+            (errno.ENOSPC, "is full, or nearly so"),
+        ):
+            self.patch(module, "write_and_read", fails(number))
+            self.assertEqual(self.find(), words)
+
+    def test_gone(self) -> None:
+        """One that cannot be looked at cannot be used, and why is told."""
+        fault = find_fault(self.place / "missing", 0)
+        self.assertEqual(fault, "cannot be used: No such file or directory")
+
+    def test_real_disk(self) -> None:
+        """On a real disk a file is written, read, and is gone; what is read has to be the same."""
+        self.assertIsNone(find_fault(self.place, 0))
+        self.assertEqual(list(self.place.iterdir()), [])
+        self.patch(module, "_CONTENT", Forgetful(b"x"))
+        self.assertRaises(OSError, write_and_read, self.place)
+
+
+class Forgetful(bytes):
+    """What is never read as it was written."""
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+
+class DiskTests(SynchronousTestCase):
+    """When a disk is tried, and what counts meanwhile."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.threads: Any = SlowThreads()
+        self.wrong: str | None = None
+        self.tried: list[tuple[Path, int]] = []
+        self.disk = Disk("state", Path("/s"), self.threads, self.clock)
+        self.patch(module, "find_fault", self.find)
+
+    def find(self, path: Path, free: int) -> str | None:
+        """Note it, and say what the test wants."""
+        self.tried.append((path, free))
+        return self.wrong
+
+    def check(self, seconds: float) -> None:
+        """Look once a second."""
+        for _ in range(int(seconds)):
+            self.disk.check(FREE)
+            self.clock.advance(1)
+
+    def test_period(self) -> None:
+        """It is tried at once, and then now and then; as long as something is wrong always."""
+        self.check(1)
+        self.threads.step()
+        self.assertEqual(self.tried, [(Path("/s"), FREE)])
+        self.check(DISK_PERIOD - 1)
+        self.assertEqual(self.threads.waiting, [])
+        self.wrong = "is full"
+        self.check(1)
+        self.assertIsNone(self.disk.fault)
+        self.threads.step()
+        self.assertEqual(self.disk.fault, "is full")
+        for _ in range(3):
+            self.check(1)
+            self.threads.step()
+        self.wrong = None
+        self.check(1)
+        self.assertEqual(self.disk.fault, "is full")
+        self.threads.step()
+        self.assertIsNone(self.disk.fault)
+
+    def test_hangs(self) -> None:
+        """One that takes long is tried no second time, and is told of until it has answered."""
+        self.check(DISK_TIMEOUT)
+        self.assertIsNone(self.disk.fault)
+        self.check(20)
+        self.assertEqual(len(self.threads.waiting), 1)
+        fault = "does not answer: a small file was not written within 5 seconds"
+        self.assertEqual(self.disk.fault, fault)
+        self.threads.step()
+        self.assertIsNone(self.disk.fault)
+        self.check(1)
+        self.assertEqual(len(self.threads.waiting), 1)
+
+    def test_defect(self) -> None:
+        """What fails for another reason is a defect, and does not end the trials."""
+        self.patch(module, "find_fault", lambda *_: 1 / 0)
+        self.check(1)
+        self.threads.step()
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.check(DISK_PERIOD)
+        self.assertEqual(len(self.threads.waiting), 1)
+
+
+class ReadinessTests(SynchronousTestCase):
+    """A daemon in memory, on two disks."""
+
+    def setUp(self) -> None:
+        self.service = Service(
+            Path(self.mktemp()).resolve(),
+            Configuration(evaluations=EvaluationSettings(queued=0)),
+            1,
+            0,
+        )
+        self.faults: dict[str, str] = {}
+        self.patch(module, "find_fault", lambda path, free: self.faults.get(str(path)))
+        self.tally = EvaluationTally()
+        threads: Any = InlineThreads()
+        disks = [
+            Disk(name, Path(path), threads, self.service.reactor)
+            for name, path in (("state", "/s"), ("cache", "/c"))
+        ]
+        self.readiness = Readiness(self.service.registry, self.tally, disks, FREE)
+
+    def check(self, *words: str) -> None:
+        """Hold that there is an obstacle for each of these words, in that order, and no other."""
+        self.service.reactor.advance(DISK_PERIOD)
+        self.readiness.check()
+        found = self.readiness.obstacles()
+        self.assertEqual(len(found), len(words), found)
+        for obstacle, word in zip(found, words, strict=True):
+            self.assertIn(word, obstacle)
+
+    def test_ready(self) -> None:
+        """Nothing is wrong, nor is it before anything was looked at."""
+        self.assertEqual(self.readiness.obstacles(), [])
+        self.check()
+
+    def test_disks(self) -> None:
+        """What is wrong with each disk is told, with its name and without its path."""
+        self.faults = {"/s": "is full", "/c": "cannot be used: why"}
+        self.check(
+            "the file system of the state is full",
+            "the file system of the cache cannot be used: why",
+        )
+        del self.faults["/s"]
+        self.check("of the cache cannot be used")
+
+    def test_queue(self) -> None:
+        """A full queue has no place for more."""
+        connection = self.service.connect()
+        connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
+        self.assertEqual(connection.answer().status, 200)
+        self.check("as many evaluations are waiting as may")
+        self.service.world.end()
+        self.check()
+
+    def test_stopping(self) -> None:
+        """A daemon that stops takes nothing."""
+        Deferred.fromCoroutine(self.service.registry.close())
+        self.check("about to stop")
+
+    def test_fault(self) -> None:
+        """What was lost here counts until something shows that it is mended."""
+        self.tally.judge("the sandbox could not be started", 1)
+        self.check("the sandbox could not be started")
+        self.tally.judge(None, 2)
+        self.check()
+
+
+FAULT = "the sandbox could not be started"
+
+
+class SandboxProbeTests(SynchronousTestCase):
+    """The service, on a clock, with threads that take their time."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.tally = EvaluationTally()
+        self.threads: Any = SlowThreads()
+        self.outcome: Problem | Exception | None = None
+        self.service = SandboxProbe(self.tally, self.trial, self.threads, self.clock)
+        self.service.startService()
+        self.addCleanup(lambda: self.service.running and self.service.stopService())
+
+    def trial(self) -> Problem | None:
+        """End as the test wants."""
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def lose(self) -> None:
+        """Have an evaluation lost."""
+        self.tally.judge(FAULT, self.clock.seconds())
+
+    def try_once(self) -> list[str]:
+        """Let the time for a trial come, and the trial end; return what is logged."""
+        with capturedLogs() as logged:
+            self.clock.advance(PROBE_PERIOD)
+            self.assertEqual(len(self.threads.waiting), 1)
+            self.threads.step()
+        return [str(formatEvent(event)) for event in logged]
+
+    def test_well(self) -> None:
+        """As long as nothing is wrong nothing is tried."""
+        self.clock.pump([PROBE_PERIOD] * 3)
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_mended(self) -> None:
+        """A trial that succeeds shows that work can be taken again."""
+        self.lose()
+        (said,) = self.try_once()
+        self.assertIn(FAULT, said)
+        self.assertIsNone(self.tally.fault)
+        self.clock.pump([PROBE_PERIOD] * 3)
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_broken(self) -> None:
+        """One that fails changes nothing, is told once, and comes again."""
+        self.lose()
+        fault = self.tally.fault
+        self.outcome = ("no bwrap", "install it")
+        self.assertEqual(self.try_once(), ["the sandbox does not work: no bwrap; install it"])
+        self.assertEqual(self.try_once(), [])
+        self.assertIs(self.tally.fault, fault)
+        self.outcome = None
+        self.try_once()
+        self.assertIsNone(self.tally.fault)
+        self.lose()
+        self.outcome = ("no bwrap", "install it")
+        self.assertEqual(len(self.try_once()), 1)
+
+    def test_one_at_a_time(self) -> None:
+        """However long a trial takes, no other begins meanwhile."""
+        self.lose()
+        self.clock.pump([PROBE_PERIOD] * 4)
+        self.assertEqual(len(self.threads.waiting), 1)
+        self.threads.step()
+        self.assertIsNone(self.tally.fault)
+
+    def test_overtaken(self) -> None:
+        """An evaluation that ends while it is tried knows better, be it well or lost."""
+        self.lose()
+        self.clock.advance(PROBE_PERIOD)
+        self.lose()
+        self.threads.step()
+        self.assertIsNotNone(self.tally.fault)
+
+    def test_defect(self) -> None:
+        """A trial that cannot be made at all is logged, and comes again."""
+        self.service.stopService()
+        self.service = SandboxProbe(
+            self.tally, self.trial, cast(WorkerThreads, InlineThreads()), self.clock
+        )
+        self.service.startService()
+        self.lose()
+        self.outcome = ZeroDivisionError()
+        self.clock.advance(PROBE_PERIOD)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.outcome = None
+        self.clock.advance(PROBE_PERIOD)
+        self.assertIsNone(self.tally.fault)
+
+    def test_stopped(self) -> None:
+        """After the stop nothing is tried."""
+        self.lose()
+        self.service.stopService()
+        self.clock.pump([PROBE_PERIOD] * 2)
+        self.assertEqual((self.threads.waiting, self.clock.getDelayedCalls()), ([], []))

@@ -1,0 +1,171 @@
+"""`daemon.linewriter`: lines that wait for nobody, in their order, and those that are lost."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import sys
+from threading import Event, current_thread
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.daemon.linewriter import QUEUE, LineWriter
+from tests.cases.patience import PATIENCE
+
+LONG = "x" * (QUEUE // 8)
+
+
+class SlowFile:
+    """A file that takes nothing while `gate` is not set; `began` is set when it is written to."""
+
+    def __init__(self) -> None:
+        self.gate, self.began = Event(), Event()
+        self.error: Exception | None = None
+        self.text = ""
+        self.writers: list[str] = []
+
+    def write(self, text: str) -> None:
+        """Take some lines."""
+        self.began.set()
+        assert self.gate.wait(PATIENCE)
+        self.writers.append(current_thread().name)
+        if self.error is not None:
+            raise self.error
+        self.text += text
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines it has."""
+        return self.text.splitlines()
+
+
+class LineWriterTests(SynchronousTestCase):
+    """Lines on their way to a file that is slow."""
+
+    def setUp(self) -> None:
+        self.file = SlowFile()
+        self.writer = LineWriter(self.file, lambda missing: f"{missing} missing")  # type: ignore[arg-type]
+        self.addCleanup(self.end)
+
+    def end(self) -> None:
+        """Have the thread end."""
+        self.file.gate.set()
+        thread = self.writer._thread
+        if thread is not None:
+            self.writer.call(sys.exit)
+            thread.join(PATIENCE)
+
+    def get_stuck(self) -> None:
+        """Have the thread wait for the file, with one line."""
+        self.writer.start()
+        self.writer.write("first")
+        self.assertTrue(self.file.began.wait(PATIENCE))
+
+    def written(self) -> list[str]:
+        """Let the file take all; return what it has."""
+        self.file.gate.set()
+        self.writer.finish(PATIENCE)
+        return self.file.lines
+
+    def test_before_the_start(self) -> None:
+        """Before the start lines are written at once, for twistd may fork first."""
+        self.file.gate.set()
+        self.writer.write("one")
+        self.writer.write("two")
+        self.assertEqual(self.file.lines, ["one", "two"])
+        self.assertEqual(set(self.file.writers), {current_thread().name})
+
+    def test_nobody_waits(self) -> None:
+        """Whoever writes goes on at once; the file gets all, in its order, by few calls."""
+        self.get_stuck()
+        for number in range(1000):
+            self.writer.write(str(number))
+        self.assertEqual(self.file.text, "")
+        self.assertEqual(self.written(), ["first", *map(str, range(1000))])
+        self.assertEqual(self.file.writers, ["log", "log"])
+        self.assertEqual(self.writer.lost, 0)
+
+    def test_full(self) -> None:
+        """What there is no room for is lost, counted, and told before what comes next."""
+        self.get_stuck()
+        for _ in range(10):
+            self.writer.write(LONG)
+        self.assertEqual(self.writer.lost, 3)
+        self.writer.write("short")
+        self.writer.write(LONG)
+        found = self.written()
+        self.assertEqual(found, ["first", *[LONG] * 7, "3 missing", "short"])
+        self.writer.write("last")
+        self.assertEqual(self.file.lines[-2:], ["1 missing", "last"])
+        self.assertEqual(self.writer.lost, 4)
+
+    def test_too_long(self) -> None:
+        """A line that is larger than all of the queue is lost."""
+        self.file.gate.set()
+        self.writer.start()
+        self.writer.write("x" * QUEUE)
+        self.assertEqual((self.writer.lost, self.written()), (1, []))
+
+    def test_error(self) -> None:
+        """What the file does not take is lost, and told when it takes something; each once."""
+        self.file.error = OSError(errno.ENOSPC, "No space left on device")
+        self.get_stuck()
+        self.writer.write("second")
+        self.assertEqual(self.written(), [])
+        self.writer.write("third")
+        self.assertEqual(self.writer.lost, 3)
+        self.file.error = None
+        self.writer.write("fourth")
+        self.assertEqual(self.file.lines, ["3 missing", "fourth"])
+        self.assertEqual(self.writer.lost, 3)
+
+    def test_defect(self) -> None:
+        """Whatever a file raises, the next lines are tried."""
+        self.file.error = ValueError("I/O operation on closed file")
+        self.get_stuck()
+        self.written()
+        self.file.error = None
+        self.writer.write("second")
+        self.assertEqual(self.file.lines, ["1 missing", "second"])
+
+    def test_call(self) -> None:
+        """A rotation is between the lines before and those after it, whoever writes them."""
+        found: list[list[str]] = []
+        self.file.gate.set()
+        self.writer.write("one")
+        self.writer.call(lambda: found.append(self.file.lines))
+        self.file.gate.clear()
+        self.get_stuck()
+        self.writer.call(lambda: found.append(self.file.lines))
+        self.writer.write("last")
+        self.assertEqual(self.written(), ["one", "first", "last"])
+        self.assertEqual(found, [["one"], ["one", "first"]])
+
+    def test_call_that_fails(self) -> None:
+        """One that fails is logged, and ends nothing."""
+        self.get_stuck()
+        self.writer.call(lambda: 1 / 0)
+        self.writer.write("last")
+        self.assertEqual(self.written(), ["first", "last"])
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_end(self) -> None:
+        """The end waits no longer than it is told, and then for no later line, either."""
+        self.get_stuck()
+        self.writer.finish(0.01)
+        self.writer.write("last")
+        self.assertEqual(self.file.text, "")
+        self.assertEqual(self.written(), ["first", "last"])
+
+    def test_signal(self) -> None:
+        """The handler of a signal may log while a line is being written."""
+        before = signal.signal(signal.SIGUSR2, lambda *_: self.writer.write("handler"))
+        self.addCleanup(signal.signal, signal.SIGUSR2, before)
+        self.file.gate.set()
+        self.writer.start()
+        with self.writer._changed:
+            signal.raise_signal(signal.SIGUSR2)
+        self.assertEqual(self.written(), ["handler"])

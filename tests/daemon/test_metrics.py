@@ -1,0 +1,434 @@
+"""`daemon.metrics`: what Prometheus reads, and what in `etc` and the documents relies on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import __version__
+from tawebeval.daemon.metrics import (
+    DaemonMetrics,
+    ProcessMetrics,
+    ReactorLag,
+    count_descriptors,
+)
+from tawebeval.webhooks.callback import CallbackState
+from tests.web.test_routes import WebTestCase
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARD = ROOT / "etc" / "grafana-dashboard.json"
+ALERTS = ROOT / "etc" / "prometheus-alerts.yml"
+OPERATIONS = ROOT / "docs" / "operations.md"
+
+# A metric, and the labels by which some of its series are meant.
+_METRIC = re.compile(r"\b((?:tawebeval|process)_[a-z_]+)(?:\{([^}]*)\})?")
+_LABEL = re.compile(r"(\w+)=~?\"([^\"]*)\"")
+_BY = re.compile(r"by \(([\w, ]+)\)")
+_GROWTH = re.compile(r"\b(?:increase|rate)\((tawebeval_[a-z_]+)(?:\{([^}]*)\})?\[")
+_LEGEND = re.compile(r"\{\{(\w+)\}\}")
+
+# What Prometheus adds by itself.
+_ADDED = frozenset({"job", "instance"})
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+class FakeCallbacks:
+    """Callbacks of which some have ended."""
+
+    pending = 3
+    ended = {CallbackState.DELIVERED: 5, CallbackState.REFUSED: 2, CallbackState.GIVEN_UP: 1}  # noqa: RUF012
+
+
+def family(name: str) -> str:
+    """Return the metric that a series belongs to."""
+    return re.sub(r"_(bucket|count|sum)$", "", name)
+
+
+class MetricsTestCase(WebTestCase):
+    """A service in memory, and its figures."""
+
+    callbacks: Any = FakeCallbacks()
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.lag = ReactorLag(self.service.reactor)
+        self.metrics = CollectorRegistry()
+        self.metrics.register(ProcessMetrics())
+        registry = self.service.registry
+        self.metrics.register(
+            DaemonMetrics(
+                registry._surroundings,
+                self.service.world.repositories,  # type: ignore[arg-type]
+                registry,
+                self.callbacks,
+                self.service.api.traffic,
+                self.service.routes,
+                self.service.site.connections,
+                self.lag,
+            )
+        )
+
+    def series(self) -> Series:
+        """Return all values, by name and labels."""
+        families = text_string_to_metric_families(generate_latest(self.metrics).decode())
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return one value."""
+        return self.series()[f"tawebeval_{name}", tuple(sorted(labels.items()))]
+
+
+class MetricsTests(MetricsTestCase):
+    """What they say."""
+
+    def test_evaluations(self) -> None:
+        """Evaluations through their lives, with the places that they take, and who waits."""
+        self.service.world.repositories.gate.shut = True
+        for _ in range(4):
+            self.evaluate()
+        self.assertEqual(self.value("evaluations_accepted_total"), 4)
+        self.assertEqual(self.value("evaluations", state="fetching"), 2)
+        self.assertEqual(self.value("evaluations", state="queued"), 2)
+        self.assertEqual((self.value("queue_length"), self.value("queue_limit")), (2, 1000))
+        self.assertEqual((self.value("places_taken"), self.value("places")), (2, 2))
+        self.assertEqual((self.value("fetches_running"), self.value("fetches_waiting")), (0, 0))
+        self.service.reactor.advance(5)
+        self.service.world.repositories.gate.open()
+        self.service.world.turn()
+        self.assertEqual(self.value("child_processes"), 2)
+        self.assertEqual(self.value("stage_seconds_count", stage="fetching"), 2)
+        self.assertEqual(self.value("stage_seconds_sum", stage="fetching"), 10)
+        self.assertEqual(self.value("stage_seconds_bucket", stage="fetching", le="3"), 0)
+        self.assertEqual(self.value("stage_seconds_bucket", stage="fetching", le="10"), 2)
+        first, second = self.service.world.spawn.children
+        first.end(3)
+        second.end()
+        self.service.world.turn()
+        self.assertEqual(self.value("evaluations_ended_total", state="failed", reason="exit"), 1)
+        self.assertEqual(self.value("evaluations_ended_total", state="finished", reason=""), 1)
+        self.assertEqual(self.value("evaluations", state="finished"), 1)
+
+    def test_forgotten(self) -> None:
+        """What is read to the end is drained, and what is not expires."""
+        for query in ("?after=end", ""):
+            identifier = self.evaluate()
+            self.finish()
+            self.page(identifier, query)
+        self.service.reactor.advance(901)
+        self.service.registry.expire()
+        self.assertEqual(self.value("evaluations_forgotten_total", fate="drained"), 1)
+        self.assertEqual(self.value("evaluations_forgotten_total", fate="expired"), 1)
+        self.assertEqual(self.value("evaluations", state="finished"), 0)
+
+    def test_buffers(self) -> None:
+        """Bytes of events and uploads beside their limits, and who has to wait."""
+        self.evaluate()
+        self.assertGreater(self.value("uploaded_bytes"), 0)
+        self.assertEqual(self.value("unwritten_upload_bytes"), 0)
+        self.service.registry.spool.in_memory = 1000
+        self.assertEqual(self.value("unwritten_upload_bytes"), 1000)
+        self.assertEqual(self.value("buffered_bytes"), 0)
+        self.child.print(b"x" * 9000 + b"\n")
+        self.service.world.turn()
+        self.assertEqual(self.value("paused_evaluators"), 1)
+        budget = self.service.world.budget
+        self.assertEqual(self.value("buffered_bytes"), budget.used)
+        self.assertGreater(budget.used, 9000)
+        settings = self.configuration
+        self.assertEqual(self.value("buffered_limit_bytes"), settings.buffers.total)
+        self.assertEqual(self.value("uploaded_limit_bytes"), settings.limits.uploads)
+
+    def test_cache(self) -> None:
+        """What the cache says of itself."""
+        repositories = self.service.world.repositories
+        repositories.sizes = {"repositories": 77, "checkouts": 88}
+        tally = repositories.tally
+        tally.lookups["commits", "hit"] = 9
+        tally.lookups["commits", "miss"] = 4
+        tally.lookups["checkouts", "hit"] = 8
+        tally.fetches.update(fetched=2, failed=1, cancelled=3)
+        tally.evictions = 6
+        tally.seconds.observe(2.0)
+        self.assertEqual(self.value("cache_lookups_total", of="commits", result="hit"), 9)
+        self.assertEqual(self.value("cache_lookups_total", of="commits", result="miss"), 4)
+        self.assertEqual(self.value("cache_lookups_total", of="checkouts", result="hit"), 8)
+        ends = [self.value("fetches_total", end=end) for end in ("fetched", "failed", "cancelled")]
+        self.assertEqual(ends, [2, 1, 3])
+        self.assertEqual(self.value("fetch_seconds_sum"), 2)
+        self.assertEqual(self.value("cache_evictions_total"), 6)
+        self.assertEqual(self.value("cache_bytes", of="repositories"), 77)
+        self.assertEqual(self.value("cache_bytes", of="checkouts"), 88)
+        limit = self.configuration.repositories.cache
+        self.assertEqual(self.value("cache_limit_bytes"), limit)
+
+    def test_web(self) -> None:
+        """Requests and their times by route; connections and streams that are open."""
+        self.request("GET", "/health")
+        identifier = self.evaluate()
+        connection = self.connect()
+        head = f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: a\r\n"
+        connection.send(f"{head}Accept: application/jsonl\r\n\r\n".encode())
+        answered = {"method": "GET", "route": "/health", "status": "200"}
+        self.assertEqual(self.value("requests_total", **answered), 1)
+        self.assertEqual(self.value("request_seconds_count", route="/health"), 1)
+        self.assertEqual(self.value("streams"), 1)
+        self.assertEqual(self.value("connections"), self.service.site.connections.total)
+        self.assertGreater(self.value("connections"), 0)
+        self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
+        connection.lose()
+        self.assertEqual(self.value("streams"), 0)
+
+    def test_callbacks(self) -> None:
+        """How callbacks have ended."""
+        ends = [
+            self.value("callbacks_total", end=end) for end in ("delivered", "refused", "given_up")
+        ]
+        self.assertEqual(ends, [5, 2, 1])
+        self.assertEqual(self.value("callbacks_pending"), 3)
+
+    def test_process(self) -> None:
+        """The process itself, the reactor's lag, and the version."""
+        self.lag.seconds.observe(0.2)
+        series = self.series()
+        for name in ("open_fds", "max_fds", "resident_memory_bytes", "cpu_seconds_total"):
+            self.assertGreaterEqual(series[f"process_{name}", ()], 0)
+        self.assertEqual(self.value("reactor_lag_seconds_sum"), 0.2)
+        self.assertEqual(self.value("info", version=__version__), 1)
+
+
+class FreshCallbacks:
+    """Callbacks of which none has ended yet."""
+
+    pending = 0
+    ended: Counter[CallbackState] = Counter()  # noqa: RUF012
+
+
+class FirstEventTests(MetricsTestCase):
+    """A daemon at which nothing has happened yet."""
+
+    callbacks = FreshCallbacks()
+
+    def test_alerts(self) -> None:
+        """What alerts see the growth of is there as 0; what begins with 1 has not grown."""
+        series, selected = self.series(), 0
+        for name, selectors in _GROWTH.findall(ALERTS.read_text()):
+            wanted = set(_LABEL.findall(selectors))
+            found = {
+                number
+                for (own, labels), number in series.items()
+                if own == name and wanted <= set(labels)
+            }
+            self.assertEqual(found, {0}, (name, selectors))
+            selected += bool(wanted)
+        self.assertGreater(selected, 3)
+
+    def test_ends(self) -> None:
+        """Every end that there may be is there; one that comes about is none of its own."""
+        before = self.ends()
+        self.assertEqual(set(before.values()), {0})
+        self.evaluate()
+        self.finish(3)
+        Deferred.fromCoroutine(self.service.registry.cancel(self.evaluate()))
+        self.finish()
+        after = self.ends()
+        self.assertEqual(set(after), set(before))
+        self.assertEqual(sum(after.values()), 2)
+
+    def ends(self) -> Series:
+        """Return the ends of evaluations."""
+        return {
+            each: number
+            for each, number in self.series().items()
+            if each[0] == "tawebeval_evaluations_ended_total"
+        }
+
+
+class RelianceTests(MetricsTestCase):
+    """The dashboard, the alerts and the documents, held against what there really is."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        for status in (0, 3):
+            self.evaluate()
+            self.finish(status)
+        self.request("GET", "/health")
+        self.labels: dict[str, set[str]] = {}
+        for name, labels in self.series():
+            self.labels.setdefault(name, set()).update(label for label, _ in labels)
+
+    def check_query(self, query: str) -> None:
+        """Hold that a query is of metrics and labels that there are."""
+        found = _METRIC.findall(query)
+        known = set()
+        for name, selected in found:
+            self.assertIn(name, self.labels, query)
+            known |= self.labels[name]
+            for label, _ in _LABEL.findall(selected):
+                self.assertIn(label, self.labels[name] | _ADDED, query)
+        for labels in _BY.findall(query):
+            self.assertLessEqual(set(labels.split(", ")), known | _ADDED, query)
+
+    def families(self) -> set[str]:
+        """Return our metrics, of which a histogram is one."""
+        return {family(name) for name in self.labels if name.startswith("tawebeval_")}
+
+    def panels(self) -> Iterator[dict[str, Any]]:
+        """Yield the panels of the dashboard."""
+        yield from json.loads(DASHBOARD.read_text())["panels"]
+
+    def test_dashboard(self) -> None:
+        """Each query of the dashboard has its metrics, and each legend its labels."""
+        queries = 0
+        for panel in self.panels():
+            for target in panel["targets"]:
+                queries += 1
+                self.check_query(target["expr"])
+                metrics = {name for name, _ in _METRIC.findall(target["expr"])}
+                self.assertTrue(metrics, target)
+                for label in _LEGEND.findall(target["legendFormat"]):
+                    self.assertTrue(any(label in self.labels[name] for name in metrics), target)
+        self.assertGreater(queries, len(list(self.panels())))
+
+    def test_dashboard_is_complete(self) -> None:
+        """Every metric of ours is on it, and no two panels are in one place."""
+        shown = {name for name, _ in _METRIC.findall(DASHBOARD.read_text())}
+        self.assertEqual(self.families() - set(map(family, shown)), set())
+        taken: set[tuple[int, int]] = set()
+        for panel in self.panels():
+            at = panel["gridPos"]
+            places = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+            self.assertFalse(places & taken, panel["title"])
+            self.assertLessEqual(at["x"] + at["w"], 24)
+            taken |= places
+
+    def test_alerts(self) -> None:
+        """So has each alert, and the documents say what to do at it, and at no other."""
+        text = ALERTS.read_text()
+        alerts = re.findall(r"- alert: (\w+)\n +expr: ((?:.|\n)*?)\n +(?:for|annotations):", text)
+        self.assertEqual(len(alerts), text.count("- alert:"))
+        for _, query in alerts:
+            self.check_query(" ".join(query.split()))
+            self.assertTrue(_METRIC.findall(query) or query.startswith("up{"), query)
+        told = set(re.findall(r"`(Tawebeval\w+)`", OPERATIONS.read_text()))
+        self.assertEqual(told, {name for name, _ in alerts})
+
+    def test_documents(self) -> None:
+        """What the documents name is there, and all that is there is named."""
+        told = set(re.findall(r"\btawebeval_[a-z_]+\b", OPERATIONS.read_text()))
+        self.assertEqual(told, self.families())
+
+
+class ProcessTests(SynchronousTestCase):
+    """This very process."""
+
+    def values(self) -> dict[str, float]:
+        """Return the figures by their names."""
+        return {
+            sample.name: sample.value
+            for metric in ProcessMetrics(lambda: 77, 1234.5).collect()
+            for sample in metric.samples
+        }
+
+    def test_values(self) -> None:
+        """They are those that the kernel has."""
+        values = self.values()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        self.assertLessEqual(values["process_cpu_seconds_total"], used.ru_utime + used.ru_stime)
+        self.assertGreater(values["process_cpu_seconds_total"], 0)
+        self.assertEqual(values["process_open_fds"], 77)
+        self.assertEqual(values["process_max_fds"], resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self.assertEqual(values["process_start_time_seconds"], 1234.5)
+        peak = used.ru_maxrss * 1024
+        self.assertGreater(values["process_resident_memory_bytes"], peak / 10)
+        self.assertLessEqual(
+            values["process_resident_memory_bytes"], values["process_virtual_memory_bytes"]
+        )
+
+    def test_start(self) -> None:
+        """If nothing else is said it was started when this was made."""
+        before = time.time()
+        vitals = ProcessMetrics()
+        after = time.time()
+        (metric,) = (one for one in vitals.collect() if one.name == "process_start_time_seconds")
+        self.assertTrue(before <= metric.samples[0].value <= after)
+
+    def test_descriptors(self) -> None:
+        """One more is one more, whichever way they are counted."""
+        real = Path("/proc/self/fd")
+        before = count_descriptors(real)
+        with open("/dev/null", encoding="ascii"):
+            self.assertEqual(count_descriptors(real), before + 1)
+        self.assertEqual(count_descriptors(real), before)
+
+    def test_older_kernel(self) -> None:
+        """Where the directory has no size its entries are counted."""
+
+        class Sizeless(type(Path())):  # type: ignore[misc]
+            """A directory as older kernels show it."""
+
+            def stat(self, **_: object) -> os.stat_result:
+                return os.stat_result((0,) * 10)
+
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        for name in "abc":
+            (folder / name).touch()
+        self.assertEqual(count_descriptors(Sizeless(folder)), 3)
+
+
+class LagTests(SynchronousTestCase):
+    """Looks at a clock."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.lag = ReactorLag(self.clock)
+
+    @property
+    def looks(self) -> int:
+        """How often it has looked."""
+        return list(self.lag.seconds.cumulative())[-1][1]
+
+    def test_in_time(self) -> None:
+        """A reactor in time is not late, twice a second."""
+        self.lag.startService()
+        self.clock.pump([0.5] * 4)
+        self.assertEqual((self.looks, self.lag.seconds.sum), (4, 0))
+
+    def test_late(self) -> None:
+        """What blocks the reactor shows in full."""
+        self.lag.startService()
+        self.clock.advance(2.0)
+        self.assertEqual((self.looks, self.lag.seconds.sum), (1, 1.5))
+
+    def test_put_back(self) -> None:
+        """A clock that is put back does not make it early."""
+        self.lag.startService()
+        self.clock.rightNow = -10.0
+        (call,) = self.clock.getDelayedCalls()
+        call.func(*call.args)
+        self.assertEqual((self.looks, self.lag.seconds.sum), (1, 0))
+
+    def test_stop(self) -> None:
+        """After its end it looks no more."""
+        self.lag.startService()
+        self.lag.stopService()
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+        ReactorLag(self.clock).stopService()  # also if it never began

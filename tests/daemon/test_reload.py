@@ -1,0 +1,356 @@
+"""`daemon.reload`: all files are read before any of them counts; some settings count at once."""
+
+from __future__ import annotations
+
+import re
+import resource
+import signal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import msgspec
+from twisted.internet.testing import MemoryReactor
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, CredentialSettings, MetricsSettings
+from tawebeval.daemon import reload as module
+from tawebeval.daemon.reload import (
+    LIVE,
+    ConfigurationFile,
+    ConfigurationReload,
+    Reloader,
+    adopt,
+    differences,
+    read_configuration,
+)
+from tawebeval.daemon.runtime import EarlyHangup
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import rlimits
+from tawebeval.linux.ownership import digest_file
+from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
+from tests.fakes.world import FakeNotifier
+from tests.test_config import settings_of
+
+NONE: Mapping[str, str] = MappingProxyType({})
+
+
+@attrs.define
+class FakeSource:
+    """A file that says something, or is broken."""
+
+    name: str
+    says: str = "old"
+    broken: str = ""
+    notes: Sequence[str] = ()
+    path: Path = Path("/etc/file")
+    counts: str = "old"
+
+    def reloadables(self) -> Sequence[Reloadable[Any]]:
+        """Return what reads it."""
+        take = partial(setattr, self, "counts")
+        return [Reloadable(self.name, (self.path,), self._read, take, lambda _: self.notes)]
+
+    def _read(self) -> str:
+        if self.broken:
+            raise ConfigurationError(self.broken)
+        return self.says
+
+
+class HangupTests(SynchronousTestCase):
+    """SIGHUP, before and after the start."""
+
+    def start(self) -> tuple[Reloader, MemoryReactor]:
+        """Start what takes the signal, on a reactor that does not run yet."""
+        self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
+        reactor = MemoryReactor()
+        reloading = Reloader((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
+        self.patch(module.os, "access", lambda *_: True)
+        early = EarlyHangup()
+        early.install()
+        if self.came:
+            signal.raise_signal(signal.SIGHUP)
+        reloading.startService()
+        reloading.stopService()
+        self.assertIs(signal.getsignal(signal.SIGHUP), early)
+        return reloading, reactor
+
+    came = False
+
+    def test_none(self) -> None:
+        """Where none came nothing is read again."""
+        self.assertEqual(self.start()[1].whenRunningHooks, [])
+
+    def test_early(self) -> None:
+        """One that comes during the start ends nothing, and counts when all is there."""
+        self.came = True
+        reloading, reactor = self.start()
+        self.assertEqual(reactor.whenRunningHooks, [(reloading.reload, (), {})])
+
+
+class ReloaderTests(SynchronousTestCase):
+    """What an order to reload comes to."""
+
+    def reload(
+        self,
+        *sources: ReloadableSource | None,
+        copies: str = "",
+        originals: Mapping[str, str] = NONE,
+    ) -> tuple[ReloadResult, list[str]]:
+        """Reload; return what has come of it, and what is logged of each level."""
+        notifier = FakeNotifier("/notify")
+        reloading = Reloader(sources, copies, notifier, MemoryReactor())
+        with capturedLogs() as logged:
+            outcome = reloading.reload(originals)
+        self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
+        self.levels = [event["log_level"] for event in logged]
+        return outcome, [str(formatEvent(event)) for event in logged]
+
+    def test_taken(self) -> None:
+        """What was read counts, and the log names it."""
+        one, two = FakeSource("one", "new"), FakeSource("two", "new", path=Path("/etc/two"))
+        outcome, said = self.reload(one, None, two)
+        self.assertEqual(outcome, ReloadResult())
+        self.assertEqual((one.counts, two.counts), ("new", "new"))
+        self.assertEqual(said, ["one: read again from /etc/file", "two: read again from /etc/two"])
+
+    def test_refused(self) -> None:
+        """With one mistake nothing changes, and each mistake is told."""
+        good = FakeSource("good", "new", notes=["a note"])
+        others = [FakeSource(name, "new", f"{name}: line 1") for name in ("bad", "worse")]
+        outcome, said = self.reload(good, *others)
+        self.assertEqual(outcome, ReloadResult(problems=("bad: line 1", "worse: line 1")))
+        self.assertEqual([one.counts for one in (good, *others)], ["old", "old", "old"])
+        self.assertEqual(
+            said, ["nothing is reloaded: bad: line 1", "nothing is reloaded: worse: line 1"]
+        )
+        self.assertEqual(self.levels, [LogLevel.error] * 2)
+
+    def test_noted(self) -> None:
+        """What does not count yet is told, and logged as a warning."""
+        outcome, said = self.reload(FakeSource("one", "new", notes=["listen: has changed"]))
+        self.assertEqual(outcome, ReloadResult(notes=("listen: has changed",)))
+        self.assertEqual(said[-1], "listen: has changed")
+        self.assertEqual(self.levels, [LogLevel.info, LogLevel.warn])
+
+    def test_copies(self) -> None:
+        """Of what systemd has handed over it is told that this is a copy, of other files not."""
+        path = Path("/run/credentials/x/tokens")
+        for copies, count in ((str(path.parent), 1), ("/run/credentials/y", 0), ("", 0)):
+            outcome, _ = self.reload(FakeSource("callers.tokens", path=path), copies=copies)
+            self.assertEqual(len(outcome.notes), count, outcome)
+            for note in outcome.notes:
+                self.assertTrue(note.startswith(f"callers.tokens: {path} is a copy"), note)
+                self.assertIn("restart", note)
+
+    def test_stale(self) -> None:
+        """By a copy whose original has changed nothing is reloaded; other files do not matter."""
+        path = Path(self.mktemp()).absolute()
+        path.write_text("alice")
+        folder, same = str(path.parent), digest_file(path)
+        for copies, originals, well in (
+            (folder, {path.name: same}, True),
+            (folder, {path.name: "12ab"}, False),
+            (folder, {path.name: ""}, False),
+            (folder, {"other": "12ab"}, True),
+            ("/elsewhere", {path.name: "12ab"}, True),
+            ("", {path.name: "12ab"}, True),
+        ):
+            one, two = FakeSource("callers.tokens", "new", path=path), FakeSource("two", "new")
+            outcome, _ = self.reload(one, two, copies=copies, originals=originals)
+            self.assertEqual(len(outcome.problems), 0 if well else 1, (copies, originals))
+            for problem in outcome.problems:
+                self.assertTrue(problem.startswith(f"callers.tokens: {path} is a copy"), problem)
+                self.assertIn("restart", problem)
+            counts = "new" if well else "old"
+            self.assertEqual((one.counts, two.counts), (counts, counts))
+
+    def test_unreadable_copy(self) -> None:
+        """Of a copy that cannot be read its reader says so, and nobody that it is another."""
+        folder = Path(self.mktemp()).absolute()
+        (folder / "tokens").mkdir(parents=True)
+        source = FakeSource("callers.tokens", broken="is a directory", path=folder / "tokens")
+        outcome, _ = self.reload(source, copies=str(folder), originals={"tokens": "12ab"})
+        self.assertEqual(outcome.problems, ("is a directory",))
+
+    def test_unreadable(self) -> None:
+        """Each file that cannot be read is warned of at the start."""
+        folder = Path(self.mktemp()).absolute()
+        sources = [FakeSource(name, path=folder / name) for name in ("one", "two")]
+        reloading = Reloader(sources, "", FakeNotifier("/notify"), MemoryReactor())
+        with capturedLogs() as logged:
+            reloading.startService()
+        self.addCleanup(reloading.stopService)
+        said = [str(formatEvent(event)) for event in logged]
+        self.assertEqual(len(said), 2)
+        for words, source in zip(said, sources, strict=True):
+            self.assertIn(f"{source.path} cannot be read by the user", words)
+            self.assertIn(f"({source.name})", words)
+
+    def test_nothing(self) -> None:
+        """Where there is no file that is logged."""
+        self.assertEqual(self.reload(None), (ReloadResult(), ["there is no file to read again"]))
+
+
+class ConfigurationReloadTests(SynchronousTestCase):
+    """A file, and a daemon that is told of it."""
+
+    def setUp(self) -> None:
+        self.file = Path(self.mktemp()).absolute()
+        self.taken: list[Configuration] = []
+
+    def begin(self, text: str) -> None:
+        """Start with this configuration."""
+        self.file.write_text(text)
+        written = read_configuration(self.file)
+        file = ConfigurationFile(self.file, (), written)
+        reconfiguring = ConfigurationReload(file, written, (self.taken.append,))
+        self.reloading = Reloader([reconfiguring], "", FakeNotifier("/notify"), MemoryReactor())
+
+    def refused(self) -> str:
+        """Reload in vain, so that nothing has changed; return the problem."""
+        outcome = self.reloading.reload()
+        (problem,) = outcome.problems
+        self.assertEqual(self.taken, [])
+        return problem
+
+    def test_taken(self) -> None:
+        """What is live counts; each other change is named, until it is taken back."""
+        self.begin("")
+        self.file.write_text("[polls]\nwait = 3\n[callbacks]\nenabled = true\nat_once = 11")
+        notes = [
+            f"callbacks.{name}: has changed, and counts after a restart"
+            for name in ("enabled", "at_once")
+        ]
+        for _ in range(2):
+            self.assertEqual(self.reloading.reload(), ReloadResult(notes=tuple(notes)))
+            self.assertEqual(self.taken.pop().polls.wait, 3)
+        self.file.write_text("")
+        self.assertEqual(self.reloading.reload(), ReloadResult())
+        self.assertEqual(self.taken, [Configuration()])
+
+    def test_broken(self) -> None:
+        """A mistake is named by its key, and nothing of the file counts."""
+        self.begin("")
+        self.file.write_text("[polls]\nwait = 3\n[callbacks]\nattempts = 0")
+        problem = self.refused()
+        self.assertTrue(problem.startswith(f"{self.file}: callbacks.attempts: "), problem)
+
+    def test_beyond_the_daemon(self) -> None:
+        """Limits that the daemon could give to no evaluator are refused, as at the start."""
+        self.begin("")
+        none = (0, resource.RLIM_INFINITY)
+        limits = {resource.RLIMIT_CPU: (0, 61)}
+        self.patch(resource, "getrlimit", lambda which: limits.get(which, none))
+        self.file.write_text("[limits]\ncpu = 61")
+        problem = self.refused()
+        self.assertTrue(problem.startswith("limits.cpu: "), problem)
+        self.file.write_text("[limits]\ncpu = 60")
+        self.assertEqual(self.reloading.reload(), ReloadResult())
+        self.assertEqual(self.taken[-1].limits.cpu, 60)
+
+    def test_few_processes(self) -> None:
+        """More for each than there are for all is told when they become more, as at the start."""
+        for allowed, few in ((lambda: 200, True), (lambda: 428, False), (self.fail_to_look, False)):
+            self.patch(rlimits, "processes_allowed", allowed)
+            self.begin("[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
+            self.assertEqual(self.reloading.reload(), ReloadResult())
+            self.file.write_text("[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
+            restart, *notes = self.reloading.reload().notes
+            self.assertTrue(restart.startswith("evaluations.running: has changed"), restart)
+            self.assertEqual(self.taken[-1].limits.processes, 150)
+            said = [note.partition(";")[0] for note in notes]
+            wanted = ["processes: 200 are allowed here, and 428 may be needed"]
+            self.assertEqual(said, wanted if few else [])
+            self.assertEqual(self.reloading.reload().notes, (restart,))
+
+    def fail_to_look(self) -> int:
+        """Be at a loss."""
+        raise OSError
+
+    def test_without_a_file(self) -> None:
+        """Where defaults hold there is nothing to read again."""
+        reconfiguring = ConfigurationReload(ConfigurationFile(), Configuration(), ())
+        self.assertEqual(reconfiguring.reloadables(), ())
+
+
+OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+
+SETTINGS = tuple(settings_of(Configuration))
+BEFORE = Configuration(metrics=MetricsSettings("tokens"))
+
+# Where not any value of the same type will do.
+OTHERS: dict[str, Any] = {
+    "repositories.credentials": (CredentialSettings("h", "u", password_file="/p"),),
+    "repositories.private_networks": ("10.0.0.0/8",),
+    "callbacks.private_networks": ("10.0.0.0/8",),
+    "http.base_path": "/judge",
+    "http.trusted_proxies": ("10.0.0.1",),
+    "metrics.readers": "nobody",
+    "evaluations.environment": {"A": "b"},
+}
+
+
+def value(configuration: Configuration, path: str) -> Any:
+    """Return what a setting is."""
+    found: Any = configuration
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def changed(path: str) -> Configuration:
+    """Return a configuration with another value of this setting."""
+    before = value(BEFORE, path)
+    if isinstance(before, bool):
+        other: Any = not before
+    elif isinstance(before, int | float):
+        other = before + 1
+    else:
+        other = ("other",) if isinstance(before, tuple) else "other"
+    section, _, key = path.rpartition(".")
+    change = {key: OTHERS.get(path, other)}
+    if section:
+        change = {section: msgspec.structs.replace(value(BEFORE, section), **change)}
+    return msgspec.structs.replace(BEFORE, **change)
+
+
+class LiveTests(SynchronousTestCase):
+    """What is taken of a file that was read again."""
+
+    def test_settings(self) -> None:
+        """Each change is found by its path; what is live is taken, and nothing else is."""
+        taken = set()
+        for path in SETTINGS:
+            wanted = changed(path)
+            self.assertEqual(list(differences(BEFORE, wanted)), [path])
+            found = adopt(BEFORE, wanted)
+            self.assertIn(found, (BEFORE, wanted))
+            if found == wanted:
+                taken.add(path)
+        self.assertEqual(taken, LIVE)
+
+    def test_documented(self) -> None:
+        """The operator is told of the same ones."""
+        head = "settings that count at once |\n| --- | --- |\n"
+        _, _, below = OPERATIONS.read_text().partition(head)
+        told = set()
+        for row in below.partition("\n\n")[0].splitlines():
+            _, sections, settings, _ = row.split("|")
+            for section in re.findall(r"`\[(\w+)\]`", sections):
+                every = [path for path in SETTINGS if path.startswith(f"{section}.")]
+                named = [f"{section}.{key}" for key in re.findall(r"`(\w+)`", settings)]
+                told.update(every if settings.strip() == "all" else named)
+        self.assertEqual(told, LIVE)
+
+    def test_several(self) -> None:
+        """Of several changes in a section some are taken; what is only running stays."""
+        wanted = msgspec.structs.replace(BEFORE, log=changed("log.level").log, listen=("tcp:1",))
+        running = changed("http.connections")
+        self.assertEqual(list(differences(BEFORE, wanted)), ["listen", "log.level"])
+        found = adopt(running, wanted)
+        self.assertEqual(found, msgspec.structs.replace(running, log=wanted.log))

@@ -1,0 +1,316 @@
+"""`daemon.runtime`: allocator, garbage collector, clock, imports and signals of the process."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import signal
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.base import ReactorBase
+from twisted.internet.testing import MemoryReactorClock
+from twisted.trial.unittest import SynchronousTestCase
+
+import tawebeval
+from tawebeval.daemon import runtime
+from tawebeval.daemon.runtime import (
+    COMMAND,
+    KEPT,
+    LATER,
+    ShutdownSignals,
+    find_unreadable,
+    freeze_objects,
+    keep_freed_memory,
+    use_monotonic_clock,
+)
+from tests.cases.own_python import printed_by
+
+BLOCK = 256 * 1024
+"""Bytes of one allocation: as large as what becomes of a read."""
+
+SCRIPT = f"""
+import json, resource, sys
+from pathlib import Path
+from tawebeval.daemon.runtime import keep_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+kept, size = sys.argv[1] == "kept", int(sys.argv[2])
+if kept:
+    assert keep_freed_memory()
+
+# As long from the beginning: a list that grows moves, and what moved last may lie above all blocks.
+blocks = [None] * (size // {BLOCK})
+
+def use():
+    for number in range(len(blocks)):
+        blocks[number] = b"x" * {BLOCK}
+    for number in range(len(blocks)):
+        blocks[number] = None
+
+small = resident()
+use()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    use()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(json.dumps([faults * resource.getpagesize() / 10, resident() - small]))
+"""
+
+
+def mapped_and_left(how: str, size: int) -> tuple[float, int]:
+    """Let a process use and free `size` bytes several times, "kept" or "as it is".
+
+    Return the bytes that the kernel has to map for it each time, and those that stay.
+    """
+    mapped, left = json.loads(printed_by(SCRIPT, how, str(size)))
+    return mapped, left
+
+
+class AllocatorTests(SynchronousTestCase):
+    """Memory that is free, and used again."""
+
+    if platform.libc_ver()[0] != "glibc":
+        skip = "this C library is not glibc"
+
+    def test_used_again(self) -> None:
+        """What is freed and used again is mapped once, where else it is each time."""
+        size = KEPT // 2
+        self.assertGreater(mapped_and_left("as it is", size)[0], size / 2)
+        self.assertLess(mapped_and_left("kept", size)[0], size / 20)
+
+    def test_given_back(self) -> None:
+        """Of much more than is to be kept the rest goes back."""
+        left = mapped_and_left("kept", 8 * KEPT)[1]
+        self.assertLess(left, 1.2 * KEPT)
+
+
+class OtherLibraryTests(SynchronousTestCase):
+    """A C library that has no such setting."""
+
+    def test_nothing(self) -> None:
+        """It stays as it is, and the daemon starts all the same."""
+        self.patch(runtime.ctypes, "CDLL", lambda name: object())
+        self.assertFalse(keep_freed_memory())
+
+
+class _Node:
+    """An object that refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class CollectorTests(SynchronousTestCase):
+    """Everything is given back to the collector after each test."""
+
+    def setUp(self) -> None:
+        self.addCleanup(gc.unfreeze)
+
+    def is_looked_at(self, node: _Node) -> bool:
+        """Tell whether the collector looks at an object."""
+        return any(each is node for each in gc.get_objects())
+
+    def test_before(self) -> None:
+        """What is there is not looked at any more."""
+        node = _Node()
+        self.assertTrue(self.is_looked_at(node))
+        freeze_objects()
+        self.assertFalse(self.is_looked_at(node))
+
+    def test_after(self) -> None:
+        """What comes later is, and goes when nobody else refers to it."""
+        freeze_objects()
+        node = _Node()
+        self.assertTrue(self.is_looked_at(node))
+        gone = weakref.ref(node)
+        del node
+        gc.collect()
+        self.assertIsNone(gone())
+
+    def test_garbage(self) -> None:
+        """What is garbage already goes first."""
+        self.addCleanup(gc.enable)
+        gc.disable()
+        gone = weakref.ref(_Node())
+        self.assertIsNotNone(gone())
+        freeze_objects()
+        self.assertIsNone(gone())
+
+
+DAY = 86400.0
+
+
+class Reactor(ReactorBase):
+    """One of Twisted's own that nothing wakes, at a time of day that a test sets."""
+
+    def __init__(self) -> None:
+        self.time_of_day = 1e9
+        self.seconds = lambda: self.time_of_day  # type: ignore[method-assign]
+        super().__init__()
+
+    def installWaker(self) -> None:
+        """Install none."""
+
+
+class MonotonicTests(SynchronousTestCase):
+    """Timers of a reactor while clocks are moved."""
+
+    def setUp(self) -> None:
+        self.monotonic = 50.0
+        self.patch(time, "monotonic", lambda: self.monotonic)
+        self.reactor = Reactor()
+        self.rung: list[str] = []
+
+    def ring(self, name: str, after: float) -> None:
+        """Let `name` be noted in so many seconds."""
+        self.reactor.callLater(after, self.rung.append, name)
+
+    def check(self, *names: str) -> None:
+        """Hold that just these timers have come by now."""
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.rung, list(names))
+
+    def test_time_of_day(self) -> None:
+        """Neither a day forward nor a year back moves a timer; the monotonic clock does."""
+        use_monotonic_clock(self.reactor)
+        self.ring("timer", 10)
+        for jump in (DAY, -365 * DAY):
+            self.reactor.time_of_day += jump
+            self.check()
+            self.assertEqual(self.reactor.timeout(), 10)
+        self.monotonic += 9.9
+        self.check()
+        self.monotonic += 0.2
+        self.check("timer")
+
+    def test_pending(self) -> None:
+        """Timers that were set before keep what is left of their time, in their order."""
+        self.ring("second", 20)
+        self.ring("first", 10)
+        self.reactor.time_of_day += 5
+        use_monotonic_clock(self.reactor)
+        self.reactor.time_of_day += DAY
+        self.check()
+        self.monotonic += 5.1
+        self.check("first")
+        self.monotonic += 10
+        self.check("first", "second")
+
+    def test_overdue(self) -> None:
+        """One that was due already comes at once."""
+        self.ring("late", 1)
+        self.reactor.time_of_day += 5
+        use_monotonic_clock(self.reactor)
+        self.check("late")
+
+    def test_again(self) -> None:
+        """To do it twice changes nothing."""
+        use_monotonic_clock(self.reactor)
+        self.ring("timer", 10)
+        use_monotonic_clock(self.reactor)
+        self.check()
+        self.monotonic += 10.1
+        self.check("timer")
+
+
+LOOK = "import sys; from tawebeval.daemon.runtime import preload; preload(); print(*sys.modules)"
+
+
+class PreloadTests(SynchronousTestCase):
+    """Imports before the drop."""
+
+    def test_all(self) -> None:
+        """Every module that the daemon may need is loaded, and what others load late."""
+        package = Path(tawebeval.__file__).parent
+        loaded = printed_by(LOOK).split()
+        for file in package.rglob("*.py"):
+            name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
+            known = loaded.count(name.removesuffix(".__init__"))
+            self.assertEqual(known, not name.startswith(COMMAND), name)
+        self.assertEqual(set(LATER) - set(loaded), set())
+
+    def test_readable(self) -> None:
+        """Where all can be read there is nothing to tell."""
+        self.assertEqual(list(find_unreadable()), [])
+
+    def test_unreadable(self) -> None:
+        """Python and packages that cannot be read are named."""
+        package = Path(tawebeval.__file__).parent
+        self.patch(runtime.os, "access", lambda path, mode, effective_ids: path != package)
+        (problem,) = find_unreadable()
+        self.assertTrue(problem.what.startswith(f"{package} cannot be read"), problem)
+        self.patch(runtime.os, "access", lambda path, mode, effective_ids: False)
+        self.assertIn(str(Path(os.__file__).parent), str(list(find_unreadable())))
+
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+class ShutdownSignalsTests(SynchronousTestCase):
+    """A reactor that notes what it would stop for, and in `stopped_now` what follows."""
+
+    def setUp(self) -> None:
+        self.stops: list[int] = []
+        self.calls: list[Callable[[], object]] = []
+        self.stopped_now: list[str] = []
+        for number in NUMBERS:
+            self.addCleanup(signal.signal, number, signal.getsignal(number))
+            signal.signal(number, lambda number, frame: self.stops.append(number))
+        self.reactor: Any = MemoryReactorClock()
+        self.reactor.callFromThread = self.calls.append
+        self.signals = ShutdownSignals(lambda: self.stopped_now.append("stop now"), self.reactor)
+        self.signals.startService()
+
+    def run_reactor(self) -> None:
+        """Let it run, by which its own handlers of signals are there."""
+        for hook, arguments, options in self.reactor.whenRunningHooks:
+            hook(*arguments, **options)
+
+    def test_two_in_a_row(self) -> None:
+        """The first alone stops; the second counts though the stop has not begun yet."""
+        for first in NUMBERS:
+            for second in NUMBERS:
+                self.setUp()
+                self.run_reactor()
+                signal.raise_signal(first)
+                signal.raise_signal(second)
+                self.assertEqual(self.stops, [first])
+                self.assertEqual((len(self.calls), self.stopped_now), (1, []), "in the reactor")
+                self.calls[0]()
+                self.assertEqual(self.stopped_now, ["stop now"])
+
+    def test_stopped_otherwise(self) -> None:
+        """While the daemon stops for another reason the first one counts as the second."""
+        self.run_reactor()
+        ((begin, arguments, options),) = self.reactor.triggers["before"]["shutdown"]
+        begin(*arguments, **options)
+        signal.raise_signal(signal.SIGTERM)
+        self.assertEqual((self.stops, len(self.calls)), ([], 1))
+
+    def test_afterwards(self) -> None:
+        """They stay taken when the service has stopped: the reactor may not have ended yet."""
+        self.run_reactor()
+        signal.raise_signal(signal.SIGTERM)
+        self.signals.stopService()
+        signal.raise_signal(signal.SIGTERM)
+        self.assertEqual(self.stops, [signal.SIGTERM])
+
+    def test_before(self) -> None:
+        """Until the reactor runs they are nobody's here."""
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        self.assertEqual((self.stops, self.calls), ([signal.SIGTERM] * 2, []))
+
+    def test_ignored(self) -> None:
+        """What is ignored, as SIGINT is by what a shell starts in the background, stays so."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self.run_reactor()
+        self.assertIs(signal.getsignal(signal.SIGINT), signal.SIG_IGN)

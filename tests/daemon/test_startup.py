@@ -1,0 +1,294 @@
+"""`daemon.startup`: nothing begins before all that it needs has been checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import (
+    CallbackSettings,
+    CallerSettings,
+    Configuration,
+    CredentialSettings,
+    MetricsSettings,
+    RepositorySettings,
+    SandboxSettings,
+)
+from tawebeval.daemon import startup as module
+from tawebeval.daemon.startup import StartupChecks, check_readable
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux.rlimits import MORE_PROCESSES
+from tawebeval.sandbox.probe import ProbeDirectories
+from tests.fakes.world import InlineThreads, SlowThreads
+
+EVALUATIONS, REPOSITORIES = Path("/state/evaluations"), Path("/cache/repositories")
+QUOTAS = Path("/state/quotas/0"), Path("/state/quotas/1")
+STARTED = ["end", "clear", "check", "try", "git", "sandbox", "start", "start"]
+KERNEL = "what the kernel tells of processes and devices"
+
+
+@attrs.define
+class FakeParts:
+    """Directories, cgroups and threads at once; what is done goes into `done`.
+
+    What is named in `errors` raises that, once.
+    """
+
+    accounts: Path
+    repositories: Path = REPOSITORIES
+    evaluations: Path = EVALUATIONS
+    quotas: tuple[Path, ...] = QUOTAS
+    gone: tuple[Path, ...] = ()
+    problems: tuple[str, ...] = ()
+    errors: dict[str, Exception] = attrs.field(factory=dict)
+    done: list[str] = attrs.field(factory=list)
+
+    def note(self, name: str) -> Callable[..., None]:
+        """Return what notes that it is done, or raises its error."""
+
+        def do(*_: object) -> None:
+            self.done.append(name)
+            if name in self.errors:
+                raise self.errors.pop(name)
+
+        return do
+
+    def restore(self) -> list[Path]:
+        self.note("restore")()
+        return list(self.gone)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name not in ("clear", "start", "stop", "close"):
+            raise AttributeError(name)
+        return self.note(name)
+
+
+class StartupTests(SynchronousTestCase):
+    """The start and the stop."""
+
+    def setUp(self) -> None:
+        accounts = Path(self.mktemp())
+        accounts.mkdir()
+        self.parts: Any = FakeParts(accounts)
+        self.checking: Any = SlowThreads()
+        self.sandbox: Any = object()
+        self.configuration = Configuration()
+        self.asked: dict[str, tuple[object, ...]] = {}
+        for name, noted in (
+            ("end_stale_processes", "end"),
+            ("check_quotas", "check"),
+            ("try_quotas", "try"),
+            ("check_git", "git"),
+            ("verify", "sandbox"),
+            ("close_sandbox", "trees"),
+        ):
+            self.patch(module, name, self.called(noted))
+        self.startup = self.make(self.checking)
+
+    def called(self, noted: str) -> Callable[..., None]:
+        """Return what notes how it was called, and what there was of the accounts then."""
+
+        def call(*args: object) -> None:
+            self.asked[noted] = args
+            self.accounts = {path.name for path in self.parts.accounts.glob("*")}
+            self.parts.note(noted)()
+
+        return call
+
+    def make(self, checking: Any) -> StartupChecks:
+        """Return the service, with these threads to look after the disks."""
+        parts = self.parts
+        crews = parts, parts
+        return StartupChecks(parts, parts, self.sandbox, crews, checking, self.configuration)
+
+    def refused(self) -> str:
+        """Return with which message the daemon exits."""
+        with self.assertRaises(SystemExit) as caught:
+            self.startup.startService()
+        return str(caught.exception)
+
+    def test_order(self) -> None:
+        """What an earlier daemon left goes first, its processes before its files.
+
+        At the stop, what mounts ends when no thread is at work; the cgroups are given back last.
+        """
+        with capturedLogs() as events:
+            self.startup.startService()
+        self.assertEqual(self.parts.done, STARTED)
+        self.assertEqual(list(events), [])
+        self.assertTrue(self.startup.running)
+        self.assertIs(self.startup.directories, self.parts)
+        self.assertEqual(
+            self.asked,
+            {
+                "end": (EVALUATIONS, REPOSITORIES, *QUOTAS),
+                "check": (QUOTAS, self.configuration),
+                "try": (QUOTAS,),
+                "git": (),
+                "sandbox": (self.sandbox, ProbeDirectories(REPOSITORIES, EVALUATIONS)),
+            },
+        )
+        # The sandbox's users are there before it is tried.
+        self.assertGreaterEqual(self.accounts, {"group", "passwd"})
+        self.parts.done.clear()
+        self.startup.stopService()
+        self.assertEqual(self.parts.done, ["stop", "stop", "trees", "close"])
+        self.assertFalse(self.startup.running)
+
+    def test_refused(self) -> None:
+        """What fails ends the start with what helps, and nothing after it is done."""
+        left = PermissionError(1, "Not permitted", "/state/evaluations/x")
+        full = OSError(28, "No space left on device", "/state/x")
+        threads = OSError(11, "threads: can't start new thread")
+        for name, error, said in (
+            ("clear", left, "/state/evaluations/x: Not permitted"),
+            ("clear", full, "/state/x: No space left on device; make room there"),
+            ("check", ConfigurationError("no quota"), "no quota"),
+            ("try", ConfigurationError("no quota"), "no quota"),
+            ("git", ConfigurationError("git is older; than that"), "git is older; than that"),
+            ("sandbox", SystemExit("tawebeval: no sandbox"), "no sandbox"),
+            ("start", threads, f"threads: can't start new thread; {MORE_PROCESSES}"),
+        ):
+            self.parts.done.clear()
+            self.parts.errors[name] = error
+            self.assertEqual(self.refused(), f"tawebeval: {said}")
+            self.assertEqual(self.parts.done, STARTED[: STARTED.index(name) + 1])
+
+    def test_accounts(self) -> None:
+        """Where the users of the sandbox cannot be written is told."""
+        accounts = self.parts.accounts = self.parts.accounts / "missing"
+        said = self.refused()
+        self.assertTrue(said.startswith(f"tawebeval: {accounts}/"), said)
+        self.assertTrue(said.endswith(": No such file or directory"), said)
+
+    def test_removed(self) -> None:
+        """What was removed meanwhile is made anew and told, and filled where it has to be."""
+        accounts = self.parts.accounts
+        startup = self.make(InlineThreads())
+        for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
+            self.parts.gone = gone
+            with capturedLogs() as events:
+                startup.mend()
+            said = [f"{path} was gone, and is made anew" for path in gone]
+            self.assertEqual([formatEvent(event) for event in events], said)
+            self.assertEqual((accounts / "passwd").exists(), filled)
+
+    def test_removed_for_good(self) -> None:
+        """What cannot be made anew is no defect: it is tried again, one look at a time."""
+        self.parts.errors["restore"] = PermissionError(1, "Not permitted", "/state/uploads")
+        with capturedLogs() as events:
+            for _ in range(3):
+                self.startup.mend()
+            self.assertEqual((len(self.checking.waiting), self.parts.done), (1, []))
+            self.checking.finish()
+            self.startup.mend()
+            self.checking.finish()
+        self.assertEqual(self.parts.done, ["restore", "restore"])
+        self.assertEqual(list(events), [])
+
+    def test_limits(self) -> None:
+        """What cannot be limited is told, each as it is; the daemon starts all the same."""
+        self.parts.problems = ("memory is {not} limited", "write to {problem}")
+        with capturedLogs() as events:
+            self.startup.startService()
+        said = [(formatEvent(event), event["log_level"]) for event in events]
+        wanted = [f"limits: {problem}" for problem in self.parts.problems]
+        self.assertEqual(said, [(one, LogLevel.warn) for one in wanted])
+
+
+class ReadableTests(SynchronousTestCase):
+    """A daemon with directories, a configuration and secrets, each in a place of its own."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        for name in [
+            "lib/state",
+            "lib/cache",
+            "etc",
+            "tokens",
+            "handed",
+            "git",
+            "ssh",
+            "hooks",
+            "readers",
+            "free/x",
+        ]:
+            (self.root / name).mkdir(parents=True)
+        self.environment = {
+            "STATE_DIRECTORY": f"{self.root}/lib/state",
+            "CACHE_DIRECTORY": f"{self.root}/lib/cache",
+            "CREDENTIALS_DIRECTORY": f"{self.root}/handed",
+        }
+        self.file: Path | None = self.root / "etc/tawebeval.toml"
+
+    def check(self, *readable: str, kind: Any = "auto") -> None:
+        """Check a configuration that shows these."""
+        key, known = f"{self.root}/ssh/id", "/etc/ssh/known"
+        entries = (
+            CredentialSettings("a", "a", password_file=f"{self.root}/git/password"),
+            CredentialSettings("b", "b", key_file=key, known_hosts_file=known),
+            CredentialSettings("c", "c", password_file="handed"),
+        )
+        configuration = Configuration(
+            sandbox=SandboxSettings(kind, readable=readable),
+            callers=CallerSettings(tokens=f"{self.root}/tokens/file"),
+            callbacks=CallbackSettings(secrets=f"{self.root}/hooks/secrets"),
+            metrics=MetricsSettings("tokens", f"{self.root}/readers/file"),
+            repositories=RepositorySettings(credentials=entries),
+        )
+        check_readable(configuration, self.file, self.environment)
+
+    def refuse(self, path: str, what: str) -> None:
+        """Hold that a path, below the root of the test, is refused, and why."""
+        path = str(self.root / path)
+        with self.assertRaises(ConfigurationError) as caught:
+            self.check(f"{self.root}/free", path)
+        said = str(caught.exception)
+        start = f"sandbox.readable[1]: {path} would show evaluators {what} ("
+        self.assertTrue(said.startswith(start), said)
+
+    def test_private(self) -> None:
+        """Each directory and file of the daemon, what is in it, and what has it in it."""
+        for what, paths in (
+            ("the state directory", "lib/state lib/state/evaluations/x lib /"),
+            ("the cache directory", "lib/cache lib/cache/repositories"),
+            ("the configuration", "etc etc/tawebeval.toml"),
+            ("the tokens", "tokens tokens/file"),
+            ("the secrets of callbacks", "hooks/secrets"),
+            ("the tokens of the metrics", "readers"),
+            ("a credential", "git/password ssh"),
+            ("the credentials that systemd hands over", "handed handed/other"),
+            (KERNEL, "/proc /proc/self/fd /sys /sys/fs/cgroup /dev /dev/shm"),
+        ):
+            for path in paths.split():
+                self.refuse(path, what)
+
+    def test_links(self) -> None:
+        """A link is where it leads, on both sides, and where it stands."""
+        (self.root / "free/link").symlink_to(self.root / "lib/state")
+        (self.root / "free/kernel").symlink_to("/proc/1")
+        (self.root / "lib/cache/out").symlink_to(self.root / "free")
+        self.refuse("free/link/uploads", "the state directory")
+        self.refuse("free/kernel", KERNEL)
+        self.refuse("lib/cache/out", "the cache directory")
+        (self.root / "elsewhere").mkdir()
+        (self.root / "lib/state").rmdir()
+        (self.root / "lib/state").symlink_to(self.root / "elsewhere")
+        self.refuse("elsewhere", "the state directory")
+        self.refuse("lib/state", "the state directory")
+
+    def test_others(self) -> None:
+        """Anything else may be shown: names that just begin alike, and folders beside."""
+        self.check()
+        self.check("/usr/share", "/opt/x", f"{self.root}/lib/state2", f"{self.root}/tokens/file2")
+        self.check(f"{self.root}/free/x", "/etc/ssh/known", "/device", f"{self.root}/ssh/id.pub")
+        self.check("/proc", kind="none")  # without a sandbox nothing is shown in particular
+        # Without these there is less to hide; relative names are no folder's.
+        self.file = None
+        del self.environment["CREDENTIALS_DIRECTORY"]
+        self.check(f"{self.root}/etc", f"{self.root}/handed")

@@ -1,0 +1,226 @@
+"""`daemon.state`: where the daemon keeps things, and who else may not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.daemon.state import Directories, open_directories
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux.privileges import Privileges
+from tests.fakes.process import FakeProcess
+from tests.fakes.world import straw
+
+
+class DirectoriesTests(SynchronousTestCase):
+    """Directories below one of the test's own."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.environment = {
+            "STATE_DIRECTORY": str(self.root / "state"),
+            "CACHE_DIRECTORY": str(self.root / "cache"),
+        }
+
+    def open(self, seed: int = 0, **environment: str) -> Directories:
+        """Open the directories until the test ends."""
+        privileges = Privileges(FakeProcess())
+        directories = open_directories(environment or self.environment, straw(seed), privileges)
+        for lock in directories.locks:
+            self.addCleanup(lock.close)
+        return directories
+
+    def close(self, directories: Directories) -> None:
+        """Give the directories back, as a daemon that ends does."""
+        for lock in directories.locks:
+            lock.close()
+
+    def test_made(self) -> None:
+        """What is missing is made, for nobody else to look into."""
+        directories = self.open()
+        self.assertEqual(directories.uploads, self.root / "state" / "uploads")
+        self.assertEqual(directories.evaluations, self.root / "state" / "evaluations")
+        self.assertEqual(directories.repositories, self.root / "cache" / "repositories")
+        for path in (
+            *(directories.uploads, directories.evaluations, directories.repositories),
+            *(self.root / "state", self.root / "cache"),
+        ):
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
+
+    def test_key(self) -> None:
+        """The key is drawn once, kept, and for the daemon only."""
+        first = self.open(seed=1)
+        self.assertEqual(first.key, straw(1)(32))
+        path = self.root / "state" / "key"
+        self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o600)
+        self.assertNotIn(repr(first.key), repr(first))
+        self.close(first)
+        self.assertEqual(self.open(seed=2).key, first.key)
+        self.assertFalse((self.root / "state" / "key.new").exists())
+
+    def test_broken_key(self) -> None:
+        """A key of another length stops the start and is named; half a key is made anew."""
+        self.close(self.open())
+        path = self.root / "state" / "key"
+        path.write_bytes(b"short")
+        with self.assertRaises(ConfigurationError) as caught:
+            self.open()
+        self.assertIn(str(path), str(caught.exception))
+        del caught  # and with it what was opened on the way
+        path.rename(path.with_suffix(".new"))
+        self.assertEqual(self.open(seed=3).key, straw(3)(32))
+
+    def test_leftovers(self) -> None:
+        """What an earlier daemon has left is removed when this one runs, but no repository."""
+        first = self.open()
+        self.close(first)
+        for directory in (first.uploads, first.evaluations, first.repositories):
+            (directory / "left" / "over").mkdir(parents=True)
+            (directory / "left").chmod(0)
+        second = self.open()
+        self.assertTrue((first.uploads / "left").exists())
+        second.clear()
+        self.assertEqual(list(first.uploads.iterdir()), [])
+        self.assertEqual(list(first.evaluations.iterdir()), [])
+        self.assertTrue((first.repositories / "left").exists())
+        (first.repositories / "left").chmod(0o700)
+
+    def test_full(self) -> None:
+        """Where there is no room for the key that is said, with its path and what helps."""
+
+        def sync(descriptor: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        self.patch(os, "fsync", sync)
+        with self.assertRaises(ConfigurationError) as caught:
+            self.open()
+        path = self.root / "state" / "key.new"
+        self.assertEqual(
+            str(caught.exception),
+            f"{path}: No space left on device; make room there, or elsewhere: STATE_DIRECTORY and"
+            " CACHE_DIRECTORY say where to write",
+        )
+
+    def test_quota_directories(self) -> None:
+        """They are found, and emptied; they themselves stay, for only root can make others."""
+        self.assertEqual(self.open().quotas, [])
+        self.setUp()
+        for number in range(2):
+            (self.root / "state/quotas" / str(number) / "tree/a").mkdir(parents=True)
+        (self.root / "state/quotas/0/tree").chmod(0)
+        directories = self.open()
+        self.assertEqual([path.name for path in directories.quotas], ["0", "1"])
+        directories.clear()
+        self.assertEqual([list(path.iterdir()) for path in directories.quotas], [[], []])
+
+    def test_linked_leftovers(self) -> None:
+        """A link in their place is removed, not what it leads to."""
+        first = self.open()
+        self.close(first)
+        precious = self.root / "precious"
+        (precious / "thing").mkdir(parents=True, mode=0o500)
+        first.evaluations.rmdir()
+        first.evaluations.symlink_to(precious)
+        self.open().clear()
+        self.assertFalse(first.evaluations.is_symlink())
+        self.assertEqual(list(first.evaluations.iterdir()), [])
+        self.assertTrue((precious / "thing").exists())
+        self.assertEqual(stat.S_IMODE((precious / "thing").stat().st_mode), 0o500)
+
+    def test_removed(self) -> None:
+        """What is removed while a daemon runs is made anew, and named; the rest is let be."""
+        directories = self.open(seed=1)
+        self.assertEqual(directories.restore(), [])
+        key = self.root / "state" / "key"
+        parts = (directories.uploads, directories.evaluations, directories.repositories)
+        (directories.accounts / "passwd").touch()
+        for path in parts:
+            path.rmdir()
+        key.unlink()
+        self.assertEqual(directories.restore(), list(parts))
+        for path in parts:
+            self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o700)
+        self.assertFalse(key.exists())  # it is to be another one, at the next start
+        self.assertTrue((directories.accounts / "passwd").exists())
+        self.assertEqual(directories.restore(), [])
+
+    def test_removed_with_all_around(self) -> None:
+        """Where the directory around them is gone they are not made: that is the operator's."""
+        directories = self.open()
+        shutil.rmtree(self.root / "state")
+        with self.assertRaises(FileNotFoundError):
+            directories.restore()
+        self.assertFalse((self.root / "state").exists())
+
+    def test_in_use(self) -> None:
+        """A second daemon does not start, is told why, and disturbs nothing."""
+        first = self.open()
+        (first.uploads / "form").touch()
+        with self.assertRaises(ConfigurationError) as caught:
+            self.open()
+        self.assertIn(str(self.root / "state"), str(caught.exception))
+        self.assertIn("STATE_DIRECTORY", str(caught.exception))
+        self.assertTrue((first.uploads / "form").exists())
+        other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
+        with self.assertRaises(ConfigurationError) as caught:
+            self.open(**other)
+        self.assertIn(str(self.root / "cache"), str(caught.exception))
+
+    def test_locks_are_given_back(self) -> None:
+        """One that could not start holds nothing."""
+        first = self.open()
+        other = {**self.environment, "STATE_DIRECTORY": str(self.root / "other")}
+        with self.assertRaises(ConfigurationError):
+            self.open(**other)
+        self.close(first)
+        self.open(**other)
+
+    def test_systemd(self) -> None:
+        """Of several directories that systemd gives, the first is taken."""
+        given = {
+            "STATE_DIRECTORY": f"{self.root}/s:{self.root}/t",
+            "CACHE_DIRECTORY": f"{self.root}/c:{self.root}/d",
+        }
+        self.assertEqual(self.open(**given).uploads, self.root / "s" / "uploads")
+        self.assertFalse((self.root / "t").exists())
+
+    def test_xdg(self) -> None:
+        """Without systemd they follow XDG, or lie in HOME."""
+        for environment, state, cache in (
+            (
+                {"XDG_STATE_HOME": f"{self.root}/xs", "XDG_CACHE_HOME": f"{self.root}/xc"},
+                "xs/tawebeval",
+                "xc/tawebeval",
+            ),
+            ({"HOME": f"{self.root}/h"}, "h/.local/state/tawebeval", "h/.cache/tawebeval"),
+            (
+                {"HOME": f"{self.root}/h2", "STATE_DIRECTORY": "", "XDG_CACHE_HOME": ""},
+                "h2/.local/state/tawebeval",
+                "h2/.cache/tawebeval",
+            ),
+        ):
+            directories = self.open(**environment)
+            self.assertEqual(directories.evaluations, self.root / state / "evaluations")
+            self.assertEqual(directories.repositories, self.root / cache / "repositories")
+
+    def test_links(self) -> None:
+        """Paths that are handed out have no links in them, as workspaces need it."""
+        (self.root / "real").mkdir(parents=True)
+        (self.root / "link").symlink_to("real")
+        directories = self.open(
+            STATE_DIRECTORY=f"{self.root}/link/s", CACHE_DIRECTORY=f"{self.root}/link/c"
+        )
+        self.assertEqual(directories.evaluations, self.root / "real/s/evaluations")
+
+    def test_impossible(self) -> None:
+        """Where it cannot be made the path is named."""
+        self.root.mkdir()
+        (self.root / "state").write_text("no directory")
+        with self.assertRaises(ConfigurationError) as caught:
+            self.open()
+        self.assertIn(os.fspath(self.root / "state"), str(caught.exception))

@@ -1,0 +1,271 @@
+"""`daemon.tap`: the command `twistd tawebeval`, its options and its messages."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import pwd
+import resource
+from pathlib import Path
+from typing import Any
+
+from twisted.application.service import IService, IServiceMaker
+from twisted.internet.testing import MemoryReactorClock
+from twisted.logger import capturedLogs, formatEvent
+from twisted.plugin import IPlugin
+from twisted.python.usage import UsageError
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface.verify import verifyObject
+
+from tawebeval import __version__
+from tawebeval.config import Configuration
+from tawebeval.daemon import tap
+from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
+from tawebeval.daemon.tap import Options, makeService
+from tawebeval.errors import ConfigurationError
+from tawebeval.linux import rlimits
+from tests.cases.own_python import printed_by
+from tests.fakes.process import FakeProcess
+from tests.fakes.sandbox import NO_CGROUPS
+
+
+class OptionsTests(SynchronousTestCase):
+    """Options on the command line."""
+
+    def parse(self, *arguments: str) -> Options:
+        """Parse a command line."""
+        options = Options()
+        options.parseOptions(arguments)
+        return options
+
+    def test_defaults(self) -> None:
+        """Without options there is neither a file nor an endpoint."""
+        options = self.parse()
+        self.assertEqual((options["config"], options["listen"]), (None, ()))
+
+    def test_listen(self) -> None:
+        """`--listen` may be repeated, in its short form too, and keeps its order."""
+        options = self.parse("--listen", "tcp:1", "-l", "unix:/x", "--listen=tcp:2")
+        self.assertEqual(options["listen"], ("tcp:1", "unix:/x", "tcp:2"))
+        self.assertEqual(self.parse()["listen"], ())
+
+    def test_config(self) -> None:
+        """`--config` names the file."""
+        for arguments in (("--config", "x.toml"), ("-c", "x.toml")):
+            self.assertEqual(self.parse(*arguments)["config"], "x.toml")
+
+    def test_unknown(self) -> None:
+        """What is no option, or one too many, is refused."""
+        for argument in ("--port", "word", "--listen"):
+            with self.assertRaises(UsageError):
+                self.parse(argument)
+
+    def test_version(self) -> None:
+        """`--version` tells ours, and that is all."""
+        printed: list[str] = []
+        self.patch(builtins, "print", printed.append)
+        with self.assertRaises(SystemExit) as caught:
+            self.parse("--version")
+        self.assertFalse(caught.exception.code)
+        self.assertIn(f"tawebeval {__version__}", "".join(printed))
+
+
+class ConfigurationFileTests(SynchronousTestCase):
+    """The configuration file."""
+
+    def refuse(self, content: bytes | None) -> str:
+        """Hold that a file of that content is refused; return the message, which names it."""
+        path = Path(self.mktemp())
+        if content is not None:
+            path.write_bytes(content)
+        with self.assertRaises(ConfigurationError) as caught:
+            read_configuration(path)
+        self.assertIn(str(path), str(caught.exception))
+        return str(caught.exception)
+
+    def test_none(self) -> None:
+        """Without a file defaults hold."""
+        self.assertEqual(read_configuration(None), Configuration())
+
+    def test_file(self) -> None:
+        """What the file says holds."""
+        path = Path(self.mktemp())
+        path.write_text("[polls]\nwait = 7")
+        self.assertEqual(read_configuration(path).polls.wait, 7)
+
+    def test_reread(self) -> None:
+        """A reload reads the same file, wherever the daemon has gone, with the same endpoints."""
+        path = Path(self.mktemp())
+        path.write_text("[polls]\nwait = 7")
+        file = ConfigurationFile(path, ("tcp:1",), read_configuration(path, ("tcp:1",)))
+        self.assertEqual(file.read(), file.written)
+        self.assertEqual(file.read().listen, ("tcp:1",))
+
+    def test_refused(self) -> None:
+        """A file that is missing, not UTF-8, not TOML or wrong: each is told with its name."""
+        self.refuse(None)
+        self.refuse(b"\xff")
+        self.refuse(b"[")
+        self.assertIn("limits.fields", self.refuse(b"[limits]\nfields = 0"))
+        self.assertIn("limits.colour", self.refuse(b"[limits]\ncolour = 0"))
+
+
+class MakeServiceTests(SynchronousTestCase):
+    """What the command makes."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.process = FakeProcess()
+        self.reactor = MemoryReactorClock()
+        environment = {"STATE_DIRECTORY": f"{self.root}/s", "CACHE_DIRECTORY": f"{self.root}/c"}
+        self.patch(os, "environ", environment)
+
+    def make(self, *arguments: str) -> Any:
+        """Make the service of a command line."""
+        options = Options()
+        options.parseOptions(arguments)
+        return makeService(options, self.reactor, self.process, lambda *owner: NO_CGROUPS)
+
+    def listeners(self, *arguments: str) -> list[int]:
+        """Return the ports on which the service of a command line listens."""
+        service = self.make(*arguments)
+        service.privilegedStartService()
+        return [server[0] for server in self.reactor.tcpServers]
+
+    def test_service(self) -> None:
+        """It is a service, which listens where the defaults say."""
+        service = self.make()
+        self.assertTrue(IService.providedBy(service))
+        service.privilegedStartService()
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [8080])
+        self.assertEqual(self.reactor.tcpServers[0][3], "127.0.0.1")
+
+    def test_listen(self) -> None:
+        """Endpoints on the command line take the place of the file's."""
+        path = self.mktemp()
+        Path(path).write_text('listen = ["tcp:1111:interface=127.0.0.1"]')
+        self.assertEqual(self.listeners("-c", path), [1111])
+
+    def test_listen_repeated(self) -> None:
+        """All of them are listened on."""
+        path = self.mktemp()
+        Path(path).write_text('listen = ["tcp:1111"]\n[callers]\nopen = true')
+        ports = self.listeners("-c", path, "-l", "tcp:2222", "--listen", "tcp:3333")
+        self.assertEqual(ports, [2222, 3333])
+
+    def test_reload(self) -> None:
+        """A reload reads the file that the daemon was started with, wherever the daemon goes."""
+        path = Path(self.mktemp())
+        path.write_text("[polls]\nwait = 7")
+        (reloading,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloader))
+        self.addCleanup(os.chdir, Path.cwd())
+        path.write_text("[polls]\nwait = -1")
+        absolute = path.absolute()
+        os.chdir("/")
+        (problem,) = reloading.reload().problems
+        self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
+
+    def test_messages(self) -> None:
+        """What keeps it from starting is a message, with a status that is not 0."""
+        (self.root).mkdir()
+        broken = self.mktemp()
+        Path(broken).write_text("[limits]\nfields = 0")
+        for arguments, words in (
+            (("-c", broken), (broken, "limits.fields")),
+            (("-c", "/nonexistent"), ("/nonexistent",)),
+            (("-l", "nonsense:1"), ("nonsense:1",)),
+            (("-l", "tcp:port"), ("tcp:port",)),
+            (("-l", ""), ("listen",)),
+        ):
+            with self.assertRaises(SystemExit) as caught:
+                self.make(*arguments)
+            message = caught.exception.code
+            self.assertIsInstance(message, str)
+            self.assertTrue(str(message).startswith("tawebeval: "))
+            for word in words:
+                self.assertIn(word, str(message))
+            del caught
+            gc.collect()  # what did not start lets go of its directories
+
+    def test_hard_limits(self) -> None:
+        """A hard limit that is lower than an evaluator's is one of these messages."""
+        self.root.mkdir()
+        self.patch(rlimits, "_hard", lambda number: 10 if number == resource.RLIMIT_FSIZE else None)
+        with self.assertRaises(SystemExit) as caught:
+            self.make()
+        self.assertIn("tawebeval: limits.file_size: ", str(caught.exception.code))
+
+    def test_few_processes(self) -> None:
+        """Where there may be too few processes the log warns."""
+        self.patch(rlimits, "processes_allowed", lambda: 10)
+        with capturedLogs() as events:
+            self.make()
+        said = [str(formatEvent(event)) for event in events]
+        self.assertTrue(any("processes: 10 are allowed here" in one for one in said), said)
+
+    def test_readable(self) -> None:
+        """What is the daemon's own is shown to no evaluator; nothing is made before."""
+        path = Path(self.mktemp()).absolute()
+        for shown in (self.root, path):
+            path.write_text(f'[sandbox]\nreadable = ["{shown}"]')
+            with self.assertRaises(SystemExit) as caught:
+                self.make("-c", str(path))
+            start = f"tawebeval: sandbox.readable[0]: {shown} would show evaluators "
+            self.assertTrue(str(caught.exception.code).startswith(start), caught.exception.code)
+        self.assertFalse(self.root.exists())
+
+    def test_root(self) -> None:
+        """Root needs a user to become, and makes nothing before that is clear."""
+        self.process = FakeProcess(0)
+        with self.assertRaises(SystemExit) as caught:
+            self.make()
+        self.assertIn("service.user", str(caught.exception.code))
+        self.assertFalse(self.root.exists())
+
+    def test_user(self) -> None:
+        """The file names that user; what that may need later is loaded while it can be."""
+        self.process = FakeProcess(0)
+        loaded: list[bool] = []
+        self.patch(tap, "preload", lambda: loaded.append(True))
+        path = self.mktemp()
+        Path(path).write_text("[service]\nuser = 'nobody'")
+        self.make("-c", path).privilegedStartService()
+        self.assertEqual(self.process.users, (pwd.getpwnam("nobody").pw_uid,) * 3)
+        self.assertEqual(loaded, [True])
+
+    def test_memory(self) -> None:
+        """The daemon keeps the memory that events pass through."""
+        told: list[bool] = []
+        self.patch(tap, "keep_freed_memory", lambda: told.append(True))
+        self.make()
+        self.assertEqual(told, [True])
+
+    def test_directories(self) -> None:
+        """So are directories that cannot be had."""
+        self.root.write_text("no directory")
+        with self.assertRaises(SystemExit) as caught:
+            self.make()
+        self.assertIn(str(self.root), str(caught.exception.code))
+
+
+class PluginTests(SynchronousTestCase):
+    """The plugin that twistd finds."""
+
+    def test_plugin(self) -> None:
+        """It is a service maker that names this module."""
+        from twisted.plugins import tawebeval_plugin
+
+        maker = tawebeval_plugin.tawebeval
+        verifyObject(IServiceMaker, maker)
+        self.assertTrue(IPlugin.providedBy(maker))
+        self.assertEqual((maker.tapname, maker.module), ("tawebeval", "tawebeval.daemon.tap"))
+        self.assertIs(maker.options, Options)
+
+    def test_cheap(self) -> None:
+        """To list plugins, or to parse options, installs no reactor."""
+        script = (
+            "import sys\nfrom twisted.plugins.tawebeval_plugin import tawebeval\ntawebeval.options"
+            "\nsys.exit('twisted.internet.reactor' in sys.modules)"
+        )
+        self.assertEqual(printed_by(script), "")

@@ -1,0 +1,538 @@
+"""`evaluations.evaluation`: one life from the queue to its end, in a world of fakes."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.logger import capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
+from tawebeval.core.checkout import Commit
+from tawebeval.core.form import SubmissionFile
+from tawebeval.core.states import IllegalTransition, State
+from tawebeval.deferreds import UNBOUNDED, FairQueue
+from tawebeval.errors import EvaluationFailure, over_limit
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.sandbox.workspace import Workspace
+from tests.fakes.gates import Gate
+from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.world import EPOCH, OID, TREE, World, make_request
+
+CANCELLED = EvaluationFailure("cancelled", "the evaluation was cancelled")
+
+
+class EvaluationTestCase(SynchronousTestCase):
+    """One evaluation with directories of its own; `slot` is its place to run."""
+
+    configuration = Configuration(
+        evaluations=EvaluationSettings(environment={"TZ": "UTC", "LANG": "it"}),
+        limits=LimitSettings(wall_clock=10),
+        buffers=BufferSettings(evaluation=1024),
+    )
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.root.mkdir()
+        self.world = World(configuration=self.configuration)
+        self.tree = self.world.repositories.tree = self.root.with_name("checkout")
+        self.tree.mkdir(exist_ok=True)
+        self.slot = Gate()
+        self.reserved = self.released = 0
+        self.evaluation = self.make()
+        self.addCleanup(self.end_all)
+
+    def end_all(self) -> None:
+        """End what still lives."""
+        if self.evaluation.times:
+            self.evaluation.stop(CANCELLED)
+        self.slot.open()
+        self.world.end()
+
+    def make(self, **changes: Any) -> Evaluation:
+        """Return an evaluation that has not begun."""
+        upload = self.root / "upload"
+        (upload / "submission" / "source").mkdir(parents=True)
+        (upload / "submission" / "source" / "solution.py").write_text("print()")
+        return Evaluation(
+            identifier="some",
+            request=make_request(**changes),
+            seed=7,
+            upload=upload,
+            workspace=Workspace(self.root / "some"),
+            surroundings=self.world.surroundings(),
+        )
+
+    def reserve(self, name: str, caller: str) -> None:
+        """Keep its turn."""
+        self.reserved += 1
+
+    def acquire(self, name: str, caller: str) -> Deferred[None]:
+        """Give a place to run."""
+        return Deferred.fromCoroutine(self.slot.wait())
+
+    def release(self, name: str) -> None:
+        """Take the place to run back."""
+        self.released += 1
+
+    def begin(self) -> None:
+        """Bring it to life."""
+        self.evaluation.begin(self)
+
+    def write_file(self) -> bytes:
+        """Write a file as the evaluator may; return the block that names it."""
+        (self.root / "some/tmp/plot.svg").write_text("<svg/>")
+        environment = self.world.child.environment
+        block = "{}\nX-SEGI-As: path\n\n{}\n{}\n".format(
+            environment["EVALUATION_FILE_BEGIN"],
+            environment["TEMPORARY_DIRECTORY"] + "/plot.svg",
+            environment["EVALUATION_FILE_END"],
+        )
+        return block.encode()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Return the events, as clients will see them."""
+        batch = self.evaluation.ring.read(self.evaluation.ring.oldest, 10**9)
+        return [json.loads(line) for line in batch.lines.splitlines()]
+
+    def assert_over(self, state: State, reason: str | None, printed: str = "") -> dict[str, Any]:
+        """Hold that it has ended so, with one final event, and that nothing is left of it.
+
+        Returns the final event's payload.
+        """
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.assertTrue(self.evaluation.ring.closed)
+        self.assertIs(self.evaluation.state, state)
+        self.assertTrue(state.ended)
+        self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(self.world.repositories.users, 0)
+        self.assertEqual(self.world.clock.getDelayedCalls(), [])
+        lines = self.lines()
+        errors = [line["payload"] for line in lines if line["type"] == "data"]
+        self.assertEqual("".join(e["payload"] for e in lines if e["type"] == "text"), printed)
+        if reason is None:
+            self.assertEqual(errors, [])
+            self.assertIsNone(self.evaluation.failure)
+            return {}
+        self.assertEqual([error["reason"] for error in errors], [reason])
+        self.assertEqual(lines[-1]["payload"], errors[0])
+        self.assertEqual(errors[0]["type"], "evaluation_error")
+        self.assertTrue(errors[0]["message"])
+        return errors[0]
+
+
+class LifeTests(EvaluationTestCase):
+    """A life without incident."""
+
+    def test_life(self) -> None:
+        """Queued, fetching, running, finished: each with its time, and waited for in that order."""
+        self.slot.shut = self.world.repositories.gate.shut = True
+        self.world.clock.advance(1)
+        self.begin()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertEqual(self.world.repositories.asked, [])
+        self.world.clock.advance(1)
+        self.slot.open()
+        self.assertIs(self.evaluation.state, State.FETCHING)
+        request = self.evaluation.request
+        self.assertEqual(self.world.repositories.asked, [(request.repository, OID)])
+        self.assertEqual(self.world.spawn.children, [])
+        self.world.clock.advance(1)
+        self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
+        self.assertEqual(self.released, 0)
+        self.world.child.print(b"hello\n")
+        self.world.clock.advance(1)
+        self.assertFalse(self.evaluation.state.ended)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None, "hello\n")
+        self.assertEqual(self.released, 1)
+        times = {name: moment - EPOCH for name, moment in self.evaluation.times.items()}
+        expected = {"created": 1, "fetching": 2, "running": 3, "finished": 4, "ended": 4}
+        self.assertEqual(times, expected)
+
+    def test_workspace(self) -> None:
+        """While it runs the upload has become its workspace, with empty directories."""
+        self.begin()
+        self.assertEqual(self.world.repositories.users, 1)
+        found = {str(path.relative_to(self.root)) for path in self.root.rglob("*")}
+        self.assertEqual(
+            found,
+            {
+                "some",
+                "some/submission",
+                "some/submission/source",
+                "some/submission/source/solution.py",
+                "some/tree",
+                "some/tmp",
+                "some/home",
+            },
+        )
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def test_command(self) -> None:
+        """The command is the shell's, in the directory that the form names."""
+        (self.tree / "a" / "b").mkdir(parents=True)
+        self.evaluation = self.make_again(directory="a/b", evaluator_cmd="echo $PWD | cat")
+        self.begin()
+        self.assertEqual(list(self.world.child.argv), ["/bin/sh", "-c", "echo $PWD | cat"])
+        self.assertEqual(self.world.child.directory, str(self.root / "some/tree/a/b"))
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def make_again(self, **changes: Any) -> Evaluation:
+        """Return another evaluation in place of the first."""
+        (self.root / "upload").rename(Path(self.mktemp()))
+        return self.make(**changes)
+
+    def test_environment(self) -> None:
+        """Its environment is SEGI's, a small base and what is configured, and nothing else."""
+        files = (SubmissionFile("source", "solution.py"), SubmissionFile("x_1", "a b"))
+        self.evaluation = self.make_again(submission=files)
+        self.begin()
+        seen = self.world.child.environment
+        root = self.root / "some"
+        markers = {name: seen.pop(name) for name in list(seen) if name.startswith("EVALUATION_")}
+        self.assertEqual(
+            seen,
+            {
+                "PATH": "/usr/local/bin:/usr/bin:/bin",
+                "LANG": "it",
+                "PYTHONUNBUFFERED": "1",
+                "TZ": "UTC",
+                "HOME": f"{root}/home",
+                "TEMPORARY_DIRECTORY": f"{root}/tmp",
+                "TURINGARENA_SEED": "7",
+                "SUBMISSION_FILE_SOURCE": f"{root}/submission/source/solution.py",
+                "SUBMISSION_FILE_X_1": f"{root}/submission/x_1/a b",
+            },
+        )
+        self.assertEqual(
+            set(markers),
+            {
+                "EVALUATION_DATA_BEGIN",
+                "EVALUATION_DATA_END",
+                "EVALUATION_FILE_BEGIN",
+                "EVALUATION_FILE_END",
+            },
+        )
+        self.assertEqual(len(set(markers.values())), 4)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def test_markers(self) -> None:
+        """The markers in the environment are those that are looked for, fresh for each run."""
+        self.begin()
+        first = self.world.child.environment
+        begin, end = first["EVALUATION_DATA_BEGIN"], first["EVALUATION_DATA_END"]
+        self.world.child.print(f"{begin}\n[1.0]\n{end}\n".encode())
+        self.assertEqual(self.lines(), [{"type": "data", "payload": [1.0]}])
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.evaluation = self.make()
+        self.begin()
+        self.assertNotEqual(self.world.child.environment["EVALUATION_DATA_BEGIN"], begin)
+
+    def test_file(self) -> None:
+        """A file that the run names is read in its directories, below its limit."""
+        self.begin()
+        block = self.write_file()
+        self.world.child.print(block)
+        self.world.turn()
+        (event,) = self.lines()
+        self.assertEqual(event["payload"]["filename"], "plot.svg")
+        self.world.child.print(block.replace(b"/plot.svg", b"/../../../etc/passwd"))
+        self.world.turn()
+        self.assertEqual(self.lines()[-1]["payload"]["reason"], "protocol")
+        self.world.child.end()
+
+    def test_orphans(self) -> None:
+        """What the run has left behind is gone before its end, and its cell after that."""
+        self.world.sandbox.orphans.shut = True
+        self.begin()
+        cell = self.world.sandbox.last
+        self.world.child.exit()
+        self.world.turn()
+        self.assertFalse(self.evaluation.state.ended)
+        self.assertEqual(cell.closed, 0)
+        self.assertTrue((self.root / "some").exists())
+        self.world.sandbox.orphans.open()
+        self.assert_over(State.FINISHED, None)
+        self.assertEqual((len(cell.started_as), cell.closed), (1, 1))
+
+    def test_sandbox(self) -> None:
+        """What is started is what the cell says, and paths are those that it shows."""
+        cell = FakeSandboxedRun(
+            self.world.configuration.limits,
+            self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
+        )
+        self.patch(self.world.sandbox, "make_run", lambda *given: cell)
+        self.begin()
+        child = self.world.child
+        self.assertEqual(child.argv, ["/bin/sh", "-c", "./evaluate"])
+        self.assertEqual(child.environment["HOME"], "/inside/home")
+        self.assertEqual(child.environment["TEMPORARY_DIRECTORY"], "/inside/tmp")
+        self.assertEqual(
+            child.environment["SUBMISSION_FILE_SOURCE"], "/inside/submission/source/solution.py"
+        )
+        child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def with_quota(self, *names: str) -> list[Path]:
+        """Let there be these quota directories; return them."""
+        free = self.world.quota_directories = DeferredQueue()
+        directories = [Path(self.mktemp()).resolve() / name for name in names]
+        for directory in directories:
+            directory.mkdir(parents=True)
+            free.put(directory)
+        self.evaluation._surroundings = self.world.surroundings()
+        return directories
+
+    def test_quota_directory(self) -> None:
+        """It takes a free one before it starts, and gives it back when it is empty again."""
+        (directory,) = self.with_quota("0")
+        self.begin()
+        child = self.world.child
+        self.assertEqual(child.environment["HOME"], str(directory / "home"))
+        self.assertEqual([path.name for path in (self.root / "some").iterdir()], ["submission"])
+        (directory / "home" / "file").touch()
+        self.assertEqual(self.world.quota_directories.pending, [])
+        child.end()
+        self.assert_over(State.FINISHED, None)
+        self.assertEqual(self.world.quota_directories.pending, [directory])
+        self.assertEqual(list(directory.iterdir()), [])
+
+    def test_quota_directory_of_another(self) -> None:
+        """Where none is free it waits for one, and can be cancelled meanwhile."""
+        self.with_quota()
+        self.begin()
+        self.assertEqual(self.world.spawn.children, [])
+        self.evaluation.stop(CANCELLED)
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual(self.world.quota_directories.waiting, [])
+
+    def test_quota_directory_not_emptied(self) -> None:
+        """One that cannot be emptied is given back when that has succeeded, and not before."""
+        (directory,) = self.with_quota("0")
+        self.begin()
+        emptied = Gate()
+
+        def fail(workspace: Workspace) -> None:
+            if emptied.shut:
+                raise OSError(5, "Input/output error")
+
+        emptied.shut = True
+        self.patch(Workspace, "remove", fail)
+        self.world.child.end()
+        self.world.turn()
+        self.assertEqual(self.world.quota_directories.pending, [])
+        emptied.open()
+        self.evaluation._surroundings.arrears.retry_next()
+        self.assertEqual(self.world.quota_directories.pending, [directory])
+
+    def test_limit(self) -> None:
+        """A run that goes over a limit, as its cell finds, is stopped and says which."""
+        self.begin()
+        self.world.sandbox.last.over = over_limit("memory", "memory", "bytes", 2**20)
+        self.world.clock.advance(0.25)
+        self.assertEqual(self.world.child.signals, [signal.SIGKILL])
+        self.world.child.end(signal=signal.SIGKILL)
+        self.assert_over(State.FAILED, "memory")
+
+    def test_cannot_be_started(self) -> None:
+        """Where the evaluator cannot be started the client is told, and its cell is closed."""
+        self.world.sandbox.unable = OSError(24, "Too many open files")
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.assertEqual(self.world.sandbox.last.closed, 1)
+
+    def test_readers_are_woken(self) -> None:
+        """Those who wait for events are woken by each that comes, and by the end."""
+        self.begin()
+        waiting = self.evaluation.changed.wait()
+        self.world.child.print(b"hello\n")
+        self.successResultOf(waiting)
+        waiting = self.evaluation.changed.wait()
+        self.world.child.end()
+        self.world.turn()
+        self.successResultOf(waiting)
+
+    def test_full(self) -> None:
+        """A full buffer pauses the run and its clock, until readers acknowledge."""
+        self.begin()
+        self.world.child.print(b"a line\n" * 100)
+        self.assertTrue(self.world.child.paused)
+        self.world.clock.advance(1000)
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.acknowledged()
+        self.assertFalse(self.world.child.paused)
+        self.world.clock.advance(10)
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+
+    def test_file_of_the_rest_waits(self) -> None:
+        """What has exited into a full buffer keeps its files until one that it named is read."""
+        self.begin()
+        printed = b"a line\n" * 20_000
+        self.world.child.print(printed + self.write_file())
+        self.world.child.end()
+        self.world.turn()
+        self.world.clock.advance(1000)
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertEqual((self.released, (self.root / "some").exists()), (0, True))
+        text = "".join(line["payload"] for line in self.lines())
+        self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.acknowledged()
+        self.world.turn()
+        self.assertEqual(self.released, 1)
+        (event,) = self.lines()
+        self.assertEqual(event["payload"]["filename"], "plot.svg")
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.assert_over(State.FINISHED, None)
+
+    def test_rest_on_a_full_disk(self) -> None:
+        """One whose file waits gives back its room on the disk when that is wanted."""
+        self.begin()
+        self.world.child.print(b"a line\n" * 20_000 + self.write_file())
+        self.world.child.end()
+        self.world.turn()
+        self.world.sandbox.last.over = over_limit("disk", "disk", "bytes", 2**20)
+        self.world.clock.advance(1)
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.FAILED)
+        self.assertEqual(list(self.root.iterdir()), [])
+        self.assertEqual(
+            [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"],
+            ["protocol", "disk"],
+        )
+
+    def test_forgotten(self) -> None:
+        """One that is over can be forgotten, once; its events are gone. One that runs cannot."""
+        self.begin()
+        self.world.child.print(b"hello\n")
+        with self.assertRaises(IllegalTransition):
+            self.evaluation.forget(State.DRAINED)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None, "hello\n")
+        self.evaluation.forget(State.DRAINED)
+        self.assertEqual((self.evaluation.ring.size, self.world.budget.used), (0, 0))
+        with self.assertRaises(IllegalTransition):
+            self.evaluation.forget(State.EXPIRED)
+
+    def test_acknowledged_before_it_runs(self) -> None:
+        """An acknowledgement of nothing, before there is anything, is harmless."""
+        self.slot.shut = True
+        self.begin()
+        self.evaluation.acknowledged()
+        self.assertEqual(len(self.evaluation.changed), 0)
+
+
+class FetchTests(EvaluationTestCase):
+    """Commits that are fetched over a network, before there is a place to run."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.slot.shut = True
+        repositories = self.world.repositories
+        repositories.remote = repositories.gate.shut = True
+        self.fetches = self.world.fetches = FairQueue(1, UNBOUNDED)
+        self.evaluation._surroundings = self.world.surroundings()
+
+    def test_fetched_first(self) -> None:
+        """It keeps its turn, is fetched, and waits for a place with nothing of the cache in use."""
+        self.begin()
+        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.assertEqual((self.reserved, len(self.slot)), (1, 0))
+        self.world.clock.advance(1)
+        self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertEqual((len(self.slot), self.world.repositories.users), (1, 0))
+        self.assertEqual(self.evaluation.commit, Commit(OID, TREE))
+        self.world.clock.advance(1)
+        self.slot.open()
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        times = {name: moment - EPOCH for name, moment in self.evaluation.times.items()}
+        self.assertEqual((times["fetching"], times["running"]), (0, 2))
+        self.assertEqual(self.released, 1)
+
+    def test_free_place(self) -> None:
+        """Where there is a place then it runs without being queued again."""
+        self.slot.open()
+        self.begin()
+        with capturedLogs() as events:
+            self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.assertNotIn("queued", " ".join(map(str, map(formatEvent, events))))
+
+    def test_places(self) -> None:
+        """Places to fetch are few; one that was fetched counts for its caller until it runs."""
+        other = self.fetches.acquire("other", "")
+        self.begin()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.assertEqual(self.world.repositories.asked, [])
+        self.fetches.release("other")
+        self.successResultOf(other)
+        self.assertIs(self.evaluation.state, State.FETCHING)
+        self.world.repositories.gate.open()
+        following = self.fetches.acquire("following", "")
+        self.assertNoResult(following)
+        self.slot.open()
+        self.successResultOf(following)
+
+    def test_failed(self) -> None:
+        """What cannot be fetched ends without a place to run, and gives back all that it has."""
+        self.begin()
+        self.world.repositories.fail("repository", "no")
+        self.world.repositories.gate.open()
+        self.assert_over(State.FAILED, "repository")
+        self.check_nothing_kept()
+
+    def test_refused(self) -> None:
+        """So does what may not be fetched at all, before anything is done for it."""
+        self.world.repositories.fail("repository", "no")
+        self.patch(self.world.repositories, "needs_network", self.refuse)
+        self.begin()
+        self.assert_over(State.FAILED, "repository")
+        self.assertEqual((self.reserved, self.released), (0, 0))
+
+    def refuse(self, *wanted: object) -> bool:
+        """Refuse a URL."""
+        raise EvaluationFailure("repository", "no")
+
+    def test_stopped(self) -> None:
+        """It can be stopped while it waits to fetch, fetches, and waits to run."""
+        self.fetches.acquire("other", "")
+        self.stop()
+        self.setUp()
+        self.stop()
+        self.setUp()
+        self.begin()
+        self.world.repositories.gate.open()
+        self.assertIs(self.evaluation.state, State.QUEUED)
+        self.stop()
+
+    def stop(self) -> None:
+        """Begin it, and stop it."""
+        if not self.evaluation.times:
+            self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.fetches.release("other")
+        self.check_nothing_kept()
+
+    def check_nothing_kept(self) -> None:
+        """Hold that turns and places were given back."""
+        self.assertEqual(self.released, 1)
+        self.assertEqual((self.fetches.running, self.fetches.waiting), (0, 0))
+        self.successResultOf(self.fetches.acquire("next", ""))

@@ -1,0 +1,438 @@
+"""`evaluations.evaluation`: how it goes wrong, and how it is ended from outside."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from twisted.internet.defer import Deferred
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
+from tawebeval.core.segi import Parser
+from tawebeval.core.states import State
+from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.launcher_client import LaunchSpec
+from tawebeval.sandbox.workspace import Workspace
+from tests.evaluations.test_evaluation import CANCELLED, EvaluationTestCase
+from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.world import SlowThreads
+
+
+class FailureTests(EvaluationTestCase):
+    """Each failure is one final event after all that was printed."""
+
+    configuration = Configuration(limits=LimitSettings(wall_clock=10, output=1024))
+
+    def test_repository(self) -> None:
+        """A repository that cannot be had, with git's own words."""
+        self.world.repositories.fail("repository", "could not be fetched", stderr="fatal: no")
+        self.begin()
+        error = self.assert_over(State.FAILED, "repository")
+        self.assertEqual(error["stderr"], "fatal: no")
+        self.assertEqual((self.world.spawn.children, self.released), ([], 1))
+        self.assertNotIn("running", self.evaluation.times)
+
+    def test_commit(self) -> None:
+        """A commit that is not there."""
+        self.world.repositories.fail("commit", "no such commit")
+        self.begin()
+        self.assert_over(State.FAILED, "commit")
+
+    def test_directory(self) -> None:
+        """A directory that is not in the commit, or leads out of it."""
+        for directory in ("missing", "file", "out"):
+            self.setUp()
+            (self.tree / "file").touch()
+            (self.tree / "out").symlink_to("/tmp")
+            (self.root / "upload").rename(self.mktemp())
+            self.evaluation = self.make(directory=directory)
+            self.begin()
+            error = self.assert_over(State.FAILED, "directory")
+            self.assertIn(directory, error["message"])
+            self.assertEqual(self.world.spawn.children, [])
+
+    def test_fault_by_a_caller(self) -> None:
+        """What a caller can cause is lost all the same, but says nothing of the machine."""
+        lost = EvaluationFailure("lost", "git was killed", is_alarming=False)
+        self.world.repositories.gate.error = lost
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.assertIsNone(self.evaluation._surroundings.tally.fault)
+
+    def test_fault(self) -> None:
+        """What this machine has lost is noted, until an evaluation ends in another way."""
+        tally = self.evaluation._surroundings.tally
+        self.world.sandbox.unable = OSError(28, "No space left on device")
+        self.world.clock.advance(5)
+        self.begin()
+        error = self.assert_over(State.FAILED, "lost")
+        self.assertEqual(tally.fault, (5, error["message"]))
+        self.world.sandbox.unable = None
+        self.evaluation = self.make()
+        object.__setattr__(self.evaluation._surroundings, "tally", tally)
+        self.begin()
+        self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
+        self.world.end()
+        self.assertEqual(tally.fault, (5, error["message"]), "that says nothing of the machine")
+        self.evaluation = self.make()
+        object.__setattr__(self.evaluation._surroundings, "tally", tally)
+        self.begin()
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        self.assertIsNone(tally.fault)
+
+    def test_exit(self) -> None:
+        """An exit status, with the end of stderr."""
+        self.begin()
+        self.world.child.print(b"some output\n")
+        self.world.child.complain(b"Traceback")
+        self.world.child.end(3)
+        error = self.assert_over(State.FAILED, "exit", "some output\n")
+        self.assertEqual((error["status"], error["stderr"]), (3, "Traceback"))
+
+    def test_signal(self) -> None:
+        """A signal."""
+        self.begin()
+        self.world.child.end(signal=signal.SIGABRT)
+        self.assertEqual(self.assert_over(State.FAILED, "exit")["signal"], 6)
+
+    def test_timeout(self) -> None:
+        """The limit of time, with its name and value."""
+        self.begin()
+        self.world.child.print(b"working ...")
+        self.world.clock.advance(10)
+        self.world.child.end(signal=signal.SIGTERM)
+        error = self.assert_over(State.FAILED, "timeout", "working ...")
+        self.assertEqual((error["limit"], error["value"]), ("limits.wall_clock", 10))
+
+    def test_output(self) -> None:
+        """The limit of output."""
+        self.begin()
+        self.world.child.print(b"x" * 2000)
+        self.world.child.end(signal=signal.SIGTERM)
+        error = self.assert_over(State.FAILED, "output", "x" * 1024)
+        self.assertEqual((error["limit"], error["value"]), ("limits.output", 1024))
+
+    def test_output_of_files(self) -> None:
+        """A file that is named counts as output, in base64; one beyond the limit is not sent."""
+        self.begin()
+        child = self.world.child
+        for size, events in ((150, 1), (600, 2)):
+            (self.root / "some/tmp/plot").write_bytes(b"x" * size)
+            child.print(
+                "{}\nX-SEGI-As: path\n\n{}/plot\n{}\n".format(
+                    child.environment["EVALUATION_FILE_BEGIN"],
+                    child.environment["TEMPORARY_DIRECTORY"],
+                    child.environment["EVALUATION_FILE_END"],
+                ).encode()
+            )
+            self.world.turn()
+            self.assertEqual(len(self.lines()), events)
+        sent, refused = (event["payload"] for event in self.lines())
+        self.assertEqual((sent["type"], refused["reason"]), ("file", "protocol"))
+        self.assertIn("limits.output", refused["message"])
+        self.assertEqual(child.signals, [signal.SIGKILL])
+        child.end(signal=signal.SIGKILL)
+        self.world.turn()
+        self.assertEqual(self.lines()[-1]["payload"]["limit"], "limits.output")
+
+    def test_defect_between_stdout_and_the_ring(self) -> None:
+        """Events that a defect loses make it `lost`: it is killed, and did not finish."""
+
+        def fail(*_: object) -> NoReturn:
+            raise ZeroDivisionError("oh")
+
+        self.world.spawn.obeys = (signal.SIGKILL,)
+        self.begin()
+        self.world.child.print(b"good\n")
+        self.patch(Parser, "feed", fail)
+        self.world.child.print(b"bad\n")
+        self.assert_over(State.FAILED, "lost", "good")
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_protocol_error_is_not_final(self) -> None:
+        """A broken block is an event like any other, and the evaluation finishes well."""
+        self.begin()
+        begin = self.world.child.environment["EVALUATION_DATA_BEGIN"]
+        self.world.child.print(f"{begin}\n".encode())
+        self.world.child.end()
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.FINISHED)
+        self.assertEqual([e["payload"]["reason"] for e in self.lines()], ["protocol"])
+
+    def test_cannot_be_spawned(self) -> None:
+        """A process that cannot be started: `lost`, and a line in the log, which has the path."""
+        self.world.sandbox.unable = OSError(11, "no more processes", "/bin/x")
+        with capturedLogs() as events:
+            self.begin()
+        message = self.assert_over(State.FAILED, "lost")["message"]
+        self.assertIn("no more processes", message)
+        self.assertNotIn("/bin/x", message)
+        (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
+        self.assertIn("could not be evaluated: [Errno 11] no more processes: '/bin/x'", said)
+        self.assertNotIn(State.RUNNING.value, self.evaluation.times)
+        self.assertEqual(self.released, 1)
+
+    def test_defect(self) -> None:
+        """Whatever else goes wrong on the way: `lost`, and logged."""
+        self.world.repositories.gate.error = ZeroDivisionError("oh")
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_workspace_cannot_be_made(self) -> None:
+        """A workspace that cannot be made: `lost`, and the upload is removed."""
+        self.patch(Workspace, "create", lambda workspace, upload, view: 1 // 0)
+        self.begin()
+        self.assert_over(State.FAILED, "lost")
+        self.flushLoggedErrors(ZeroDivisionError)
+
+
+class SlowTestCase(EvaluationTestCase):
+    """One for which threads may be slow."""
+
+    def slow_threads(self) -> SlowThreads:
+        """Let its threads make their calls when they are told."""
+        threads = self.world.threads = SlowThreads()
+        self.evaluation._surroundings = self.world.surroundings()
+        return threads
+
+    def run_to_the_clean_up(self, threads: SlowThreads) -> None:
+        """Let it run and end, until there is only the cleaning up for a thread to do."""
+        self.begin()
+        while not self.world.spawn.children:
+            threads.step()
+        self.world.child.end()
+        self.world.turn()
+        threads.step()  # what the run has used
+
+
+class StopTests(SlowTestCase):
+    """Ended from outside, in each state."""
+
+    configuration = Configuration(
+        evaluations=EvaluationSettings(grace=2), buffers=BufferSettings(evaluation=1024)
+    )
+
+    def stop(self, reason: EvaluationFailure = CANCELLED) -> None:
+        """End it."""
+        self.evaluation.stop(reason)
+        self.world.turn()
+
+    def test_queued(self) -> None:
+        """While it waits for a place: at once, and it never had one to give back."""
+        self.slot.shut = True
+        self.begin()
+        self.stop()
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual((self.slot.cancelled, len(self.slot), self.released), (1, 0, 0))
+
+    def test_fetching(self) -> None:
+        """While it fetches: the fetch is given up."""
+        self.world.repositories.gate.shut = True
+        self.begin()
+        self.stop()
+        self.assertEqual(self.world.repositories.gate.cancelled, 1)
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual(self.released, 1)
+
+    def test_in_a_thread(self) -> None:
+        """While a thread works for it: when that has returned, so that nothing is made later."""
+        threads = self.slow_threads()
+        self.begin()
+        self.stop()
+        self.stop(EvaluationFailure("shutdown", "too late"))
+        self.assertFalse(self.evaluation.state.ended)
+        threads.finish()
+        self.assert_over(State.CANCELLED, "cancelled")
+        self.assertEqual(self.world.spawn.children, [])
+
+    def test_as_it_starts(self) -> None:
+        """When it is started already, in a thread: it is killed at once, and nothing is lost."""
+        threads = self.slow_threads()
+        start = FakeSandboxedRun.start
+
+        def stop(cell: FakeSandboxedRun, *given: Any) -> LaunchSpec:
+            launch = start(cell, *given)
+            self.evaluation.stop(CANCELLED)
+            return launch
+
+        self.patch(FakeSandboxedRun, "start", stop)
+        self.begin()
+        threads.step()
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.world.child.print(b"last words")
+        self.world.child.end(signal=signal.SIGKILL)
+        self.world.turn()
+        threads.finish()
+        self.assert_over(State.CANCELLED, "cancelled", "last words")
+
+    def test_running(self) -> None:
+        """While it runs: TERM, KILL after the grace time, and the end when the process is gone."""
+        self.begin()
+        self.world.child.print(b"working\n")
+        self.stop()
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM])
+        self.world.clock.advance(2)
+        self.assertEqual(self.world.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.assertIs(self.evaluation.state, State.RUNNING)
+        self.world.child.print(b"last words")
+        self.world.child.end(signal=signal.SIGKILL)
+        self.assert_over(State.CANCELLED, "cancelled", "working\nlast words")
+
+    def test_obedient(self) -> None:
+        """One that exits with 0 when it is told to go was cancelled nevertheless."""
+        self.begin()
+        self.stop()
+        self.world.child.end(0)
+        self.assert_over(State.CANCELLED, "cancelled")
+
+    def test_full(self) -> None:
+        """While its buffer is full and nobody reads: the same, and nothing is dropped."""
+        self.begin()
+        printed = b"a line\n" * 20_000
+        self.world.child.print(printed)
+        self.assertTrue(self.world.child.paused)
+        self.stop()
+        self.world.child.end(signal=signal.SIGTERM)
+        self.assert_over(State.CANCELLED, "cancelled", printed.decode())
+
+    def test_file_of_the_rest_waits(self) -> None:
+        """When it has exited, and a file that it named waits for room: it waits no longer."""
+        self.begin()
+        self.world.child.print(b"a line\n" * 20_000 + self.write_file() + b"the end\n")
+        self.world.child.end()
+        self.world.turn()
+        self.assertFalse(self.evaluation.state.ended)
+        self.stop()
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.CANCELLED)
+        reasons = [line["payload"]["reason"] for line in self.lines() if line["type"] == "data"]
+        self.assertEqual(reasons, ["protocol", "cancelled"])
+        self.assertIn("the end", [line["payload"] for line in self.lines()])
+
+    def test_reasons(self) -> None:
+        """Every reason other than `cancelled` makes it a failure."""
+        for reason in ("shutdown", "lost"):
+            self.setUp()
+            self.world.repositories.gate.shut = True
+            self.begin()
+            self.stop(EvaluationFailure(reason, "so it is"))
+            self.assert_over(State.FAILED, reason)
+
+    def test_twice(self) -> None:
+        """Only the first reason counts."""
+        for prepare in self.states():
+            self.setUp()
+            prepare()
+            self.begin()
+            self.stop()
+            self.stop(EvaluationFailure("shutdown", "too late"))
+            for child in self.world.spawn.children:
+                child.end(signal=signal.SIGTERM)
+            self.assert_over(State.CANCELLED, "cancelled")
+
+    def states(self) -> list[Callable[[], None]]:
+        """Return what makes an evaluation be queued, fetching or running when it begins."""
+        return [
+            lambda: setattr(self.slot, "shut", True),
+            lambda: setattr(self.world.repositories.gate, "shut", True),
+            lambda: None,
+        ]
+
+    def test_after_the_end(self) -> None:
+        """One that has ended stays as it is."""
+        self.begin()
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        self.stop()
+        self.assert_over(State.FINISHED, None)
+
+    def test_while_it_cleans_up(self) -> None:
+        """So does one that only has to be cleaned up."""
+        threads = self.slow_threads()
+        self.run_to_the_clean_up(threads)
+        self.stop()
+        threads.finish()
+        self.assert_over(State.FINISHED, None)
+
+    def test_readers_are_woken(self) -> None:
+        """Those who wait for events are told of the end."""
+        self.slot.shut = True
+        self.begin()
+        waiting = self.evaluation.changed.wait()
+        self.stop()
+        self.successResultOf(waiting)
+
+
+class CleanUpTests(SlowTestCase):
+    """What an evaluation leaves: nothing."""
+
+    def test_order(self) -> None:
+        """The events are closed and the place is free before directories are removed."""
+        threads = self.slow_threads()
+        over: Deferred[None] = self.evaluation.over.wait()
+        self.run_to_the_clean_up(threads)
+        self.assertTrue(self.evaluation.ring.closed)
+        self.assertEqual(self.released, 1)
+        self.assertNoResult(over)
+        threads.finish()
+        self.assert_over(State.FINISHED, None)
+        self.successResultOf(over)
+
+    def test_cannot_be_removed_yet(self) -> None:
+        """Where the machine does not let them be removed just now that is done later."""
+        self.begin()
+        remove, broken = Workspace.remove, [True]
+
+        def remove_later(workspace: Workspace) -> None:
+            if broken:
+                raise OSError(24, "Too many open files")
+            remove(workspace)
+
+        self.patch(Workspace, "remove", remove_later)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        root = self.evaluation.workspace.root
+        arrears = self.evaluation._surroundings.arrears
+        arrears.retry_next()
+        self.assertTrue(root.exists())
+        broken.clear()
+        for _ in range(2):
+            arrears.retry_next()
+        self.assertFalse(root.exists())
+
+    def test_group_stays(self) -> None:
+        """Where killed processes have not gone as yet, the rest is removed, and later they."""
+        self.begin()
+        close, closed, broken = FakeSandboxedRun.close, [], [True]
+
+        def close_later(cell: FakeSandboxedRun) -> None:
+            closed.append(not broken)
+            if broken:
+                raise OSError(16, "Device or resource busy")
+            close(cell)
+
+        self.patch(FakeSandboxedRun, "close", close_later)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.assertFalse(self.evaluation.workspace.root.exists())
+        arrears = self.evaluation._surroundings.arrears
+        arrears.retry_next()
+        broken.clear()
+        for _ in range(2):
+            arrears.retry_next()
+        self.assertEqual(closed, [False, False, True])
+
+    def test_cannot_be_removed(self) -> None:
+        """Where directories cannot be removed it is over all the same, and that is logged."""
+        self.begin()
+        self.patch(Workspace, "remove", lambda workspace: 1 // 0)
+        self.world.child.end()
+        self.world.turn()
+        self.assertTrue(self.evaluation.over.is_set)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -1,0 +1,126 @@
+"""`evaluations.evaluation`: its lines in the log."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from twisted.logger import LogEvent, capturedLogs, formatEvent
+
+from tawebeval.core.states import State
+from tawebeval.daemon.logging import json_line
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.status import status
+from tawebeval.linux.cgroups.group import Usage
+from tests.evaluations.test_evaluation import CANCELLED, EvaluationTestCase
+from tests.fakes.world import OID
+
+
+class StoryTests(EvaluationTestCase):
+    """What stands in the log after an evaluation."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        logs = capturedLogs()
+        self.events: list[LogEvent] = logs.__enter__()
+        self.addCleanup(logs.__exit__, None, None, None)
+
+    def story(self) -> list[str]:
+        """Return its lines, without the name, which each begins with and has as a field."""
+        name = self.evaluation.name
+        lines = []
+        for event in self.events:
+            line = formatEvent(event)
+            self.assertTrue(line.startswith(f"{name}: "), line)
+            self.assertEqual(event["evaluation"], name)
+            self.assertEqual((event["caller"], event["commit"]), ("", OID))
+            lines.append(line.removeprefix(f"{name}: "))
+        return lines
+
+    def test_finished(self) -> None:
+        """Each step has its line, with the time before it, the limits, and what was used."""
+        self.slot.shut = self.world.repositories.gate.shut = True
+        self.begin()
+        self.world.clock.advance(1)
+        self.slot.open()
+        self.world.clock.advance(2)
+        self.world.repositories.gate.open()
+        self.world.child.print(b"one\n")
+        self.world.clock.advance(3)
+        self.world.child.end()
+        self.world.turn()
+        self.evaluation.forget(State.DRAINED)
+        story = self.story()
+        self.assertEqual(story[0], f"queued; caller '', commit {OID}")
+        self.assertEqual(story[1], "fetching after 1.000 s")
+        self.assertTrue(story[2].startswith("running after 2.000 s; it may take 10 s, 300 s of"))
+        self.assertTrue(story[3].startswith("finished after 3.000 s; 2 events"))
+        self.assertEqual(story[4:], ["drained after 0.000 s"])
+        states = [event["state"] for event in self.events]
+        self.assertEqual(states, ["queued", "fetching", "running", "finished", "drained"])
+        self.assertEqual([event.get("after") for event in self.events], [None, 1, 2, 3, 0])
+
+    def test_failed(self) -> None:
+        """A bad end has its reason; nothing in stderr is taken for a format or another line."""
+        self.begin()
+        self.world.child.complain(b"{evaluation} %s {nothing}\n\x1b[2J")
+        self.world.child.end(3)
+        self.world.turn()
+        stderr, failed = self.story()[-2:]
+        self.assertEqual(stderr, r"stderr ends in '{evaluation} %s {nothing}\n\x1b[2J'")
+        self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
+        self.assertEqual(self.events[-1]["reason"], "exit")
+
+    def test_stopped_early(self) -> None:
+        """What was never run used nothing."""
+        self.slot.shut = True
+        self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.assertEqual(
+            self.story()[-1], "cancelled after 0.000 s: cancelled: the evaluation was cancelled"
+        )
+
+    def test_what_is_not_measured(self) -> None:
+        """What was not measured is not told."""
+        for number, (usage, told) in enumerate(
+            (
+                (Usage(None, None), "; 0 events"),
+                (Usage(1.5, None), "; 0 events, 1.500 s of processor"),
+                (Usage(None, 7), "; 0 events, 7 bytes of memory"),
+            )
+        ):
+            self.root = self.root.with_name(f"evaluation{number}")
+            self.evaluation = self.make()
+            self.begin()
+            self.world.sandbox.last.used = usage
+            self.world.child.exit()
+            self.world.child.usage = None
+            self.world.child.close()
+            self.world.turn()
+            self.assertEqual(self.story()[-1], "finished after 0.000 s" + told)
+            self.events.clear()
+
+    def test_clock_set(self) -> None:
+        """How long a state lasts has nothing to do with a time of day that somebody sets."""
+        times = iter((100.0, 50.0, 60.0, 1e9))
+        object.__setattr__(self.evaluation._surroundings, "time", lambda: next(times, 1e9))
+        self.begin()
+        self.world.clock.advance(10)
+        self.world.end()
+        self.assertEqual([event.get("after") for event in self.events], [None, 0, 0, 10])
+        self.assertEqual(
+            [self.evaluation.times[name] for name in ("created", "fetching", "running")],
+            [100, 50, 60],
+        )
+
+    def test_rights(self) -> None:
+        """The log has no identifier, which gives rights, and the status has the name."""
+        self.evaluation.identifier = "z" * 40
+        self.begin()
+        self.world.child.complain(b"oops")
+        self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
+        self.world.end()
+        self.assertNotIn("z" * 40, "".join(map(json_line, self.events)))
+        document: dict[str, Any] = status(self.evaluation, None)
+        named = {json.loads(json_line(event))["evaluation"] for event in self.events}
+        self.assertEqual(named, {document["log_name"]})

@@ -1,0 +1,188 @@
+"""`evaluations.evaluation`: what one takes in memory of all that strangers have sent or printed."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import attrs
+
+from tawebeval.config import Configuration
+from tawebeval.core.form import (
+    SHOWN_COMMAND,
+    TEXT_FIELDS,
+    Repository,
+    SubmissionFile,
+    pack,
+    unpack,
+)
+from tawebeval.core.states import State
+from tawebeval.evaluations.run import STDERR_TAIL
+from tawebeval.evaluations.status import status
+from tawebeval.webhooks.callback import Callback
+from tests.evaluations.test_evaluation import EvaluationTestCase
+
+KIB = 1024
+USUAL = 8 * KIB
+"""Bytes of texts that each evaluation may have besides: its names, paths and markers."""
+
+
+def largest(name: str, before: str = "") -> str:
+    """Return a text as large as that field may have it, which as a `str` takes far more."""
+    limit = TEXT_FIELDS[name] or Configuration().limits.field
+    return before + "😀" + "x" * (limit - 4 - len(before))
+
+
+def files() -> tuple[SubmissionFile, ...]:
+    """Return as many files as a form can have beside its fields, with the longest names."""
+    count = Configuration().limits.fields - len(TEXT_FIELDS)
+    return tuple(
+        SubmissionFile("a" * 240 + f"{number:03}".translate(LETTERS), "😀" + "x" * 251)
+        for number in range(count)
+    )
+
+
+LETTERS = str.maketrans("0123456789", "abcdefghij")
+
+
+class MemoryTests(EvaluationTestCase):
+    """With everything as large as it may be."""
+
+    configuration = Configuration()
+
+    def make(self, **changes: Any) -> Any:
+        """Return an evaluation whose form is as large as a form can be."""
+        url = largest("repository[url]", "https://example.org/")
+        large = {
+            "repository": Repository(url, largest("repository[branch]")),
+            "evaluator_cmd": largest("evaluator_cmd"),
+            "submission": files(),
+        }
+        evaluation = super().make(**{**large, **changes})
+        evaluation.callback = Callback("https://example.org/" + "x" * 2028, "")
+        return evaluation
+
+    def texts(self) -> int:
+        """Return how many bytes all strings take that the evaluation leads to, and nobody else."""
+        surroundings = self.evaluation._surroundings
+        others = [*attrs.asdict(surroundings, recurse=False).values(), *self.world.spawn.children]
+        seen = {id(surroundings), *map(id, others)}
+        found, waiting = 0, [self.evaluation]
+        gc.collect()
+        while waiting:
+            one = waiting.pop()
+            if id(one) in seen or isinstance(one, type | ModuleType | CodeType):
+                continue
+            seen.add(id(one))
+            if isinstance(one, str | bytes | bytearray):
+                found += sys.getsizeof(one)
+            elif isinstance(one, FunctionType):
+                waiting += one.__closure__ or ()
+            elif isinstance(one, FrameType):
+                waiting += one.f_locals.values()
+            else:
+                waiting += gc.get_referents(one)
+        return found
+
+    def test_queued(self) -> None:
+        """A form that waits takes as many bytes as it has, not four times as many."""
+        self.slot.shut = True
+        self.begin()
+        sent = sum(filter(None, TEXT_FIELDS.values())) + Configuration().limits.field
+        names = sum(len(file.field) + len(file.filename.encode()) for file in files())
+        self.assertLess(self.texts(), sent + names + USUAL)
+
+    def test_running(self) -> None:
+        """With the start the command and the names of the files go."""
+        self.begin()
+        self.world.sandbox.last.started_as.clear()
+        kept = len(largest("repository[url]")) + SHOWN_COMMAND + 2048
+        self.assertLess(self.texts(), kept + USUAL)
+        shown = status(self.evaluation, None)
+        self.assertEqual(shown["evaluator_cmd"], largest("evaluator_cmd")[: SHOWN_COMMAND - 3])
+        self.assertEqual(shown["repository"], self.evaluation.request.repository.url)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+
+    def test_ended(self) -> None:
+        """At the end it has no part of stdout that is no event, and stderr once, in bytes."""
+        self.begin()
+        begin = self.world.child.environment["EVALUATION_FILE_BEGIN"].encode()
+        self.world.child.print(begin + b"\n\n" + b"x" * 10**6)
+        self.world.child.complain("😀".encode() + b"x" * (STDERR_TAIL - 4))
+        self.world.child.end(3)
+        self.world.turn()
+        self.assertIs(self.evaluation.state, State.FAILED)
+        self.read_all()
+        self.assertLess(self.texts(), self.kept() + STDERR_TAIL + USUAL)
+        self.assertEqual(len(status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL)
+
+    def read_all(self) -> None:
+        """Let readers have taken all events."""
+        self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
+        self.evaluation.acknowledged()
+
+    def kept(self) -> int:
+        """Return what counts of it beside its ring, and hold that this is what there is."""
+        counted = self.world.budget.used - self.evaluation.ring.size
+        self.assertEqual(counted, self.evaluation.share.kept)
+        self.assertGreater(counted, len(self.evaluation.request.repository.url))
+        return counted
+
+    def test_counted(self) -> None:
+        """What stays counts among the bytes of all, and of its caller, until it is forgotten."""
+        self.begin()
+        self.world.child.complain(b"x" * STDERR_TAIL)
+        self.assertEqual(self.world.budget.used, 0)
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        url = len(self.evaluation.request.repository.url.encode())
+        self.assertGreater(self.kept(), url + STDERR_TAIL + 2048 + SHOWN_COMMAND - KIB)
+        self.evaluation.forget(State.EXPIRED)
+        self.assertEqual(self.world.budget.used, 0)
+
+    def test_little(self) -> None:
+        """A usual form is a part of what any evaluation takes, and is not counted."""
+        (self.root / "upload").rename(self.mktemp())
+        self.evaluation = super().make()
+        self.begin()
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)
+        self.assertEqual(self.world.budget.used, 0)
+
+    def test_failed(self) -> None:
+        """Of a failure there is what the status tells: neither where it was raised, nor stderr."""
+        self.world.repositories.fail("repository", "could not be fetched", stderr="x" * 8192)
+        self.begin()
+        self.assertEqual(self.assert_over(State.FAILED, "repository")["stderr"], "x" * 8192)
+        self.read_all()
+        self.assertLess(self.texts(), self.kept() + USUAL)
+        failure = self.evaluation.failure
+        assert failure is not None
+        self.assertEqual((failure.reason, str(failure)), ("repository", "could not be fetched"))
+        self.assertEqual((failure.members, failure.__traceback__), ({}, None))
+
+    def test_long_directory(self) -> None:
+        """A directory that is not there is not repeated whole."""
+        (self.root / "upload").rename(self.mktemp())
+        self.evaluation = self.make(directory="\x01" * 4096)
+        self.begin()
+        message = self.assert_over(State.FAILED, "directory")["message"]
+        self.assertLess(len(message), 400)
+        self.assertLess(self.texts(), self.kept() + len(message) + 3 * USUAL)
+
+    def test_packed(self) -> None:
+        """What was packed is what was sent."""
+        self.assertEqual(self.evaluation.request.submission, files())
+        request = self.evaluation.request
+        self.assertEqual(unpack(pack(request)), request)
+        self.begin()
+        self.assertEqual(list(self.world.child.argv)[-1], largest("evaluator_cmd"))
+        self.assertEqual(
+            [name for name in self.world.child.environment if name.startswith("SUBMISSION_")],
+            [f"SUBMISSION_FILE_{file.field.upper()}" for file in files()],
+        )
+        self.world.child.end()
+        self.assert_over(State.FINISHED, None)

@@ -1,0 +1,160 @@
+"""`evaluations.following`: what a stream's client has taken, by its connection or its word."""
+
+from __future__ import annotations
+
+from tawebeval.config import BufferSettings, Configuration, EvaluationSettings
+from tawebeval.evaluations.records import Subscription
+from tests.evaluations.test_registry import RegistryTestCase
+from tests.fakes.children import FakeChild
+
+LIMIT = 40_000  # bytes in the ring
+KEPT = 30_000
+PIECE = 10_000
+
+
+class FakeConnection:
+    """A connection whose client reads when it is told to; `given` and `read` are bytes."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.read = 0
+        self.probed = False
+
+    def progress(self) -> tuple[int, int]:
+        """Return both."""
+        return self.given, self.read
+
+    def probe(self, wanted: bool) -> None:
+        """Note whether the client is asked."""
+        self.probed = wanted
+
+
+class FollowingTests(RegistryTestCase):
+    """A stream on a connection that shows what its client has read."""
+
+    configuration = Configuration(
+        evaluations=EvaluationSettings(abandon_after=10**6),
+        buffers=BufferSettings(evaluation=LIMIT),
+    )
+    child: FakeChild
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.identifier, self.child = self.start()
+        self.connection = FakeConnection()
+        self.following = self.follow()
+        self.following.connection = self.connection
+        self.following.__enter__()
+
+    def follow(self, after: str | None = None) -> Subscription:
+        """Return another stream."""
+        following = self.registry.follow(self.identifier, after)
+        assert following is not None
+        return following
+
+    @property
+    def oldest(self) -> int:
+        """The cursor before the oldest event that is kept."""
+        return self.registry._records[self.identifier].evaluation.ring.oldest
+
+    def fill(self) -> None:
+        """Print until there is no room."""
+        while not self.child.paused:
+            self.child.print(b"x" * 900 + b"\n")
+
+    def send(self) -> None:
+        """Give the connection all that there is."""
+        while (batch := self.following.read(PIECE)).count:
+            self.connection.given += len(batch.lines)
+            self.following.handed_over()
+
+    def test_not_read(self) -> None:
+        """What the connection was given and the client has not read stays, however much that is."""
+        for _ in range(5):
+            self.fill()
+            self.send()
+        self.assertEqual(self.oldest, 0)
+        self.assertTrue(self.child.paused)
+
+    def test_read(self) -> None:
+        """What it has read makes room, when room is needed."""
+        self.fill()
+        self.send()
+        self.connection.read = self.connection.given // 2
+        self.assertTrue(self.child.paused)
+        self.following.handed_over()
+        self.assertEqual(self.oldest, 0)  # all of that is kept behind it
+        self.assertTrue(self.child.paused)
+        self.connection.read = self.connection.given
+        self.following.handed_over()
+        self.assertGreater(self.oldest, 0)
+        self.assertFalse(self.child.paused)
+
+    def test_looked_at_for_others(self) -> None:
+        """What it has read is looked at when another stream has taken something, too."""
+        other = self.follow()
+        with other:
+            self.fill()
+            self.send()
+            other.read(10**6)
+            other.handed_over()
+            self.assertTrue(self.child.paused)
+            self.connection.read = self.connection.given
+            other.handed_over()
+            self.assertFalse(self.child.paused)
+
+    def test_many_small_pieces(self) -> None:
+        """As many places are noted as there are some kilobytes between, not one for each piece."""
+        for _ in range(2000):
+            self.child.print(b"x\n")
+            self.send()
+        self.assertLess(len(self.following._places), self.connection.given // 8192 + 3)
+        self.connection.read = self.connection.given - 1
+        self.following.look()
+        self.connection.read += 1
+        self.following.look()
+        self.assertEqual(len(self.following._places), 0)
+
+    def test_asks(self) -> None:
+        """The client is asked what it has read while the evaluator may wait for that, no longer."""
+        self.assertFalse(self.following.asks())
+        self.fill()
+        self.send()
+        self.assertTrue(self.following.asks())
+        self.assertTrue(self.connection.probed)
+        self.connection.read = self.connection.given
+        self.following.handed_over()
+        self.assertFalse(self.following.asks())
+        self.assertFalse(self.connection.probed)
+
+    def test_acknowledged(self) -> None:
+        """What a client says counts from then on, and not what its connection shows."""
+        self.fill()
+        self.send()
+        sent = self.following.position
+        self.assertTrue(self.following.acknowledge(1))
+        self.connection.read = self.connection.given
+        self.following.handed_over()
+        self.assertTrue(self.child.paused)
+        self.assertTrue(self.following.asks())
+        self.assertFalse(self.connection.probed)
+        self.assertFalse(self.following.acknowledge(sent + 1))
+        self.assertTrue(self.child.paused)
+        self.assertTrue(self.following.acknowledge(sent))
+        self.assertFalse(self.child.paused)
+        self.assertTrue(self.following.acknowledge(1))  # which it has said before
+
+    def test_cut(self) -> None:
+        """A stream that is cut has events kept for half a minute beside one that has them all."""
+        other = self.follow()
+        with other:
+            self.fill()
+            self.send()
+            self.following.__exit__(ConnectionError, None, None)
+            other.read(10**6)
+            other.handed_over()
+            self.world.clock.advance(29.9)
+            self.assertEqual((self.oldest, self.child.paused), (0, True))
+            self.world.clock.advance(0.1)
+            self.assertFalse(self.child.paused)
+            self.assertGreater(self.oldest, 0)

@@ -1,0 +1,161 @@
+"""`evaluations.registry`: the end of an evaluation is told to who wants to know."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.errors import EvaluationExpired, InvalidField
+from tawebeval.evaluations.registry import EndCallbacks, Registry
+from tawebeval.sandbox.workspace import log_name
+from tests.evaluations.test_registry import KEY, RegistryTestCase
+from tests.fakes.callbacks import FakeCallbacks
+from tests.fakes.world import straw
+
+URL = "https://receiver.example/hook?key=s3cret"
+PLENTY = b"a line\n" * 200_000  # more than the buffer of an evaluation
+
+
+class CallbackTests(RegistryTestCase):
+    """A registry with callbacks, and with more time to run than to be asked for."""
+
+    configuration = Configuration(
+        evaluations=EvaluationSettings(abandon_after=900, paused=10**6),
+        limits=LimitSettings(wall_clock=10**6),
+    )
+
+    def make(self, seed: int = 1) -> Registry:
+        """Return a registry that has them."""
+        self.callbacks: Any = FakeCallbacks()
+        return Registry(
+            self.world.surroundings(),
+            Identifiers(KEY, straw(seed)),
+            (self.running, self.queued, *self.own),
+            Path("/evaluations"),
+            EndCallbacks(self.callbacks),
+        )
+
+    def test_defect(self) -> None:
+        """Where it cannot be told, nothing is left of the evaluation all the same."""
+
+        def send(*_: object) -> None:
+            raise ValueError("a defect")
+
+        self.patch(self.callbacks, "send", send)
+        identifier = self.accept(callback_url=URL)
+        self.finish(self.world.child)
+        self.assertEqual(self.registry.status(identifier)["state"], "finished")
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        closed = Deferred.fromCoroutine(self.registry.close())
+        self.assertFalse(self.successResultOf(closed), "there was nothing to end")
+
+    def test_ended(self) -> None:
+        """When nothing is left of an evaluation its status is sent, once."""
+        identifier = self.accept(callback_url=URL)
+        child = self.world.child
+        child.print(b"one\n")
+        self.assertEqual(self.callbacks.expected, [(URL, "")])
+        waiting = {
+            "url": "https://receiver.example/hook",
+            "state": "waiting",
+            "attempts": 0,
+            "last_error": None,
+        }
+        self.assertEqual(self.registry.status(identifier)["callback"], waiting)
+        self.assertEqual(self.callbacks.sent, [])
+        self.finish(child, 3)
+        ((evaluation, document),) = self.callbacks.sent
+        self.assertEqual(evaluation, log_name(identifier))
+        self.assertEqual(document, self.registry.status(identifier))
+        self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
+        self.assertEqual(document["callback"], {**waiting, "state": "pending"})
+        self.assertEqual(self.page(identifier)["data"], ["one", "\n", "exit"])
+
+    def test_not_wanted(self) -> None:
+        """Without the field nobody is told, and the status has null."""
+        identifier, child = self.start()
+        self.finish(child)
+        self.assertIsNone(self.registry.status(identifier)["callback"])
+        self.assertEqual(self.callbacks.sent, [])
+
+    def test_however_it_ends(self) -> None:
+        """Cancelled, forgotten or stopped with the daemon: each end is told, with its state."""
+        cancelled = self.accept(callback_url=URL)
+        done = Deferred.fromCoroutine(self.registry.cancel(cancelled))
+        self.world.end()
+        self.successResultOf(done)
+        abandoned = self.accept(callback_url=URL)
+        self.world.child.print(PLENTY)
+        self.expire(901)
+        self.world.end()
+        self.assertRaises(EvaluationExpired, self.registry.status, abandoned)
+        stopped = self.accept(callback_url=URL)
+        self.end_all()
+        told = [
+            (evaluation, sent["state"], sent["error"]) for evaluation, sent in self.callbacks.sent
+        ]
+        self.assertEqual(
+            [(evaluation, state, error["reason"]) for evaluation, state, error in told],
+            [
+                (log_name(cancelled), "cancelled", "cancelled"),
+                (log_name(abandoned), "failed", "lost"),
+                (log_name(stopped), "failed", "shutdown"),
+            ],
+        )
+
+    def test_is_not_abandoned(self) -> None:
+        """Who waits for a callback does not have to ask, neither in the queue nor later."""
+        first, second, third = (self.accept(callback_url=URL) for _ in range(3))
+        for child in self.world.spawn.children:
+            child.print(b"one\n")
+        for _ in range(3):
+            self.expire(901)
+        for identifier in (first, second, third):
+            self.finish(self.world.spawn.children[len(self.callbacks.sent)])
+            self.assertEqual(self.callbacks.sent[-1][0], log_name(identifier))
+            self.assertEqual(self.callbacks.sent[-1][1]["state"], "finished")
+        self.assertEqual(self.page(first)["data"], ["one", "\n"])
+
+    def test_held(self) -> None:
+        """One that is held, since nobody reads it, is abandoned: after its time from then on."""
+        identifier = self.accept(callback_url=URL)
+        self.expire(2000)
+        self.world.child.print(PLENTY)
+        self.assertTrue(self.world.child.paused)
+        self.expire(899)
+        self.assertEqual(self.world.child.signals, [])
+        self.expire(1)
+        self.assertEqual(self.world.child.signals, [15])
+        self.assertRaises(EvaluationExpired, self.registry.status, identifier)
+
+    def test_expires(self) -> None:
+        """When it has ended it is kept as all are, also where its callback could not be sent."""
+        identifier = self.accept(callback_url=URL)
+        self.expire(2000)
+        self.patch(self.callbacks, "send", lambda *_: None)
+        self.finish(self.world.child)
+        self.expire(self.configuration.evaluations.retain - 1)
+        self.assertIn(identifier, self.registry._records)
+        self.expire(1)
+        self.assertNotIn(identifier, self.registry._records)
+
+    def test_refused(self) -> None:
+        """A callback that is not to be had refuses the form, and nothing has begun."""
+        self.callbacks.refuse = True
+        with self.assertRaises(InvalidField):
+            self.accept(callback_url=URL)
+        self.assertEqual(self.registry.evaluations(None).data, [])
+
+    def test_repeated(self) -> None:
+        """A form that is repeated under its key has one evaluation, and one callback."""
+        one = self.accept(callback_url=URL, key="k")
+        self.callbacks.refuse = True
+        self.assertEqual(self.accept(callback_url=URL, key="k"), one)
+        self.finish(self.world.child)
+        self.assertEqual(len(self.callbacks.sent), 1)

@@ -1,0 +1,409 @@
+"""`evaluations.registry`: callers do not see each other, and each has its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from twisted.internet.defer import Deferred
+
+from tawebeval.config import (
+    BufferSettings,
+    CallerSettings,
+    Configuration,
+    EvaluationSettings,
+    LimitSettings,
+)
+from tawebeval.core.tokens import ANONYMOUS
+from tawebeval.deferreds import UNBOUNDED
+from tawebeval.errors import Busy, EvaluationExpired, EvaluationNotFound, KeyReused, OverShare
+from tawebeval.web.events import Poll
+from tests.evaluations.test_registry import END, RegistryTestCase
+from tests.fakes.world import UntidyThreads, answer
+
+
+class CallerTests(RegistryTestCase):
+    """Alice has begun something, and Bob knows its identifier."""
+
+    def asked(self, identifier: str, caller: str) -> list[type[Exception] | None]:
+        """Ask for everything that there is; return how each is refused."""
+        registry = self.registry
+
+        refusals: list[type[Exception] | None] = []
+        questions: list[Callable[[], object]] = [
+            lambda: registry.page(identifier, None, caller),
+            lambda: registry.page(identifier, "0", caller),
+            lambda: registry.page(identifier, END, caller),
+            lambda: registry.status(identifier, caller),
+            lambda: registry.cancel(identifier, caller).send(None),
+        ]
+        for question in questions:
+            try:
+                question()
+            except (StopIteration, Exception) as error:  # noqa: BLE001
+                refusals.append(None if isinstance(error, StopIteration) else type(error))
+            else:
+                refusals.append(None)
+        waited = Deferred.fromCoroutine(answer(Poll(caller, identifier, "0", 5), registry))
+        if waited.called:
+            waited.addErrback(lambda failure: refusals.append(failure.type))
+        else:
+            waited.addErrback(lambda _: None)
+            waited.cancel()
+        return refusals
+
+    def begin(self, caller: str, key: str | None = None, digest: bytes = b"") -> str:
+        """Begin an evaluation."""
+        return self.registry.accept(self.upload(key, digest), caller)
+
+    def test_others(self) -> None:
+        """For Bob it was never there, from the first moment to after it was forgotten."""
+        identifier = self.begin("alice")
+        child = self.world.child
+        child.print(b"a\nb\n")
+        nothing = [EvaluationNotFound] * 6
+        for caller in ("bob", "", "alic", "alicee"):
+            self.assertEqual(self.asked(identifier, caller), nothing)
+        self.assertEqual(child.signals, [])
+        self.finish(child)
+        self.assertEqual(self.asked(identifier, "bob"), nothing)
+        self.assertEqual(self.registry.page(identifier, None, "alice").end, END)
+        self.registry.page(identifier, END, "alice")
+        self.assertEqual(self.asked(identifier, "bob"), nothing)
+        with self.assertRaises(EvaluationExpired):
+            self.registry.status(identifier, "alice")
+        self.assertEqual(self.registry.page(identifier, END, "alice").end, None)
+
+    def test_repositories(self) -> None:
+        """For each of them repositories are fetched in its own name: what it may see of them."""
+        for caller in ("alice", "bob"):
+            self.begin(caller)
+            self.finish(self.world.child)
+        self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_restart(self) -> None:
+        """Neither does a daemon that has lost everything tell Bob of it."""
+        identifier = self.begin("alice")
+        self.end_all()
+        self.registry = self.make(2)
+        self.assertEqual(self.asked(identifier, "bob"), [EvaluationNotFound] * 6)
+        with self.assertRaises(EvaluationExpired):
+            self.registry.page(identifier, None, "alice")
+
+    def test_others_do_not_keep_it(self) -> None:
+        """That Bob asks for it does not count as a request."""
+        identifier = self.begin("alice")
+        self.world.clock.advance(899)
+        self.asked(identifier, "bob")
+        self.expire(1)
+        with self.assertRaises(EvaluationExpired):
+            self.registry.page(identifier, None, "alice")
+
+    def test_keys(self) -> None:
+        """An `Idempotency-Key` is its caller's own."""
+        first = self.begin("alice", "k", b"1")
+        second = self.begin("bob", "k", b"2")
+        self.assertNotEqual(first, second)
+        self.assertEqual(self.begin("alice", "k", b"1"), first)
+        self.assertEqual(self.begin("bob", "k", b"2"), second)
+        self.assertRaises(KeyReused, self.begin, "bob", "k", b"1")
+
+
+class ShareTests(RegistryTestCase):
+    """Two places to run, three to wait, of which one is each caller's share."""
+
+    running, queued, own = 2, 3, (1, 1)
+
+    def test_shares(self) -> None:
+        """Over its share: OverShare, while another is let in; where all is full, Busy."""
+        begin = self.registry.accept
+        for _ in range(2):
+            begin(self.upload(), "alice")
+        error = self.assertRaises(OverShare, begin, self.upload(), "alice")
+        self.assertEqual(error.retry_after, 5)
+        self.assertRaises(OverShare, self.registry.check_admission, "alice")
+        for caller in ("bob", "bob", "carol"):
+            begin(self.upload(), caller)
+        self.assertIs(type(self.assertRaises(Busy, begin, self.upload(), "dave")), Busy)
+        states = [child.signals for child in self.world.spawn.children]
+        self.assertEqual(states, [[], []])
+
+
+class FetchTests(RegistryTestCase):
+    """Two places to run, and two to fetch, of which one is each caller's share."""
+
+    queued = 1000
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.world.fetches.set_bounds(2, UNBOUNDED, 1)
+        repositories = self.world.repositories
+        repositories.remote = repositories.gate.shut = True
+
+    def begin(self, caller: str) -> None:
+        """Begin an evaluation."""
+        self.registry.accept(self.upload(), caller)
+
+    def test_others(self) -> None:
+        """A caller whose servers are slow does not keep others from being fetched."""
+        for caller in ("alice", "alice", "bob"):
+            self.begin(caller)
+        self.assertEqual(self.world.repositories.callers, ["alice", "bob"])
+
+    def test_fetched_ahead(self) -> None:
+        """Of a long queue no more is fetched than will run soon, whatever waits."""
+        for _ in range(500):
+            self.begin("alice")
+        self.world.repositories.gate.open()
+        # Two run, for which each commit was looked for twice, and one waits.
+        self.assertEqual(len(self.world.spawn.children), 2)
+        self.assertEqual(len(self.world.repositories.asked), 5)
+        self.assertEqual(self.world.repositories.users, 2)
+        self.finish(self.world.spawn.children[0])
+        self.assertEqual(len(self.world.spawn.children), 3)
+        self.assertEqual(len(self.world.repositories.asked), 7)
+
+
+class KeptShareTestCase(RegistryTestCase):
+    """Callers who do not read, or by streams only."""
+
+    def read(self, identifier: str, caller: str = "alice") -> None:
+        """Let a stream send all that there is."""
+        following = self.registry.follow(identifier, None, caller)
+        assert following is not None
+        with following:
+            following.read(10**6)
+
+    def leave(self, caller: str, count: int = 1) -> list[str]:
+        """Let some evaluations end that nobody reads."""
+        identifiers = []
+        for _ in range(count):
+            identifiers.append(self.registry.accept(self.upload(), caller))
+            self.print()
+            self.finish(self.world.child)
+        return identifiers
+
+    def print(self) -> None:
+        """Let the newest evaluation print nothing."""
+
+
+class KeptShareTests(KeptShareTestCase):
+    """Of five that may be unread two are each caller's share."""
+
+    configuration = Configuration(
+        callers=CallerSettings(kept=2), evaluations=EvaluationSettings(kept=5, retain=600)
+    )
+
+    def check_over(self, caller: str) -> None:
+        """Hold that nothing is accepted of this caller, who is told what to do."""
+        for refused in (
+            lambda: self.registry.check_admission(caller),
+            lambda: self.registry.accept(self.upload(), caller),
+        ):
+            error = self.assertRaises(OverShare, refused)
+            self.assertEqual(error.retry_after, 30)
+            self.assertIn("after=end", error.detail)
+
+    def test_others(self) -> None:
+        """Who leaves its share unread gets nothing more, and others do, up to all that may be."""
+        self.leave("alice", 2)
+        self.check_over("alice")
+        self.leave("bob", 2)
+        self.check_over("bob")
+        self.leave("carol")
+        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "carol")
+        self.assertIs(type(refusal), Busy)
+        self.check_over("alice")
+
+    def test_read(self) -> None:
+        """Reading one to its end makes room, and nothing less does."""
+        identifier, _ = self.leave("alice", 2)
+        self.registry.page(identifier, None, "alice")
+        self.check_over("alice")
+        self.registry.page(identifier, END, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+
+    def test_sent(self) -> None:
+        """One of the caller's own that a stream has sent to the end makes room, no other's."""
+        (bobs,) = self.leave("bob")
+        self.read(bobs, "bob")
+        first, second = self.leave("alice", 2)
+        self.check_over("alice")
+        self.read(second)
+        self.leave("alice")
+        self.check_over("alice")
+        for identifier, known in ((bobs, True), (first, True), (second, False)):
+            self.assertEqual(identifier in self.registry._records, known)
+
+    def test_discarded(self) -> None:
+        """One can be discarded unread, by asking after its end; a DELETE leaves it to be read."""
+        identifier, _ = self.leave("alice", 2)
+        cancelled = Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
+        self.successResultOf(cancelled)
+        self.check_over("alice")
+        self.assertIsNone(self.registry.page(identifier, END, "alice").end)
+        self.leave("alice")
+
+    def test_cancelled(self) -> None:
+        """One that was cancelled counts, for its events are to be read, too."""
+        self.leave("alice")
+        identifier = self.registry.accept(self.upload(), "alice")
+        Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
+        self.registry.check_admission("alice")
+        self.finish(self.world.child)
+        self.check_over("alice")
+
+    def test_expired(self) -> None:
+        """One that nobody has asked for in time makes room, too; nothing is left of the count."""
+        self.leave("alice", 2)
+        self.expire(600)
+        self.assertFalse(self.registry._records._kept_of)
+        self.leave("alice", 2)
+        self.check_over("alice")
+
+    def test_running(self) -> None:
+        """Those that run or wait do not count, nor do those that are forgotten as they end."""
+        for _ in range(4):
+            self.registry.accept(self.upload(), "alice")
+        self.expire(900)
+        for child in self.world.spawn.children:
+            self.finish(child)
+        self.leave("alice", 2)
+        self.check_over("alice")
+
+    def test_without_tokens(self) -> None:
+        """Where there are no callers nobody has a share: all may be unread."""
+        self.leave(ANONYMOUS, 5)
+        refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), ANONYMOUS)
+        self.assertIs(type(refusal), Busy)
+
+
+class NoKeptShareTests(KeptShareTestCase):
+    """Shares that are none: nobody's fault is what everybody may have."""
+
+    def test_alone(self) -> None:
+        """With 0, or as much as there is room for, one caller may leave all of that unread."""
+        for share in (0, 5, 6):
+            self.configuration = Configuration(
+                callers=CallerSettings(kept=share), evaluations=EvaluationSettings(kept=5)
+            )
+            self.setUp()
+            self.leave("alice", 5)
+            refusal = self.assertRaises(Busy, self.registry.accept, self.upload(), "alice")
+            self.assertIs(type(refusal), Busy)
+
+
+class BytesShareTests(KeptShareTestCase):
+    """Of 12 KiB for all two are each caller's share; one evaluation may have one."""
+
+    configuration = Configuration(
+        callers=CallerSettings(buffers=2048),
+        evaluations=EvaluationSettings(retain=600),
+        buffers=BufferSettings(total=16384, evaluation=1024, page=4096),
+        limits=LimitSettings(wall_clock=10**6),
+    )
+    running, queued = 2, 20
+
+    def print(self) -> None:
+        """Let the newest evaluation print half of a share."""
+        self.world.child.print(b"x" * 1024 + b"\n")
+
+    def states(self, identifiers: list[str]) -> list[str]:
+        """Return the states of some of alice's evaluations."""
+        return [self.registry.status(identifier, "alice")["state"] for identifier in identifiers]
+
+    def check_over(self, caller: str) -> None:
+        """Hold that nothing is accepted of this caller, who is told what to do."""
+        error = self.assertRaises(OverShare, self.registry.check_admission, caller)
+        self.assertEqual(error.retry_after, 30)
+        self.assertIn("after=end", error.detail)
+
+    def test_others(self) -> None:
+        """Who leaves its share of bytes unread gets nothing more, and others do."""
+        (first,) = self.leave("alice")
+        self.registry.check_admission("alice")
+        self.leave("alice")
+        self.check_over("alice")
+        self.leave("bob")
+        self.registry.page(first, END, "alice")
+        self.leave("alice")
+        self.check_over("alice")
+
+    def test_expired(self) -> None:
+        """Asking for the status does not keep them."""
+        identifiers = self.leave("alice", 2)
+        self.world.clock.advance(599)
+        self.states(identifiers)
+        self.check_over("alice")
+        self.expire(1)
+        self.registry.check_admission("alice")
+
+    def fill_queue(self) -> list[str]:
+        """Let many of alice's wait at once, and two end that nobody reads."""
+        identifiers = [self.registry.accept(self.upload(), "alice") for _ in range(5)]
+        for _ in range(2):
+            self.end_next()
+        return identifiers
+
+    def end_next(self) -> None:
+        """Let the first end that runs."""
+        child = next(child for child in self.world.spawn.children if child.running)
+        child.print(b"x" * 1024 + b"\n")
+        self.finish(child)
+
+    def test_sent(self) -> None:
+        """What a stream has sent to the end goes before anything is refused."""
+        first, second = self.leave("alice", 2)
+        self.read(second)
+        self.registry.check_admission("alice")
+        self.assertNotIn(second, self.registry._records)
+        self.assertIn(first, self.registry._records)
+
+    def test_queue(self) -> None:
+        """What had been accepted by then waits, while others run, until some is read."""
+        first, _, *others = self.fill_queue()
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        bob = self.registry.accept(self.upload(), "bob")
+        self.assertEqual(self.registry.status(bob, "bob")["state"], "running")
+        self.finish(self.world.child)
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        self.registry.page(first, END, "alice")
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+
+    def test_queue_expired(self) -> None:
+        """Or until it expires."""
+        others = self.fill_queue()[2:]
+        self.expire(600)
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+
+    def test_queue_sent(self) -> None:
+        """Or until a stream has sent it to the end."""
+        first, _, *others = self.fill_queue()
+        self.read(first)
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+        self.assertNotIn(first, self.registry._records)
+
+    def test_queue_sent_and_paged(self) -> None:
+        """And nobody reads pages of it any more."""
+        first, _, *others = self.fill_queue()
+        self.registry.page(first, None, "alice")
+        self.read(first)
+        self.expire(29)
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        self.expire(1)
+        self.assertEqual(self.states(others), ["running", "running", "queued"])
+
+    def test_queue_sent_before_it_is_over(self) -> None:
+        """And nothing is left of it but its events."""
+        self.world.threads = threads = UntidyThreads()
+        self.registry = self.make()
+        threads.tidied.shut = True
+        first, _, *others = self.fill_queue()
+        self.read(first)
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "queued", "queued"])
+        threads.tidied.open()
+        self.world.turn()
+        self.assertEqual(self.states(others), ["running", "running", "queued"])

@@ -1,0 +1,371 @@
+"""`evaluations.registry` against a model: readers, writers and time in any order.
+
+After each step all that can happen has happened.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import errors
+from tawebeval.core.framing import LINES, Framing
+from tawebeval.core.pages import DUMMY_END, EventPage
+from tawebeval.evaluations.registry import Upload
+from tawebeval.web import events
+from tawebeval.web.streams import Flow
+from tests.cases.registry_model import (
+    ABANDON,
+    CAPACITY,
+    FRAMINGS,
+    KEPT,
+    NEXT_PAGE,
+    QUEUED,
+    READ,
+    RETAIN,
+    RUNNING,
+    TOTAL,
+    Comparison,
+    Model,
+    Poll,
+    Stream,
+)
+from tests.fakes.world import answer, make_request
+
+
+class Reading(Comparison):
+    """How evaluations are read while they run."""
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), count=st.integers(1, 12))
+    def print(self, number: int, count: int) -> None:
+        """Let an evaluator print some lines, if its stdout is read."""
+        identifier, model = self.pick(number)
+        if model.running and not self.child(identifier).paused:
+            self.child(identifier).print(model.print(count))
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def follow(self, number: int) -> None:
+        """Let a faithful reader ask for its next page."""
+        identifier, model = self.pick(number)
+        page = self.request(identifier, model.cursor)
+        if isinstance(page, EventPage) and model.read is not None:
+            begin = len(model.read)
+            model.read += model.events[begin : begin + page.events.count]
+            model.cursor = page.end or DUMMY_END
+        else:
+            model.read = None
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), seconds=st.integers(1, 200))
+    def wait(self, number: int, seconds: int) -> None:
+        """Let somebody wait for what comes next."""
+        identifier, model = self.pick(number)
+        after = model.newest
+        if after < model.real.ring.oldest:
+            return
+        poll = events.Poll("", identifier, str(after), seconds)
+        waiting = Deferred.fromCoroutine(answer(poll, self.registry))
+        if model.forgotten:
+            assert isinstance(waiting.result, Failure)
+            waiting.addErrback(lambda failure: failure.trap(errors.EvaluationExpired))
+            return
+        model.asked = self.now
+        model.acknowledged = max(model.acknowledged, after)
+        model.paged = self.now + NEXT_PAGE
+        self.polls.append(Poll(identifier, after, self.now + seconds, waiting))
+        self.settle()
+
+    @precondition(lambda self: self.polls)
+    @rule(number=st.integers(0, 20))
+    def hang_up(self, number: int) -> None:
+        """Let one who waits go away."""
+        poll = self.polls.pop(number % len(self.polls))
+        poll.answer.addErrback(lambda failure: None)
+        poll.answer.cancel()
+        self.models[poll.identifier].paged = self.now + NEXT_PAGE
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(
+        number=st.integers(0, 20),
+        back=st.integers(0, 30),
+        framing=st.sampled_from(FRAMINGS),
+        slow=st.booleans(),
+    )
+    def stream(self, number: int, back: int, framing: Framing, slow: bool) -> None:
+        """Let somebody follow an evaluation by a stream, from some events back on."""
+        identifier, model = self.pick(number)
+        first = max(model.newest - back, 0)
+        oldest = model.real.ring.oldest
+        try:
+            following = self.registry.follow(identifier, str(first))
+        except errors.EvaluationExpired:
+            assert model.forgotten
+            return
+        except errors.DiscardedCursor:
+            assert first < oldest
+            model.asked = self.now
+            return
+        assert following is not None
+        assert not model.forgotten
+        assert first >= oldest
+        model.asked = self.now
+        one = Stream(identifier, first, framing, following, Flow(self.world.clock), slow=slow)
+        self.streams.append(one)
+        one.begin()
+        self.settle()
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 20), slow=st.booleans())
+    def take(self, number: int, slow: bool) -> None:
+        """Let the client of a stream take what has come, and go on to take it or not."""
+        one = self.streams[number % len(self.streams)]
+        one.resume()
+        one.slow = slow
+        self.settle()
+
+    @precondition(lambda self: self.streams)
+    @rule(number=st.integers(0, 20))
+    def break_off(self, number: int) -> None:
+        """Let the client of a stream go away."""
+        one = self.streams[number % len(self.streams)]
+        one.flow.stopProducing()
+        one.over.cancel()
+        self.leave(one)
+        self.settle()
+
+    @rule(seconds=st.integers(1, 120))
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass; what is abandoned is forgotten."""
+        self.world.clock.advance(seconds)
+        self.settle()
+        self.registry.expire()
+        for identifier, model in self.models.items():
+            patience = RETAIN if model.closed else ABANDON
+            if (
+                not model.forgotten
+                and model.asked <= self.now - patience
+                and not self.awaited(identifier)
+            ):
+                self.forget(identifier)
+        for identifier, model in self.models.items():
+            if model.forgotten and not model.closed:
+                self.stop(identifier, "lost")
+        self.settle()
+
+    # What holds at any time
+
+    @invariant()
+    def readers_have_read(self) -> None:
+        """Faithful readers have all that there was up to their cursor."""
+        for model in self.models.values():
+            if model.read is not None:
+                assert model.read == model.events[: len(model.read)]
+                if model.cursor == DUMMY_END:
+                    assert model.read == model.events
+
+    @invariant()
+    def as_many_run_as_may(self) -> None:
+        """Who runs, and whose stdout is read, is as the model says."""
+        for identifier, model in self.models.items():
+            if model.running:
+                child = self.child(identifier)
+                assert child.running
+                share = model.real.share
+                # Nobody waits who has room, and nobody reads much who has none.
+                assert child.paused == share.full
+                assert not child.paused or share.size >= max(1, share.limit)
+                assert share.size < CAPACITY + READ
+                live = [one for one in self.streams if one.identifier == identifier]
+                expected = max(model.paged, model.cut)  # somebody who may lack something
+                if live and not any(one.slow for one in live) and self.now >= expected:
+                    assert not child.paused, "whoever takes everything is kept waiting"
+        running = sum(child.running for child in self.world.spawn.children)
+        assert running == sum(model.running for model in self.models.values())
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        """Count what there is, which is over the total by a read for each at most."""
+        held = {id(one): one.size for one in (model.real.ring for model in self.models.values())}
+        assert self.budget.used == sum(held.values())
+        assert self.budget.used <= TOTAL + 2 * READ * len(self.models)
+        assert self.kept <= KEPT + RUNNING + QUEUED
+
+    @invariant()
+    def discarded_rightly(self) -> None:
+        """Only what nobody is to have any more is discarded."""
+        for model in self.models.values():
+            if not model.forgotten:
+                self.look(model)
+
+    def teardown(self) -> None:
+        """In the end every reader that was not disturbed gets every event, and nothing is left."""
+        closed = Deferred.fromCoroutine(self.registry.close())
+        for identifier in [*self.waiting, *self.models]:
+            self.stop(identifier, "shutdown")
+        for one in self.streams:
+            one.resume()
+        self.settle()
+        assert not self.streams
+        self.discarded_rightly()
+        for number, (identifier, model) in enumerate(self.models.items()):
+            while model.read is not None and model.cursor != DUMMY_END and not model.forgotten:
+                self.follow(number)
+            if not model.forgotten:
+                self.request(identifier, DUMMY_END)
+        self.readers_have_read()
+        self.world.clock.advance(5)  # for the readers who might go on
+        assert closed.called
+        assert not self.polls
+        assert self.budget.used == 0
+        assert not self.world.clock.getDelayedCalls()
+
+
+class OneAtATime(Reading):
+    """One evaluation, and the next when it is forgotten, so that its readers often meet."""
+
+    @precondition(lambda self: all(model.forgotten for model in self.models.values()))
+    @rule()
+    def begin(self) -> None:
+        """Begin the next, if there is room beside what slow readers have yet to take."""
+        if self.make_room():
+            self.note(self.registry.accept(Upload(make_request(), Path("/uploads/some"))))
+            self.settle()
+
+    def pick(self, number: int) -> tuple[str, Model]:
+        """Return the last one."""
+        return super().pick(-1)
+
+
+class Machine(Reading):
+    """What else may happen to a registry, and to its model."""
+
+    @rule(key=st.sampled_from([None, "a", "b"]), digest=st.sampled_from([b"1", b"1", b"2"]))
+    def accept(self, key: str | None, digest: bytes) -> None:
+        """Let a form arrive."""
+        upload = Upload(make_request(), Path("/uploads/some"), key, digest)
+        known = self.keys.get(key or "")
+        running = sum(model.running for model in self.models.values())
+        behind = known is None and not self.make_room()
+        try:
+            identifier = self.registry.accept(upload)
+        except errors.KeyReused:
+            assert known is not None
+            assert known[1] != digest
+        except errors.Busy:
+            assert known is None
+            assert behind or (running, len(self.waiting)) == (RUNNING, QUEUED)
+        else:
+            if known is not None:
+                assert known == (identifier, digest)
+                return
+            assert identifier not in self.models
+            assert not behind
+            self.note(identifier, running=running < RUNNING)
+            if running == RUNNING:
+                self.waiting.append(identifier)
+            if key is not None:
+                self.keys[key] = identifier, digest
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def begin_block(self, number: int) -> None:
+        """Let an evaluator print something that makes no event."""
+        identifier, model = self.pick(number)
+        if model.running and not model.blocked and not self.child(identifier).paused:
+            self.child(identifier).print(model.block())
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), status=st.sampled_from([0, 0, 1]))
+    def exit(self, number: int, status: int) -> None:
+        """Let an evaluator exit, if its stdout has been read."""
+        identifier, model = self.pick(number)
+        if model.running and not self.child(identifier).paused:
+            self.child(identifier).end(status)
+            self.end(model, "exit" if status else None)
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def cancel(self, number: int) -> None:
+        """Let a client cancel."""
+        identifier, model = self.pick(number)
+        asked = Deferred.fromCoroutine(self.registry.cancel(identifier))
+        if not model.forgotten:
+            self.stop(identifier, "cancelled")
+        self.settle()
+        assert asked.called
+        assert asked.result is None
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20), after=st.none() | st.just(DUMMY_END) | st.integers(0, 30))
+    def ask(self, number: int, after: str | int | None) -> None:
+        """Let somebody ask for a page anywhere."""
+        identifier, _ = self.pick(number)
+        self.request(identifier, str(after) if isinstance(after, int) else after)
+        self.settle()
+
+    @precondition(lambda self: self.models)
+    @rule(number=st.integers(0, 20))
+    def look_at_status(self, number: int) -> None:
+        """Let somebody ask for the status, which keeps none that waits for its reader."""
+        identifier, model = self.pick(number)
+        held = model.running and self.child(identifier).paused
+        try:
+            self.registry.status(identifier)
+        except errors.EvaluationExpired:
+            assert model.forgotten
+        else:
+            assert not model.forgotten
+            if not held and not model.closed:
+                model.asked = self.now
+
+    @rule(text=st.text("abc234", max_size=40), after=st.sampled_from([None, "0", DUMMY_END]))
+    def stray(self, text: str, after: str | None) -> None:
+        """Let somebody ask for what was never here."""
+        if text not in self.models:
+            try:
+                self.registry.page(text, after)
+            except errors.EvaluationNotFound:
+                return
+            raise AssertionError(text)
+
+
+class RegistryModelTests(SynchronousTestCase):
+    """The registry does what the model does."""
+
+    def test_model(self) -> None:
+        """No event is lost, repeated or moved, and every refusal is the contract's."""
+        run_state_machine_as_test(Machine, settings=settings(stateful_step_count=40))
+
+    def test_readers(self) -> None:
+        """Who reads pages misses nothing, and holds up streams no longer than half a minute."""
+        run_state_machine_as_test(OneAtATime, settings=settings(stateful_step_count=40))
+
+    def test_pages_stop(self) -> None:
+        """A stream that has everything gets more when nobody reads pages beside it any more."""
+        machine = Machine()
+        machine.accept(None, b"1")
+        machine.stream(0, 0, LINES, slow=False)
+        machine.ask(0, None)
+        for _ in range(6):
+            machine.print(0, 3)
+        identifier, _ = machine.pick(0)
+        machine.pass_time(29)
+        self.assertTrue(machine.child(identifier).paused)
+        machine.pass_time(1)
+        self.assertFalse(machine.child(identifier).paused)
+        machine.as_many_run_as_may()
+        machine.teardown()

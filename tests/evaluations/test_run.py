@@ -1,0 +1,394 @@
+"""`evaluations.run`: one run, watched over, with a fake child and a Clock."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from pathlib import Path
+from typing import NoReturn, get_args
+
+from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.budget import Budget
+from tawebeval.core.events import Batch
+from tawebeval.core.fileblock import WantedFile
+from tawebeval.core.ring import Ring
+from tawebeval.core.segi import Parser
+from tawebeval.errors import EvaluationFailure, Reason, over_limit
+from tawebeval.evaluations.run import STDERR_TAIL, Run, StdoutPump
+from tawebeval.linux.cgroups.group import Usage
+from tawebeval.sandbox.base import Exit
+from tawebeval.sandbox.workspace import Workspace
+from tests.cases.strategies import MARKERS, read
+from tests.fakes.children import STDOUT, FakeChild
+from tests.fakes.gates import Gate
+from tests.fakes.sandbox import FakeSandboxedRun
+from tests.fakes.world import InlineThreads
+
+GRACE = 2.0
+CANCELLED = EvaluationFailure("cancelled", "enough")
+RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
+
+
+class RunTestCase(SynchronousTestCase):
+    """A run, its child and its ring; `capacity` is when the ring is full."""
+
+    capacity = 2**40
+    limits = LimitSettings(wall_clock=10, output=100_000)
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.ring = Ring()
+        budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
+        self.orphans = Gate()
+        self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
+        self.held: list[bool] = []
+        self.intake = StdoutPump(
+            self.clock,
+            Parser(MARKERS),
+            self.ring,
+            budget.add_share(on_room=lambda: self.intake.on_room()),
+            self,
+        )
+        self.cell = FakeSandboxedRun(
+            self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
+        )
+        self.run = Run(self.clock, self.intake, GRACE, self.cell, InlineThreads())
+        self.child = FakeChild(self.clock, self.run)
+        self.run.makeConnection(self.child)
+
+    def printed(self) -> None:
+        """Tell nobody."""
+
+    def lose_output(self) -> None:
+        """Pass on that events are lost, as an evaluation does."""
+        self.run.lose_output()
+
+    def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
+        """Let the test supply the file."""
+        return self.file
+
+    def hold(self, held: bool) -> None:
+        """Pass on that the ring is full, or is not any more, as an evaluation does."""
+        self.held.append(held)
+        self.run.hold(held)
+
+    def turn(self) -> None:
+        """Let happen what is due now."""
+        self.clock.pump([0] * 3)
+
+    def text(self) -> str:
+        """Return what is in the ring, which is text."""
+        batch: Batch = self.ring.read(self.ring.oldest, 10**9)
+        return "".join(str(event) for event in read(batch))
+
+    def assert_over(self, status: int | None = None, number: int | None = None) -> None:
+        """Hold that the run has ended so, and that nothing of it is left to happen."""
+        self.turn()
+        self.assertTrue(self.run.ended.is_set)
+        self.assertEqual(self.run.exit, Exit(status, number))
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class EndTests(RunTestCase):
+    """How runs end by themselves."""
+
+    def test_good_end(self) -> None:
+        """Status 0 is no failure; all output is there, its last line too."""
+        self.child.print(b"hello\nworld")
+        self.child.end()
+        self.assert_over(status=0)
+        self.assertIsNone(self.run.failure)
+        self.assertEqual(self.text(), "hello\nworld")
+        waited = self.child.usage
+        assert waited is not None
+        self.assertEqual(self.run.usage, Usage(waited.ru_utime + waited.ru_stime, None))
+
+    def test_status(self) -> None:
+        """Another status is the failure `exit`, with the status and stderr."""
+        self.child.complain(b"no such file\n")
+        self.child.end(3)
+        self.assert_over(status=3)
+        failure = self.run.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "exit")
+        self.assertEqual(failure.members, {"status": 3, "stderr": "no such file\n"})
+        self.assertIn("status 3", failure.message)
+
+    def test_signal(self) -> None:
+        """A signal that nobody here sent is the failure `exit` with that signal."""
+        self.child.end(signal=signal.SIGSEGV)
+        self.assert_over(number=signal.SIGSEGV)
+        failure = self.run.failure
+        assert failure is not None
+        self.assertEqual(failure.reason, "exit")
+        self.assertEqual(failure.members, {"signal": 11, "stderr": ""})
+        self.assertIn("signal 11 (Segmentation fault)", failure.message)
+
+    def test_stderr_after_the_exit(self) -> None:
+        """What stands in the pipes at the exit belongs to the run as well."""
+        self.orphans.shut = True
+        self.child.exit(1)
+        self.child.print(b"late")
+        self.child.complain(b"last words")
+        self.orphans.open()
+        self.assert_over(status=1)
+        assert self.run.failure is not None
+        self.assertEqual(self.run.failure.members["stderr"], "last words")
+        self.assertEqual(self.text(), "late")
+
+    def test_the_group_is_killed(self) -> None:
+        """What the process left in its group is killed when it exits, and not before."""
+        self.turn()
+        self.assertEqual(self.child.group_signals, [])
+        self.child.end()
+        self.assertEqual(self.child.group_signals, [signal.SIGKILL])
+        self.assertEqual(self.child.signals, [])
+
+    def test_pipes_held_by_others(self) -> None:
+        """Who still holds stdout when the orphans are gone is not waited for."""
+        self.orphans.shut = True
+        self.child.print(b"printed")
+        self.child.exit()
+        self.turn()
+        self.assertFalse(self.child.rest_wanted)
+        self.assertFalse(self.run.ended.is_set)
+        self.orphans.open()
+        self.assertTrue(self.child.rest_wanted)
+        self.assert_over(status=0)
+        self.assertEqual(self.text(), "printed")
+
+    def test_files_hold_up_the_end(self) -> None:
+        """Nor before a file that it named is read, and stands among the events."""
+        self.child.print(b"~FB\nX-SEGI-As: path\n\nout.txt\n~FE\n")
+        self.child.end()
+        self.turn()
+        self.assertFalse(self.run.ended.is_set)
+        self.file.callback(b"content")
+        self.assert_over(status=0)
+        self.assertEqual(self.ring.newest, 1)
+
+    def test_orphans_hold_up_the_end(self) -> None:
+        """It has not ended before its orphans are gone, although its pipes are closed."""
+        self.orphans.shut = True
+        self.child.end()
+        self.turn()
+        self.assertEqual(len(self.orphans), 1)
+        self.assertFalse(self.run.ended.is_set)
+        self.orphans.open()
+        self.assert_over(status=0)
+
+    def test_orphans_cannot_be_ended(self) -> None:
+        """Where ending them goes wrong the run ends all the same."""
+        self.orphans.error = RuntimeError("no /proc")
+        self.child.exit()
+        self.assert_over(status=0)
+        self.orphans.error = None
+        gc.collect()
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+
+class DefectTests(RunTestCase):
+    """Defects of the daemon between stdout and the ring."""
+
+    def break_(self, name: str) -> None:
+        """Let the parser raise."""
+
+        def fail(*_: object) -> NoReturn:
+            raise RuntimeError("a defect")
+
+        self.patch(Parser, name, fail)
+
+    def assert_lost(self) -> None:
+        """Hold that the run is lost, and the defect logged."""
+        assert self.run.failure is not None
+        self.assertEqual(self.run.failure.reason, "lost")
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+    def test_killed(self) -> None:
+        """Who prints what gets lost is killed at once, and has not finished well."""
+        self.child.obeys = (signal.SIGKILL,)
+        self.child.print(b"good\n")
+        self.break_("feed")
+        self.child.print(b"bad\n")
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.assert_over(number=signal.SIGKILL)
+        self.assert_lost()
+        self.assertEqual(self.text(), "good")
+
+    def test_after_the_exit(self) -> None:
+        """Nor has one that exits with status 0 before that is found."""
+        self.orphans.shut = True
+        self.child.exit(0)
+        self.break_("feed")
+        self.child.print(b"bad\n")
+        self.orphans.open()
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_at_the_end(self) -> None:
+        """Nor one where that is found when all was printed."""
+        self.break_("finish")
+        self.child.print(b"a\nb")
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_full(self) -> None:
+        """Nobody waits for readers then."""
+        self.capacity = 100
+        self.setUp()
+        self.orphans.shut = True
+        self.child.print(b"line\n" * 100)
+        self.child.print(b"\n" * 100_000)
+        self.child.exit(0)
+        self.turn()
+        self.assertFalse(self.run.ended.is_set)
+        self.break_("feed")
+        self.orphans.open()
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_cannot_be_told(self) -> None:
+        """Where the loss itself cannot be told it is no good end either."""
+        self.break_("finish")
+        self.patch(self.run, "lose_output", lambda: None)
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assert_lost()
+
+    def test_stopped(self) -> None:
+        """One that was stopped before keeps its reason."""
+        self.run.stop(CANCELLED)
+        self.break_("feed")
+        self.child.print(b"bad\n")
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.assertIs(self.run.failure, CANCELLED)
+        self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
+
+
+class StderrTests(RunTestCase):
+    """What is kept of stderr."""
+
+    def test_tail(self) -> None:
+        """Its last 8 KiB are kept, in whatever pieces they came."""
+        for number in range(5000):
+            self.child.complain(b"%d\n" % number)
+        everything = "".join(f"{number}\n" for number in range(5000))
+        self.assertEqual(STDERR_TAIL, 8192)
+        self.assertEqual(self.run.stderr, everything[-8192:])
+        self.child.complain(b"x" * 10000)
+        self.assertEqual(self.run.stderr, "x" * 8192)
+
+    def test_bytes(self) -> None:
+        """It is shown as UTF-8, with what is not replaced; it is no part of the events."""
+        self.child.complain(b"\xff\xc3")
+        self.child.complain(b"\xa9")
+        self.assertEqual(self.run.stderr, "\ufffd\u00e9")
+        self.assertEqual(self.ring.newest, 0)
+
+    def test_begins_with_a_character(self) -> None:
+        """A character that does not fit as a whole is left out, however stderr came."""
+        for end in ("", "a", "ab", "abc"):
+            for size in (1, 3, 20_000):
+                printed = ("😀" * 3000 + end).encode()
+                for at in range(0, len(printed), size):
+                    self.child.complain(printed[at : at + size])
+                characters = (STDERR_TAIL - len(end)) // 4
+                self.assertEqual(self.run.stderr, "😀" * characters + end)
+
+    def test_stray_bytes(self) -> None:
+        """With what is not UTF-8 replaced it is no longer either."""
+        self.child.complain(b"\xff" * 10_000 + b"end")
+        self.assertEqual(self.run.stderr, "\ufffd" * 2729 + "end")
+        self.child.complain(b"\x80")
+        self.assertEqual(self.run.stderr, "\ufffd" * 2728 + "end\ufffd")
+
+
+class StopTests(RunTestCase):
+    """How runs are ended."""
+
+    def test_term_then_kill(self) -> None:
+        """TERM at once, KILL after the grace time, and not one moment before."""
+        self.run.stop(CANCELLED)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.clock.advance(GRACE - 0.001)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.clock.advance(0.001)
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+        self.assertFalse(self.run.ended.is_set)
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, CANCELLED)
+
+    def test_obedient(self) -> None:
+        """One that goes on TERM gets no KILL, and what it still prints counts."""
+        self.child.print(b"working\n")
+        self.run.stop(CANCELLED)
+        self.clock.advance(1)
+        self.child.print(b"goodbye\n")
+        self.child.end(0)
+        self.assert_over(status=0)
+        self.clock.advance(100)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.assertIs(self.run.failure, CANCELLED)
+        self.assertEqual(self.text(), "working\ngoodbye\n")
+
+    def test_first_reason_counts(self) -> None:
+        """Neither a second reason nor the exit that follows replaces the first."""
+        self.run.stop(CANCELLED)
+        self.run.stop(EvaluationFailure("shutdown", "too late"))
+        self.clock.advance(20)  # over the time limit, too
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, CANCELLED)
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL])
+
+    def test_closed_output(self) -> None:
+        """One that has closed its stdout and runs on is stopped as others are."""
+        self.child.lose(STDOUT)
+        self.run.stop(CANCELLED)
+        self.assertEqual(self.child.signals, [signal.SIGTERM])
+        self.child.end(signal=signal.SIGTERM)
+        self.assert_over(number=signal.SIGTERM)
+        self.assertIs(self.run.failure, CANCELLED)
+
+    def test_resources(self) -> None:
+        """A run that is over a limit of what it takes from the machine is killed at once."""
+        over = over_limit("disk", "disk", "bytes", 7)
+        self.run.stop(over)
+        self.assertEqual(self.child.signals, [signal.SIGKILL])
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, over)
+
+    def test_reasons(self) -> None:
+        """Time that is over, a wish, and whatever else is no such limit leave the grace time."""
+        for reason in get_args(Reason):
+            self.setUp()
+            self.run.stop(EvaluationFailure(reason, "enough"))
+            expected = signal.SIGKILL if reason in RESOURCES else signal.SIGTERM
+            self.assertEqual(self.child.signals, [expected], reason)
+
+    def test_resources_in_the_grace_time(self) -> None:
+        """It is killed also where it was stopped before for another reason, which stays."""
+        self.run.stop(CANCELLED)
+        for _ in range(2):  # each look tells of it
+            self.run.stop(over_limit("disk", "disk", "bytes", 7))
+        self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
+        self.child.end(signal=signal.SIGKILL)
+        self.assert_over(number=signal.SIGKILL)
+        self.assertIs(self.run.failure, CANCELLED)
+
+    def test_after_the_exit(self) -> None:
+        """What has exited by itself gets no signal, but its end was still asked for."""
+        self.child.exit(0)
+        self.run.stop(CANCELLED)
+        self.child.close()
+        self.assert_over(status=0)
+        self.assertEqual(self.child.signals, [])
+        self.assertIs(self.run.failure, CANCELLED)

@@ -1,0 +1,95 @@
+"""Floods: whatever an evaluator prints is bounded work in each turn of the reactor.
+
+Work is counted, not timed: by the calls that Python makes, and by the bytes of events.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from benchmarks.floods import FILE, VALUE, floods
+from tawebeval.core.events import Batch, base64_size
+from tawebeval.core.fileblock import MAX_HEADERS
+from tawebeval.core.segi import TURN, Markers, Parser
+from tests.cases import reference_segi
+from tests.cases.strategies import joined, read, seen
+
+READ = 64 * 1024
+
+MOST_CALLS = 40_000
+"""In one turn; a call takes some 50 to 100 ns."""
+
+EXPANSION = 33
+"""Bytes of events that a byte of text becomes at most: lines of one control character."""
+
+MOST_EVENTS = TURN + max(
+    EXPANSION * (READ + READ // 3), base64_size(FILE) + 6 * MAX_HEADERS, VALUE + 100
+)
+"""Bytes in one turn: what docs/operations.md calls 3.5 MiB for the limits that are the defaults."""
+
+
+class FloodTests(SynchronousTestCase):
+    """Every flood, through the parser."""
+
+    def setUp(self) -> None:
+        self.markers = Markers.fresh(os.urandom)
+
+    def turns(
+        self, stdout: bytes, measure: Callable[[Callable[[], Batch]], Batch], size: int = READ
+    ) -> Iterator[Batch]:
+        """Yield what each turn brings; `measure` lets it pass. The first file named is large."""
+        parser = Parser(self.markers, max_value=VALUE, max_file=FILE)
+        content = b"x" * FILE
+        for place in range(0, len(stdout), size):
+            chunk = stdout[place : place + size]
+            yield measure(lambda chunk=chunk: parser.feed(chunk))
+            while parser.pending or parser.wanted is not None:
+                if parser.wanted is None:
+                    yield measure(parser.proceed)
+                else:
+                    yield measure(lambda content=content: parser.supply(content))
+                    content = b"x"
+        yield measure(parser.finish)
+
+    def test_turns(self) -> None:
+        """No turn makes more calls than that, or more events."""
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += event in ("call", "c_call")
+
+        def measured(turn: Callable[[], Batch]) -> Batch:
+            nonlocal calls
+            calls = 0
+            sys.setprofile(count)
+            try:
+                return turn()
+            finally:
+                sys.setprofile(None)
+
+        for name, stdout in floods(self.markers, READ).items():
+            for batch in self.turns(stdout, measured):
+                self.assertLess(calls, MOST_CALLS, name)
+                self.assertLess(len(batch.lines), MOST_EVENTS, name)
+
+    def test_reference(self) -> None:
+        """In turns, they mean what they mean to the reference, which takes them at once."""
+        for name, stdout in floods(self.markers, READ // 4).items():
+            events: list[str | bytes] = []
+            for batch in self.turns(stdout, lambda turn: turn(), READ // 10):
+                events += read(batch)
+            contents = chain([b"x" * FILE], repeat(b"x"))
+            expected = reference_segi.events(
+                stdout,
+                self.markers,
+                max_value=VALUE,
+                max_file=FILE,
+                files=lambda path, contents=contents: next(contents),
+            )
+            self.assertTrue(joined(seen(events)) == expected, name)

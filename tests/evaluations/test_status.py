@@ -1,0 +1,155 @@
+"""`evaluations.status`: what can be told about an evaluation."""
+
+from __future__ import annotations
+
+import json
+from signal import SIGKILL
+from typing import Any
+
+from tawebeval.core.form import Repository
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.status import status
+from tests.evaluations.test_evaluation import CANCELLED, EvaluationTestCase
+from tests.fakes.world import OID, TREE
+
+
+class StatusTests(EvaluationTestCase):
+    """The status document through an evaluation's life."""
+
+    def status(self, place: int | None = None) -> dict[str, Any]:
+        """Return the document as clients see it."""
+        document = status(self.evaluation, place)
+        self.assertEqual(json.loads(json.dumps(document)), document)
+        return document
+
+    def test_queued(self) -> None:
+        """At first it tells what was asked for, and what is not known yet is null."""
+        self.slot.shut = True
+        self.begin()
+        self.assertEqual(
+            self.status(4),
+            {
+                "evaluation_id": "some",
+                "log_name": "a6b46dd0d1ae5e86",
+                "state": "queued",
+                "queue_place": 4,
+                "repository": "https://example.org/problem.git",
+                "commit_oid": OID,
+                "tree_oid": None,
+                "directory": "",
+                "evaluator_cmd": "./evaluate",
+                "seed": 7,
+                "created": "2023-11-14T22:13:20.000+00:00",
+                "fetching": None,
+                "running": None,
+                "ended": None,
+                "exit": None,
+                "usage": None,
+                "error": None,
+                "callback": None,
+                "stderr": "",
+                "events": {"buffered": 0, "discarded": 0},
+                "buffered_bytes": 0,
+                "paused_seconds": 0,
+            },
+        )
+
+    def test_running(self) -> None:
+        """Then the commit's tree, stderr so far, and the events that wait or have gone."""
+        self.begin()
+        self.world.child.print(b"one\ntwo\nthree\n")
+        self.world.child.complain(b"careful")
+        self.evaluation.ring.acknowledge(2)
+        document = self.status()
+        self.assertEqual((document["state"], document["queue_place"]), ("running", None))
+        self.assertEqual((document["tree_oid"], document["stderr"]), (TREE, "careful"))
+        self.assertEqual(document["events"], {"buffered": 3, "discarded": 2})
+        self.assertEqual(document["buffered_bytes"], self.evaluation.ring.size)
+        self.assertGreater(document["buffered_bytes"], 0)
+        self.assertEqual((document["exit"], document["usage"]), (None, None))
+
+    def test_paused(self) -> None:
+        """For how long it has waited for its readers, while it does and after its end."""
+        self.assertEqual(self.status()["paused_seconds"], 0)
+        self.begin()
+        self.world.child.print(b"a line\n" * 100)
+        self.assertTrue(self.world.child.paused)
+        for seconds in (1.5, 3):
+            self.world.clock.advance(1.5)
+            self.assertEqual(self.status()["paused_seconds"], seconds)
+        self.world.child.end()
+        self.world.turn()
+        self.world.clock.advance(100)
+        self.assertEqual(self.status()["paused_seconds"], 3)
+
+    def test_finished(self) -> None:
+        """In the end how it exited and what it used, in seconds."""
+        self.begin()
+        self.world.clock.advance(1.5)
+        self.world.child.end()
+        self.world.turn()
+        document = self.status()
+        self.assertEqual((document["state"], document["error"]), ("finished", None))
+        self.assertEqual(document["exit"], {"status": 0, "signal": None})
+        self.assertEqual(document["usage"]["wall_seconds"], 1.5)
+        usage = self.world.child.usage
+        assert usage is not None
+        used = round(usage.ru_utime + usage.ru_stime, 3)
+        self.assertEqual(document["usage"]["cpu_seconds"], used)
+        self.assertEqual(document["running"], "2023-11-14T22:13:20.000+00:00")
+        self.assertEqual(document["ended"], "2023-11-14T22:13:21.500+00:00")
+
+    def test_failed(self) -> None:
+        """And why it failed."""
+        self.begin()
+        self.world.child.end(3)
+        self.world.turn()
+        document = self.status()
+        self.assertEqual(document["state"], "failed")
+        self.assertEqual(document["exit"], {"status": 3, "signal": None})
+        self.assertEqual(
+            document["error"], {"reason": "exit", "message": "the evaluator exited with status 3"}
+        )
+
+    def test_cancelled(self) -> None:
+        """One that never ran has neither exit nor usage."""
+        self.slot.shut = True
+        self.begin()
+        self.evaluation.stop(CANCELLED)
+        document = self.status()
+        self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
+        self.assertEqual(document["error"]["reason"], "cancelled")
+        self.assertEqual(document["usage"], None)
+
+    def test_cancelled_at_its_start(self) -> None:
+        """One that was ended before its evaluator began has no exit, as that has none."""
+        self.begin()
+        self.evaluation.stop(CANCELLED)
+        self.world.sandbox.last.unstarted = EvaluationFailure("lost", "at its start")
+        self.world.child.end(signal=SIGKILL)
+        self.world.turn()
+        document = self.status()
+        self.assertEqual((document["state"], document["exit"]), ("cancelled", None))
+        self.assertEqual(document["error"]["reason"], "cancelled")
+        self.assertIsNot(document["usage"], None)
+
+    def test_signal(self) -> None:
+        """One whose evaluator a signal has ended has no status."""
+        self.begin()
+        self.world.child.end(signal=SIGKILL)
+        self.world.turn()
+        self.assertEqual(self.status()["exit"], {"status": None, "signal": 9})
+
+    def test_while_orphans_are_ended(self) -> None:
+        """Before the end is reached it tells of none."""
+        self.world.sandbox.orphans.shut = True
+        self.begin()
+        self.world.child.exit()
+        self.assertEqual((self.status()["exit"], self.status()["state"]), (None, "running"))
+
+    def test_repository(self) -> None:
+        """The repository is told by its URL, which cannot carry credentials."""
+        (self.root / "upload").rename(self.mktemp())
+        self.evaluation = self.make(repository=Repository("ssh://git@example.org/x"))
+        self.begin()
+        self.assertEqual(self.status()["repository"], "ssh://git@example.org/x")

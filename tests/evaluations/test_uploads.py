@@ -1,0 +1,186 @@
+"""`evaluations.uploads`: what is gathered, when it is written, and what a disk can do to it."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.core.budget import Spool
+from tawebeval.evaluations.uploads import BATCH, UploadWriter
+from tests.fakes.uploads import FakeSource
+from tests.fakes.world import SlowThreads
+
+FILE = Path("submission", "a", "file")
+HALF = b"x" * (BATCH // 2)
+
+
+class WriterTests(SynchronousTestCase):
+    """One form, and threads that write when the test says so."""
+
+    def setUp(self) -> None:
+        self.place = Path(self.mktemp()).absolute()
+        self.place.mkdir()
+        self.threads: Any = SlowThreads()
+        self.spool = Spool(2**40)
+        self.source = FakeSource()
+        self.writer = self.make("form")
+        self.gone: list[str] = []
+
+    def make(self, name: str) -> UploadWriter:
+        """Return what writes a form."""
+        return UploadWriter(self.place / name, self.source, self.spool, self.threads)
+
+    def begin(self) -> None:
+        """Have a whole batch on its way to the disk."""
+        self.writer.begin(FILE)
+        self.writer.add(HALF)
+        self.writer.add(HALF)
+        self.assertEqual(len(self.threads.waiting), 1)
+
+    def finish(self) -> Deferred[None]:
+        """Say that the form is complete."""
+        return Deferred.fromCoroutine(self.writer.finish())
+
+    def abandon(self) -> None:
+        """Give the form up."""
+        self.writer.abandon(lambda: self.gone.append("form"))
+
+    def test_small(self) -> None:
+        """A small form is in memory until it is complete, and is then written by one call."""
+        other = Path("submission", "b", "empty")
+        self.writer.begin(FILE)
+        self.writer.add(b"one, ")
+        self.writer.add(b"two")
+        self.writer.begin(other)
+        self.assertEqual((self.threads.waiting, self.writer.used), ([], False))
+        self.assertGreater(self.spool.in_memory, 8)
+        finished = self.finish()
+        self.assertNoResult(finished)
+        self.threads.step()
+        self.successResultOf(finished)
+        self.assertEqual((self.threads.waiting, self.spool.in_memory), ([], 0))
+        self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one, two")
+        self.assertEqual((self.writer.directory / other).read_bytes(), b"")
+
+    def test_large(self) -> None:
+        """A large one is written as it comes, by one call after the other, in its order."""
+        sent = [bytes([number]) * (BATCH // 3) for number in range(20)]
+        self.writer.begin(FILE)
+        for content in sent[:-1]:
+            self.writer.add(content)
+            if self.source.paused:
+                self.assertEqual(len(self.threads.waiting), 1)
+                self.threads.step()
+        self.writer.begin(FILE.parent.with_name("b") / "last")
+        self.writer.add(sent[-1])
+        finished = self.finish()
+        self.threads.finish()
+        self.successResultOf(finished)
+        self.assertEqual((self.writer.directory / FILE).read_bytes(), b"".join(sent[:-1]))
+        self.assertEqual((self.writer.directory / "submission/b/last").read_bytes(), sent[-1])
+        self.assertEqual(self.spool.in_memory, 0)
+
+    def test_pause(self) -> None:
+        """While a call is made as much again is gathered; then nothing is read until it ends."""
+        self.begin()
+        self.writer.add(HALF)
+        self.assertFalse(self.source.paused)
+        self.writer.add(HALF)
+        self.assertTrue(self.source.paused)
+        self.assertGreater(self.spool.in_memory, 2 * BATCH)
+        self.threads.step()
+        self.assertFalse(self.source.paused)
+        self.assertEqual(len(self.threads.waiting), 1)
+        self.threads.step()
+        self.assertEqual((self.threads.waiting, self.spool.in_memory), ([], 0))
+
+    def test_crowded(self) -> None:
+        """Where all forms together take much memory, what comes is written at once."""
+        self.spool.in_memory = 2**30
+        self.writer.begin(FILE)
+        self.writer.add(b"one")
+        self.assertEqual(len(self.threads.waiting), 1)
+        self.assertFalse(self.source.paused)
+        self.writer.add(b"two")
+        self.assertTrue(self.source.paused)
+        self.threads.step()
+        self.assertEqual((self.writer.directory / FILE).read_bytes(), b"one")
+        self.threads.step()
+        self.assertEqual((self.writer.directory / FILE).read_bytes(), b"onetwo")
+        self.assertEqual(self.spool.in_memory, 2**30)
+
+    def test_disk_fails(self) -> None:
+        """What the disk does not take is refused, named, and nothing more is tried."""
+        self.begin()
+        self.writer.add(HALF)
+        self.place.rmdir()
+        self.threads.step()
+        (error,) = self.source.refused
+        assert isinstance(error, FileNotFoundError)
+        self.assertEqual(error.filename, str(self.writer.directory))
+        self.writer.add(HALF)
+        self.writer.add(HALF)
+        self.assertEqual(self.threads.waiting, [])
+        self.abandon()
+        self.assertEqual((self.gone, self.spool.in_memory), (["form"], 0))
+
+    def test_disk_fails_at_the_end(self) -> None:
+        """Who waits for the end is told the error, and is not refused besides."""
+        self.begin()
+        self.writer.add(HALF)
+        finished = self.finish()
+        self.place.rmdir()
+        self.threads.step()
+        self.failureResultOf(finished, FileNotFoundError)
+        self.assertEqual((self.source.refused, self.threads.waiting), ([], []))
+
+    def test_disk_full(self) -> None:
+        """What fits in part is an error that names the file."""
+        self.begin()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        try:
+            self.threads.step()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        (error,) = self.source.refused
+        assert isinstance(error, OSError)
+        self.assertEqual(error.errno, errno.EFBIG)
+        self.assertEqual(error.filename, str(self.writer.directory / FILE))
+        self.assertEqual((self.writer.directory / FILE).stat().st_size, 1000)
+
+    def test_abandoned(self) -> None:
+        """What is given up is not written, and its directory is free when no call is made."""
+        self.writer.begin(FILE)
+        self.writer.add(HALF)
+        self.abandon()
+        self.assertEqual((self.gone, self.spool.in_memory), (["form"], 0))
+        self.writer, self.gone = self.make("other"), []
+        self.begin()
+        self.writer.add(HALF)
+        self.abandon()
+        self.assertEqual((self.gone, self.spool.in_memory), ([], BATCH + 1024))
+        self.threads.step()
+        self.assertEqual((self.gone, self.spool.in_memory), (["form"], 0))
+        self.assertEqual(self.threads.waiting, [])
+
+    def test_abandoned_while_the_disk_fails(self) -> None:
+        """Who has gone is not refused; the directory is free all the same."""
+        self.begin()
+        self.abandon()
+        self.place.rmdir()
+        self.threads.step()
+        self.assertEqual((self.gone, self.source.refused), (["form"], []))
+
+    def test_nobody_waits(self) -> None:
+        """Who waits for the end may go away: what is being written is, and the next can wait."""
+        self.begin()
+        self.finish().addErrback(lambda failure: None).cancel()
+        finished = self.finish()
+        self.threads.step()
+        self.successResultOf(finished)

@@ -1,0 +1,1 @@
+"""Fakes: what tests put in place of the world."""

@@ -1,0 +1,267 @@
+"""HTTP clients in memory: forms, connections to our site, and an agent for treq."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+from email.message import Message
+from http.client import HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import attrs
+from treq.client import HTTPClient
+from treq.testing import RequestTraversalAgent, _SynchronousProducer
+from twisted.internet.address import IPv4Address
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IAddress
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+from twisted.web.resource import Resource
+
+from tawebeval.config import Configuration
+from tawebeval.core.identifiers import Identifiers
+from tawebeval.evaluations.registry import Registry
+from tawebeval.web.access_log import Routes
+from tawebeval.web.auth import Authentication, RateLimit
+from tawebeval.web.context import WebContext
+from tawebeval.web.routes import KleinApplication, make_site
+from tawebeval.web.server.request import ApiSite
+from tests.fakes.callbacks import tell_nobody
+from tests.fakes.world import EPOCH, OID, InlineThreads, World, straw
+
+BOUNDARY = "----straw"
+FRAMING = ("content-length", "transfer-encoding", "content-type")
+"""The headers that come first, in this order."""
+MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
+
+
+@attrs.frozen
+class Part:
+    """A part of a form; `filename` is None for one that is no file."""
+
+    name: str
+    content: bytes
+    filename: str | None = None
+
+    def encode(self) -> bytes:
+        """Return the part as browsers send it."""
+        head = f'Content-Disposition: form-data; name="{self.name}"'
+        if self.filename is not None:
+            head += f'; filename="{self.filename}"\r\nContent-Type: application/octet-stream'
+        return head.encode() + b"\r\n\r\n" + self.content
+
+
+def form(parts: Iterable[Part | bytes]) -> bytes:
+    """Return the body of a form; parts in bytes are taken as they are."""
+    encoded = [part.encode() if isinstance(part, Part) else part for part in parts]
+    delimiter = f"--{BOUNDARY}".encode()
+    body = b"".join(delimiter + b"\r\n" + part + b"\r\n" for part in encoded)
+    return body + delimiter + b"--\r\n"
+
+
+def parts(**changes: bytes | None) -> list[Part]:
+    """Return the parts of a good form; `None` leaves one out.
+
+    `url`, `branch` and `depth` are fields of the repository, `source` a file.
+    """
+    fields: dict[str, bytes | None] = {
+        "source": b"print()\n",
+        "url": b"https://example.org/problem.git",
+        "commit_oid": OID.encode(),
+        "evaluator_cmd": b"./evaluate",
+        **changes,
+    }
+    made = []
+    for name, content in fields.items():
+        if content is None:
+            continue
+        if name == "source":
+            made.append(Part("submission[source]", content, "solution.py"))
+        elif name in ("url", "branch", "depth"):
+            made.append(Part(f"repository[{name}]", content))
+        else:
+            made.append(Part(name, content))
+    return made
+
+
+@attrs.frozen
+class Answer:
+    """What a client has received."""
+
+    status: int
+    headers: Message
+    body: bytes
+
+    def json(self) -> Any:
+        """Return the body as JSON."""
+        return json.loads(self.body)
+
+
+class _Stream(io.BytesIO):
+    """What `http.client` reads from, as from a socket; it stays open for what is left."""
+
+    def makefile(self, mode: str) -> _Stream:
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+class Connection:
+    """A connection to a site, byte by byte if need be."""
+
+    def __init__(self, site: ApiSite, address: IAddress | None = None) -> None:
+        address = address or IPv4Address("TCP", "127.0.0.1", 31337)
+        self.transport = StringTransport(IPv4Address("TCP", "127.0.0.1", 8080), address)
+        channel = site.buildProtocol(address)
+        assert channel is not None
+        self.channel: Any = channel
+        self.channel.makeConnection(self.transport)
+
+    def send(self, data: bytes) -> None:
+        """Send some bytes."""
+        self.channel.dataReceived(data)
+
+    def settle(self) -> None:
+        """Let the reactor have its next turns; no time passes."""
+        self.channel.clock.advance(0)
+
+    def take_no_more(self) -> None:
+        """Let whatever is written fill the connection, until its channel is resumed."""
+        write = self.transport.write
+
+        def write_and_be_full(data: bytes) -> None:
+            write(data)
+            self.channel.pauseProducing()
+
+        self.transport.write = write_and_be_full  # type: ignore[method-assign]
+
+    def request(self, line: str, body: bytes = b"", **headers: str) -> None:
+        """Send a request; in names of headers `_` stands for `-`."""
+        self.send(head(line, {"Content-Length": str(len(body)), **_dashed(headers)}) + body)
+
+    @property
+    def received(self) -> bytes:
+        """What has come so far."""
+        return bytes(self.transport.value())
+
+    @property
+    def closed(self) -> bool:
+        """Whether the server has closed the connection."""
+        return bool(self.transport.disconnecting)
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the server has ended it without waiting for what was still to be sent."""
+        return bool(self.transport.disconnected)
+
+    def answer(self, method: str = "GET") -> Answer:
+        """Take the answer, of which all must have come and after which nothing may."""
+        answer, rest = self._parse(method)
+        assert not rest, rest
+        names = [name.lower() for name in answer.headers]
+        framing = [name for name in FRAMING if name in names]
+        assert names[: len(framing)] == framing, "a head that is cut off looks whole"
+        self.transport.clear()
+        return answer
+
+    def _parse(self, method: str) -> tuple[Answer, bytes]:
+        assert self.received, "no answer"
+        stream = _Stream(self.received)
+        response = HTTPResponse(stream, method=method)  # type: ignore[arg-type]
+        response.begin()
+        body = response.read()
+        return Answer(response.status, response.headers, body), stream.read()
+
+    def lose(self) -> None:
+        """Go away."""
+        self.channel.connectionLost(Failure(ConnectionDone()))
+
+
+def head(line: str, headers: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
+    """Return the head of a request; `line` has no version."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    fields = "".join(f"{name}: {value}\r\n" for name, value in pairs)
+    return f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode("latin-1")
+
+
+def _dashed(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in headers.items()}
+
+
+@attrs.define
+class Service:
+    """The web over a world of fakes, with `uploads` and `evaluations` below `root`."""
+
+    root: Path
+    configuration: Configuration = attrs.field(factory=Configuration)
+    running: int = 2
+    queued: int = 2
+    reactor: MemoryReactorClock = attrs.field(factory=MemoryReactorClock)
+    tokens: Path | None = None
+    random: Callable[[int], bytes] = attrs.field(factory=straw)
+    uploading: Any = attrs.field(factory=InlineThreads)
+    access: Authentication = attrs.field(init=False)
+    world: World = attrs.field(init=False)
+    registry: Registry = attrs.field(init=False)
+    api: WebContext = attrs.field(init=False)
+    routes: Routes = attrs.field(init=False)
+    site: ApiSite = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("uploads", "evaluations"):
+            (self.root / name).mkdir(parents=True)
+        self.world = World(
+            configuration=self.configuration,
+            clock=self.reactor,
+            random=self.random,
+            running=self.running,
+        )
+        self.registry = Registry(
+            self.world.surroundings(),
+            Identifiers(b"k" * 32, straw(1), self.configuration.service.name),
+            (
+                self.running,
+                self.queued,
+                self.configuration.callers.running,
+                self.configuration.callers.queued,
+            ),
+            self.root / "evaluations",
+            tell_nobody(),
+        )
+        uploads = self.root / "uploads"
+        self.access = Authentication(
+            RateLimit(self.configuration.callers.requests_per_minute, self.reactor.seconds),
+            self.tokens,
+        )
+        self.api = WebContext(
+            self.registry,
+            self.configuration,
+            uploads,
+            straw(2),
+            self.access,
+            self.reactor,
+            self.uploading,
+            time=lambda: EPOCH + self.reactor.seconds(),
+        )
+        application = KleinApplication(self.api)
+        self.routes = application.routes
+        self.site = make_site(application, self.reactor)
+
+    def connect(self, address: IAddress | None = None) -> Connection:
+        """Return a new connection, from 127.0.0.1 if nothing is said."""
+        return Connection(self.site, address)
+
+    def treq(self) -> tuple[HTTPClient, RequestTraversalAgent]:
+        """Return a client as our users have one, and its agent."""
+        agent = RequestTraversalAgent(Resource())
+        agent._memoryReactor = self.reactor
+        agent._realAgent._endpointFactory.reactor = self.reactor
+        agent._serverFactory = self.site
+        return HTTPClient(agent=agent, data_to_body_producer=_SynchronousProducer), agent
+
+    def leftovers(self) -> list[str]:
+        """Return what is on the disk."""
+        return sorted(str(p.relative_to(self.root)) for p in self.root.glob("*/*"))

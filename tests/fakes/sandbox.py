@@ -1,0 +1,172 @@
+"""A fake sandbox, whose runs do as the test says and have no process, cgroup or disk."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from math import inf
+from pathlib import Path
+from resource import struct_rusage
+from typing import Any
+
+import attrs
+
+from tawebeval.config import LimitSettings
+from tawebeval.core.checkout import Checkout
+from tawebeval.errors import EvaluationFailure
+from tawebeval.linux.cgroups.group import Cgroups, Usage
+from tawebeval.linux.child import StartedProcess
+from tawebeval.linux.launcher_client import LauncherClient, LaunchSpec, MountedOverlay
+from tawebeval.linux.privileges import User
+from tawebeval.sandbox.base import Exit
+from tawebeval.sandbox.disk import TooMuchWork
+from tawebeval.sandbox.workspace import Workspace, WorkspaceView
+from tests.fakes.children import NO_PROCESS
+from tests.fakes.gates import Gate
+
+NO_CGROUPS = Cgroups([], {}, {})
+"""A machine on which there is nothing to limit a tree with."""
+
+
+@attrs.define(eq=False)
+class FakeSandboxedRun:
+    """A run that the test drives. While `orphans` is shut, processes resist `kill_remaining`.
+
+    `unable` is raised by `start`, `unstarted` by `interpret_exit`; `over` is the answer of
+    `check_limits`, which takes `needed` looks at the disk; `used` is the usage.
+    """
+
+    limits: LimitSettings
+    view: WorkspaceView
+    orphans: Gate = attrs.field(factory=Gate)
+    over: EvaluationFailure | None = None
+    unstarted: EvaluationFailure | None = None
+    used: Usage = attrs.field(factory=lambda: Usage(None, None))
+    unable: OSError | None = None
+    started_as: list[LaunchSpec] = attrs.field(factory=list)
+    closed: int = 0
+    looks: list[bool] = attrs.field(factory=list)
+    needed: float = 0
+    disk_bytes: int = 0
+    free_disk: float = inf
+    child: Any = None
+
+    def start(self, command: str, environment: Mapping[str, str], directory: Path) -> LaunchSpec:
+        """Start nothing, and return what would be, for a fake spawner to adopt."""
+        if self.unable is not None:
+            raise self.unable
+        self.started_as.append(LaunchSpec(["/bin/sh", "-c", command], environment, str(directory)))
+        return self.started_as[-1]
+
+    def set_first_process(self, child: Any) -> None:
+        """Note the child."""
+        self.child = child
+
+    def send_signal(self, child: Any, number: int) -> None:
+        """Pass on a signal."""
+        child.signal_group(number)
+
+    def check_limits(self, final: bool = False, work: float = inf) -> EvaluationFailure | None:
+        """Answer, and note the question."""
+        self.looks.append(final)
+        if self.needed > work:
+            raise TooMuchWork
+        return self.over
+
+    @property
+    def is_disk_short(self) -> bool:
+        """Whether too little is free."""
+        return self.free_disk < self.limits.free_disk
+
+    def make_disk_error(self) -> EvaluationFailure:
+        """Return the error of one that is stopped for it."""
+        return EvaluationFailure("disk", "nearly full")
+
+    async def kill_remaining(self) -> None:
+        """Return when the gate is open."""
+        self.child.signal_group(signals.SIGKILL)
+        await self.orphans.wait()
+
+    def interpret_exit(self, status: int | None, number: int | None) -> Exit:
+        """Return what was given."""
+        if self.unstarted is not None:
+            raise self.unstarted
+        return Exit(status, number)
+
+    def read_usage(self, waited: struct_rusage | None) -> Usage:
+        """Return what the test says."""
+        return self.used
+
+    def close(self) -> None:
+        """Count."""
+        self.closed += 1
+
+
+@attrs.define
+class FakeTrees:
+    """Makes no trees; `made` are the checkouts that trees were wanted of.
+
+    What is started is a child that is none, if `launching` does not start it. `overlay` is
+    everybody's, `launched` what was to be started, `error` raised instead.
+    `problem` is why there are no overlays, from the start or since somebody wanted copies; `asked`
+    are the users who were to make trees.
+    """
+
+    launching: LauncherClient | None = None
+    overlay: MountedOverlay | None = None
+    problem: str | None = None
+    error: OSError | None = None
+    made: list[Path] = attrs.field(factory=list)
+    launched: list[LaunchSpec] = attrs.field(factory=list)
+    asked: list[User | None] = attrs.field(factory=list)
+    closed: int = 0
+
+    def use_overlays(self, user: User | None = None) -> None:
+        """Note the user."""
+        self.asked.append(user)
+        if self.error is not None:
+            raise self.error
+
+    def use_copies(self, problem: str, user: User | None = None) -> None:
+        """Note the user, and take the problem."""
+        self.use_overlays(user)
+        self.problem = problem
+
+    def start(
+        self, checkout: Path, workspace: Workspace, launch: LaunchSpec
+    ) -> tuple[StartedProcess, MountedOverlay | None]:
+        """Return a child."""
+        self.made.append(checkout)
+        self.launched.append(launch)
+        if self.error is not None:
+            raise self.error
+        if self.launching is not None:
+            return self.launching.start(launch)[0], self.overlay
+        return StartedProcess(NO_PROCESS, -1, -1, -1), self.overlay
+
+    def close(self) -> None:
+        """Count."""
+        self.closed += 1
+
+
+class FakeSandbox:
+    """Makes fake cells, which all share a gate for their orphans."""
+
+    def __init__(self, limits: LimitSettings) -> None:
+        self.cells: list[FakeSandboxedRun] = []
+        self.orphans = Gate()
+        self.unable: OSError | None = None  # of cells that are made from now on
+        self.limits = limits
+
+    def make_run(self, workspace: Workspace, checkout: Checkout) -> Any:
+        """Return a new cell."""
+        cell = FakeSandboxedRun(
+            self.limits, workspace.make_unsandboxed_view(), self.orphans, unable=self.unable
+        )
+        self.cells.append(cell)
+        return self.cells[-1]
+
+    @property
+    def last(self) -> FakeSandboxedRun:
+        """The cell that was made last."""
+        return self.cells[-1]

@@ -1,0 +1,259 @@
+"""What stands in for the world in tests: threads, children, git, time.
+
+Nothing here starts a process, opens a socket or waits for real time. A `World` has
+everything that evaluations want handed in; tests drive its parts and a `Clock`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.task import Clock
+
+from tawebeval.config import Configuration
+from tawebeval.core.budget import Budget
+from tawebeval.core.checkout import Checkout, Commit
+from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
+from tawebeval.core.pages import EventPage
+from tawebeval.core.tally import CacheTally
+from tawebeval.daemon.systemd import Notifier
+from tawebeval.deferreds import UNBOUNDED, FairQueue, one_shot_of, wait_shielded
+from tawebeval.errors import EvaluationFailure
+from tawebeval.evaluations.context import EvaluationContext
+from tawebeval.evaluations.evaluation import Evaluation
+from tawebeval.evaluations.registry import Registry
+from tawebeval.reloadable import ReloadableSource
+from tawebeval.sandbox.monitor import LimitMonitor, check_runs
+from tawebeval.web.events import Poll
+from tests.fakes.children import FakeChild, FakeSpawner
+from tests.fakes.gates import Gate
+from tests.fakes.sandbox import FakeSandbox, FakeSandboxedRun
+
+T = TypeVar("T")
+
+OID = "c" * 40
+TREE = "7" * 40
+EPOCH = 1_700_000_000.0
+"""What the time of day is when a test's Clock is at 0."""
+
+
+def straw(seed: int = 0) -> Callable[[int], bytes]:
+    """Return what draws bytes as `os.urandom` does, the same ones in each test."""
+    return random.Random(seed).randbytes
+
+
+def make_request(**changes: Any) -> EvaluationRequest:
+    """Return a request such as most tests need, with these changes."""
+    request = EvaluationRequest(
+        repository=Repository("https://example.org/problem.git"),
+        commit_oid=OID,
+        directory="",
+        evaluator_cmd="./evaluate",
+        seed=7,
+        submission=(SubmissionFile("source", "solution.py"),),
+    )
+    return attrs.evolve(request, **changes)
+
+
+class TurnClock(Clock):
+    """A Clock that has turns as a reactor: a call that is due at once waits for the next one."""
+
+    def callLater(self, delay: float, *call: Any, **arguments: Any) -> Any:
+        """Call in a later turn, never in this one."""
+        return super().callLater(max(delay, 0.001), *call, **arguments)
+
+    def turn(self, times: int = 1) -> None:
+        """Let some turns pass."""
+        self.pump([0.001] * times)
+
+
+async def answer(poll: Poll, registry: Registry) -> EventPage:
+    """Return the page that a poll is answered with, at once or later."""
+    return poll.page(registry) or await poll.later(registry)
+
+
+class InlineThreads:
+    """Makes calls at once, in the thread of the test."""
+
+    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return `call(*args, **kwargs)`."""
+        return call(*args, **kwargs)
+
+
+class IdleThreads:
+    """Makes no calls but those of a cell, and says that it did: for tests that want no disk."""
+
+    async def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return None, or what a fake cell says."""
+        owner = getattr(call, "__self__", None)
+        if isinstance(owner, FakeSandboxedRun):
+            return call(*args, **kwargs)
+        if isinstance(owner, Evaluation) and call == owner._launch:
+            return owner._launch_in(owner.workspace.tree / owner.request.directory, args[0])
+        return [] if call is check_runs else None
+
+
+class UntidyThreads(IdleThreads):
+    """Those that do not tidy up after evaluations while `tidied` is shut."""
+
+    def __init__(self) -> None:
+        self.tidied = Gate()
+
+    async def run(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Do as told, maybe later."""
+        if call.__name__ == "remove_all":
+            await self.tidied.wait()
+        return await super().run(call, *args, **kwargs)
+
+
+class SlowThreads:
+    """Makes calls when the test says so; as real threads do, it cannot be stopped."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Return `call(*args, **kwargs)` after `step`."""
+        begun: Deferred[None] = Deferred()
+        ended = one_shot_of(begun.addCallback(lambda _: call(*args, **kwargs)))
+        self.waiting.append(lambda: begun.callback(None))
+        return (await wait_shielded(ended))()
+
+    def step(self) -> None:
+        """Make the call that has waited longest."""
+        self.waiting.pop(0)()
+
+    def finish(self) -> None:
+        """Make all calls, also those that follow from them."""
+        while self.waiting:
+            self.step()
+
+
+@attrs.frozen
+class FakeNotifier(Notifier):
+    """Keeps what is sent to systemd."""
+
+    sent: list[str] = attrs.field(factory=list)
+
+    def send(self, *notices: str) -> None:
+        """Keep a datagram."""
+        self.sent.append(" ".join(notices))
+
+
+class FakeRepositories:
+    """Has every commit; `gate` holds fetches back or makes them fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Repository, str]] = []
+        self.callers: list[str] = []
+        self.gate = Gate()
+        self.tree = Path("/")  # which is there
+        self.users = 0
+        self.remote = False
+        self.tally = CacheTally()
+        self.sizes = {"repositories": 0, "checkouts": 0}
+
+    def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
+        """Tell what the test wants."""
+        return self.remote
+
+    async def check_out(
+        self, repository: Repository, oid: str, caller: str, *, again: bool = False
+    ) -> Checkout:
+        """Return the commit and `tree`, with what the test has put there; count its users."""
+        self.callers.append(caller)
+        self.asked.append((repository, oid))
+        await self.gate.wait()
+        self.users += 1
+        return Checkout(Commit(oid, TREE), self.tree, self._release)
+
+    def _release(self) -> None:
+        self.users -= 1
+
+    def fail(self, reason: str, message: str, **members: str) -> None:
+        """Let fetches fail from now on."""
+        self.gate.error = EvaluationFailure(reason, message, members)
+
+    def load(self) -> None:
+        """Do nothing."""
+
+
+@attrs.define
+class World:
+    """All that evaluations need, fake: `surroundings()` hands it in.
+
+    `running` is how many evaluations divide the reserve of the buffers.
+    """
+
+    configuration: Configuration = attrs.field(factory=Configuration)
+    clock: Clock = attrs.field(factory=Clock)
+    threads: Any = attrs.field(factory=InlineThreads)
+    spawn: FakeSpawner = attrs.field(
+        default=attrs.Factory(lambda self: FakeSpawner(self.clock), takes_self=True)
+    )
+    repositories: FakeRepositories = attrs.field(factory=FakeRepositories)
+    sandbox: FakeSandbox = attrs.field(
+        default=attrs.Factory(lambda self: FakeSandbox(self.configuration.limits), takes_self=True)
+    )
+    random: Callable[[int], bytes] = attrs.field(factory=straw)
+    running: int = 4
+    quota_directories: DeferredQueue[Path] | None = None
+    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(4, UNBOUNDED))
+    budget: Budget = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        buffers = self.configuration.buffers
+        self.budget = Budget(
+            buffers.total,
+            buffers.evaluation,
+            self.running,
+            lambda call: self.clock.callLater(0, call),
+            self.configuration.callers.buffers,
+        )
+
+    def surroundings(self) -> EvaluationContext:
+        """Return the world as evaluations see it."""
+        return EvaluationContext(
+            configuration=self.configuration,
+            clock=self.clock,
+            random=self.random,
+            threads=self.threads,
+            spawn=self.spawn,
+            repositories=self.repositories,
+            sandbox=self.sandbox,
+            watch=LimitMonitor(self.clock, self.threads, self.threads),
+            budget=self.budget,
+            fetches=self.fetches,
+            time=lambda: EPOCH + self.clock.seconds(),
+            quota_directories=self.quota_directories,
+        )
+
+    @property
+    def child(self) -> FakeChild:
+        """The child that was started last."""
+        return self.spawn.child
+
+    def turn(self) -> None:
+        """Let happen what is due now, and what follows from it."""
+        self.clock.pump([0] * 4)
+
+    def end(self) -> None:
+        """Let all come to its end: nothing is held back any more, and children exit."""
+        self.sandbox.orphans.open()
+        self.repositories.gate.open()
+        for child in self.spawn.children:
+            child.paused = False
+            if child.running:
+                child.end()
+        self.turn()
+
+
+def read_again(source: ReloadableSource) -> None:
+    """Have files read again, and count. Raises ConfigurationError."""
+    for each in source.reloadables():
+        each.apply(each.read())

@@ -1,0 +1,166 @@
+"""`web.server.base_path`: the API below a path of its host."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from twisted.logger import capturedLogs
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import OWN_PATHS, Configuration, HttpSettings
+from tawebeval.errors import MovedTo
+from tawebeval.evaluations import registry
+from tawebeval.web.server.base_path import BasePath
+from tests.fakes.clients import MULTIPART, Answer, form, parts
+from tests.web.server.test_limits_addresses import PROXY, SETTINGS
+from tests.web.test_problems import RawTestCase
+from tests.web.test_static_files import LINK
+
+BELOW = "/judge/a.b"
+TARGETS = st.text("/ab?x.%", max_size=12).map(lambda rest: f"/{rest}".encode())
+
+
+class MountTests(SynchronousTestCase):
+    """What is inside."""
+
+    @given(TARGETS)
+    def test_inside(self, target: bytes) -> None:
+        """The path is taken away once, with as many slashes as there are, and nothing else is."""
+        mount = BasePath(BELOW)
+        for before in (b"/judge/a.b", b"//judge///a.b"):
+            self.assertEqual(mount.inside(before + target), target)
+        for other in (b"/judg", b"/judge/aXb", b"/judge/a.bc", b"/x/judge/a.b", b"judge/a.b"):
+            self.assertEqual(mount.inside(other + target), other + target)
+        self.assertEqual(BasePath("").inside(target), target)
+
+    def test_itself(self) -> None:
+        """What asks for the path alone is sent into it."""
+        mount = BasePath(BELOW)
+        for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
+            self.assertEqual(mount.inside(target), target)
+            error = self.assertRaises(MovedTo, mount.check, target)
+            self.assertEqual(error.location, "/judge/a.b/")
+        for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
+            mount.check(target)
+            BasePath("").check(target)
+
+
+class RoutesBelowTests(RawTestCase):
+    """The whole API there."""
+
+    configuration = Configuration(http=HttpSettings(base_path=BELOW))
+
+    def ask_raw(self, line: str, **headers: str) -> Answer:
+        """Return the answer to a request without a body."""
+        connection = self.connect()
+        connection.request(line, **headers)
+        return connection.answer(line.partition(" ")[0])
+
+    def begin(self, path: str) -> Answer:
+        """Return the answer to a form."""
+        connection = self.connect()
+        connection.request(f"POST {path}", form(parts()), Content_Type=MULTIPART)
+        return connection.answer()
+
+    def test_own_paths(self) -> None:
+        """No route begins with what could be a base path."""
+        rules = self.service.routes._app.url_map.iter_rules()
+        self.assertEqual({rule.rule.split("/")[1] for rule in rules} - {""}, OWN_PATHS)
+
+    def test_with_and_without(self) -> None:
+        """A form is taken with the path or without, and the answer always has it."""
+        for path in (f"{BELOW}/evaluate", "/evaluate", "//judge//a.b//evaluate"):
+            answer = self.begin(path)
+            identifier = answer.json()["evaluation_id"]
+            self.assertEqual(answer.headers["Location"], f"{BELOW}/evaluation/{identifier}")
+        for path in ("/judge/evaluate", f"{BELOW}{BELOW}/evaluate"):
+            self.assertEqual(self.begin(path).status, 404)
+
+    def test_links(self) -> None:
+        """Each link leads on, from pages that took the shortcut and from those that did not."""
+        identifier = self.begin("/evaluate").json()["evaluation_id"]
+        self.child.print(b"a\n")
+        links = set()
+        for path in (f"{BELOW}/evaluation/{identifier}/events", f"/evaluation/{identifier}/events"):
+            for size in (1, 1000):
+                connection = self.connect()
+                request = f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+                for at in range(0, len(request), size):
+                    connection.send(request[at : at + size])
+                links.add(connection.answer().headers["Link"])
+        (link,) = links
+        found = re.fullmatch('<(.*)>; rel="next"', link)
+        assert found is not None
+        self.assertTrue(found[1].startswith(f"{BELOW}/evaluation/{identifier}/events?after="))
+        self.assertEqual(self.ask_raw(f"GET {found[1]}").json()["begin"], found[1].split("=")[1])
+
+    def test_listing(self) -> None:
+        """The list of evaluations goes on below the path."""
+        self.patch(registry, "_MOST", 1)
+        for _ in range(2):
+            self.begin("/evaluate")
+        answer = self.ask_raw(f"GET {BELOW}/evaluations")
+        end = answer.json()["end"]
+        self.assertEqual(answer.headers["Link"], f'<{BELOW}/evaluations?after={end}>; rel="next"')
+
+    def test_page(self) -> None:
+        """The page is below the path, with all that it is made of; the path alone leads there."""
+        answer = self.ask_raw(f"GET {BELOW}")
+        self.assertEqual(answer.status, 308)
+        self.assertEqual(answer.json()["detail"], f"this is at {BELOW}/")
+        self.assertEqual(answer.headers["Location"], f"{BELOW}/")
+        page = self.ask_raw(f"GET {BELOW}/")
+        self.assertEqual(page.headers["Content-Type"], "text/html; charset=utf-8")
+        for link in LINK.findall(page.body.decode()):
+            if not link.startswith("#"):
+                self.assertEqual(self.ask_raw(f"GET {BELOW}/{link}").status, 200, link)
+
+    def test_others(self) -> None:
+        """So are the description, health, and what answers preflights; errors are documents."""
+        for path in ("/health", "/openapi.json", "/health/ready"):
+            self.assertEqual(self.ask_raw(f"GET {BELOW}{path}").status, 200)
+        self.assertEqual(self.ask_raw(f"OPTIONS {BELOW}/evaluate").status, 204)
+        self.check_raw(self.ask_raw(f"GET {BELOW}/nowhere"), 404)
+        self.check_raw(self.ask_raw(f"PUT {BELOW}/evaluate"), 405)
+
+    def test_counted(self) -> None:
+        """What is counted and logged is the route, without the path."""
+        self.ask_raw(f"GET {BELOW}/health")
+        self.assertEqual(self.service.api.traffic.counted(), {("GET", "/health", 200): 1})
+
+
+class EarlyRefusalsTests(RawTestCase):
+    """What is refused before anything else is looked at, through a proxy and below a path."""
+
+    configuration = Configuration(http=replace(SETTINGS, base_path=BELOW))
+
+    def refused(self, status: int, client: str) -> list[str]:
+        """Return the paths in the log of a form from a client that is refused so."""
+        traffic = self.service.api.traffic
+        self.patch(traffic, "logged", True)
+        traffic.answers.clear()
+        connection = self.service.connect(PROXY)
+        with capturedLogs() as events:
+            connection.request(
+                f"POST {BELOW}/evaluate",
+                form(parts()),
+                Content_Type=MULTIPART,
+                X_Forwarded_For=client,
+            )
+        self.check_raw(connection.answer(), status)
+        self.assertEqual(traffic.counted(), {("POST", "/evaluate", status): 1})
+        return [event["path"] for event in events if "took" in event]
+
+    def test_over_its_share(self) -> None:
+        """A client that has as many requests as it may: 503."""
+        waiting = f"GET /evaluation/{self.evaluate()}/events?wait=60"
+        for _ in range(SETTINGS.connections_per_address):
+            self.service.connect(PROXY).request(waiting, X_Forwarded_For="192.0.2.1")
+        self.assertEqual(self.refused(503, "192.0.2.1"), ["/evaluate"])
+
+    def test_unknown_sender(self) -> None:
+        """A header that names nobody: 400."""
+        self.assertEqual(self.refused(400, "nobody knows"), ["/evaluate"])

@@ -1,0 +1,231 @@
+"""`web`: what is no request, and bodies where none is expected."""
+
+from __future__ import annotations
+
+from tawebeval.sandbox.workspace import directory_of
+from tests.fakes.clients import MULTIPART, form, head, parts
+from tests.web.test_problems import RawTestCase
+
+
+class MalformedTests(RawTestCase):
+    """What is no request, or none that can be taken."""
+
+    def test_no_request(self) -> None:
+        """400 for what is no HTTP/1.1, and the connection is closed."""
+        for request in (
+            b"hello\r\n\r\n",
+            b"GET /health\r\n\r\n",
+            b"GET /health HTTP/1.1 x\r\n\r\n",
+            b"GET /health HTTP/9.9\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nno colon\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+            b"POST /evaluate HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
+            b"POST /evaluate HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n",
+        ):
+            self.refuse(400, request, closed=True)
+
+    def test_broken_chunks(self) -> None:
+        """400 for a chunked body that is none."""
+        start = head("GET /health", {"Transfer-Encoding": "chunked"})
+        self.refuse(400, start + b"zz\r\n", closed=True)
+
+    def test_long_line(self) -> None:
+        """414 for a first line that is too long, 431 for a header."""
+        self.refuse(414, b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n", closed=True)
+        self.refuse(431, b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n", closed=True)
+
+    def test_not_utf8(self) -> None:
+        """A path that is not UTF-8 leads nowhere, and is refused as everything is."""
+        for path in ("/evaluation/%ff/events", "/%ff", "/evaluation/%c3%28"):
+            connection = self.connect()
+            connection.request(f"GET {path}")
+            answer = connection.answer()
+            self.flushLoggedErrors(UnicodeDecodeError)
+            self.assertIn(answer.status, (400, 404))
+            self.check_raw(answer, answer.status)
+
+    def test_odd_hosts(self) -> None:
+        """A `Host` that is none does no harm."""
+        for host in (b"", b"x" * 300, b"\xff", b"a b", b"..", b"[::1", "ü".encode()):
+            connection = self.connect()
+            connection.send(b"GET /nowhere HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+            answer = connection.answer()
+            self.flushLoggedErrors()
+            self.assertIn(answer.status, (400, 404))
+            self.check_raw(answer, answer.status)
+
+    def test_without_host(self) -> None:
+        """A request of HTTP/1.1 names its host, once (RFC 9112, 3.2); an older one need not."""
+        for start in (b"GET /health", b"GET /nowhere", b"OPTIONS /health", b"POST /evaluate"):
+            connection = self.connect()
+            for fields, wrong in (
+                (b"", "is missing"),
+                (b"Host: x\r\nHost: x\r\n", "stands in the request more than once"),
+            ):
+                connection.send(start + b" HTTP/1.1\r\n" + fields + b"\r\n")
+                answer = connection.answer()
+                self.check_raw(answer, 400)
+                self.assertEqual(answer.json()["detail"], f"Host: {wrong}")
+            connection.send(b"GET /health HTTP/1.1\r\nHost:\r\n\r\n")
+            self.assertEqual(connection.answer().status, 200)
+
+    def test_odd_headers(self) -> None:
+        """Headers that are not UTF-8 are refused, or passed over, in a document as ever."""
+        for line, name, status in (
+            ("POST /evaluate", b"Idempotency-Key", 400),
+            ("POST /evaluate", b"Content-Type", 400),
+            ("POST /evaluate", b"Authorization", 415),
+            ("GET /evaluation/x/events", b"Prefer", 404),
+        ):
+            connection = self.connect()
+            connection.send(line.encode() + b" HTTP/1.1\r\nHost: x\r\n" + name + b": \xff\r\n\r\n")
+            answer = connection.answer()
+            self.check_raw(answer, status)
+
+    def test_odd_targets(self) -> None:
+        """Targets that are no path are refused as everything is."""
+        for target in ("/../x", "http://[/x", "health", "%", "/%", "/evaluation/%00/events"):
+            connection = self.connect()
+            connection.request(f"GET {target}")
+            answer = connection.answer()
+            self.assertIn(answer.status, (400, 404), target)
+            self.check_raw(answer, answer.status)
+
+    def test_asterisk(self) -> None:
+        """`*`, which is for OPTIONS, is refused with a document as well."""
+        connection = self.connect()
+        connection.request("GET *")
+        answer = connection.answer()
+        self.assertIn(answer.status, (400, 404, 405))
+        self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
+        connection.request("OPTIONS *")
+        self.assertEqual(connection.answer().status, 204)
+
+    def test_doubled_slashes(self) -> None:
+        """Slashes too many lead to the same place, to none, or say where else to go."""
+        for target, statuses in (
+            ("//health", (200, 308)),
+            ("//nowhere//at//all", (404,)),
+            ("/evaluation//events", (404, 308)),
+        ):
+            connection = self.connect()
+            connection.request(f"GET {target}")
+            answer = connection.answer()
+            self.assertIn(answer.status, statuses, target)
+            self.assertEqual("Location" in answer.headers, answer.status == 308, target)
+
+    def test_http_1_0(self) -> None:
+        """HTTP/1.0 is spoken, too, one request for each connection."""
+        connection = self.connect()
+        connection.send(b"GET /health HTTP/1.0\r\n\r\n")
+        self.assertEqual(connection.answer().status, 200)
+        self.assertTrue(connection.closed)
+
+    def test_persistent(self) -> None:
+        """A connection serves one request after the other, also after a refusal by a route."""
+        connection = self.connect()
+        for line, status in (
+            ("GET /health", 200),
+            ("GET /nowhere", 404),
+            ("GET /evaluation/x", 404),
+            ("OPTIONS /evaluate", 204),
+            ("GET /health", 200),
+        ):
+            connection.request(line)
+            self.assertEqual(connection.answer().status, status)
+        self.assertFalse(connection.closed)
+
+    def test_pipelined(self) -> None:
+        """Requests that are sent at once are answered in turn."""
+        connection = self.connect()
+        connection.send(head("GET /health", {}) + head("GET /nowhere", {"Connection": "close"}))
+        connection.settle()
+        first, second = connection.received.split(b"HTTP/1.1 ")[1:]
+        self.assertTrue(first.startswith(b"200"))
+        self.assertTrue(second.startswith(b"404"))
+        self.assertTrue(connection.closed)
+
+    def test_pipelined_flood(self) -> None:
+        """Of the requests that one read brings, a turn of the reactor answers one."""
+        connection = self.connect()
+        connection.send(head("GET /health", {}) * 100)
+        self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 1)
+        self.assertEqual(len(self.service.reactor.getDelayedCalls()), 1)
+        connection.settle()
+        self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 100)
+        self.assertFalse(connection.closed)
+
+    def test_bytes_of_a_turn(self) -> None:
+        """Only of a body of known length a turn of the reactor reads much: it costs least."""
+        connection = self.connect()
+        self.assertEqual(connection.transport.bufferSize, 4096)
+        for framing, size in (
+            ({"Transfer-Encoding": "chunked"}, 4096),
+            ({"Content-Length": "1"}, 65536),
+        ):
+            connection.send(head("POST /nowhere", framing))
+            self.assertEqual(connection.transport.bufferSize, size)
+            connection.send(b"1\r\nx\r\n0\r\n\r\n" if size == 4096 else b"x")
+            self.assertEqual(connection.answer().status, 404)
+            self.assertEqual(connection.transport.bufferSize, 4096)
+
+    def test_pipelined_and_gone(self) -> None:
+        """A client that goes, or is cut off, between two of its requests leaves nothing."""
+        for end in ("lose", "abort"):
+            connection = self.connect()
+            connection.send(head("GET /health", {}) * 2)
+            if end == "abort":
+                connection.channel.forceAbortClient()
+                connection.settle()
+            connection.lose()
+            self.assertEqual(connection.received.count(b"HTTP/1.1 200 OK"), 1)
+            self.assertEqual(connection.channel.requests, [])
+            self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+
+    def test_idle(self) -> None:
+        """A connection on which nothing happens is closed."""
+        connection = self.connect()
+        self.service.reactor.advance(61)
+        self.assertTrue(connection.closed)
+
+
+class BodyTests(RawTestCase):
+    """Bodies where none is expected."""
+
+    def test_small(self) -> None:
+        """A small one is ignored."""
+        connection = self.connect()
+        connection.request("GET /health", b"x" * 1000)
+        self.assertEqual(connection.answer().status, 200)
+
+    def test_large(self) -> None:
+        """A large one is refused: at once if it is announced, else when it gets large."""
+        for line in ("GET /health", "POST /nowhere", "DELETE /evaluation/x"):
+            self.refuse(413, head(line, {"Content-Length": "65537"}))
+        connection = self.connect()
+        connection.send(head("POST /nowhere", {"Transfer-Encoding": "chunked"}))
+        for _ in range(16):
+            connection.send(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+            self.assertEqual(connection.received, b"")
+        connection.send(b"1\r\nx\r\n")
+        self.check_raw(connection.answer(), 413)
+
+    def test_chunked_form(self) -> None:
+        """A form may come in chunks."""
+        connection = self.connect()
+        start = head("POST /evaluate", {"Content-Type": MULTIPART, "Transfer-Encoding": "chunked"})
+        body = form(parts(source=b"x" * 5000))
+        connection.send(start)
+        for at in range(0, len(body), 1000):
+            piece = body[at : at + 1000]
+            connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
+        connection.send(b"0\r\n\r\n")
+        answer = connection.answer()
+        self.assertEqual(answer.status, 200)
+        identifier = answer.json()["evaluation_id"]
+        path = (
+            self.root / "evaluations" / directory_of(identifier) / "submission/source/solution.py"
+        )
+        self.assertEqual(path.read_bytes(), b"x" * 5000)

@@ -1,0 +1,109 @@
+"""`web.server.limits`: how many connections there may be."""
+
+from __future__ import annotations
+
+from twisted.internet.address import IPv4Address, UNIXAddress
+from twisted.internet.interfaces import IAddress
+
+from tawebeval.config import Configuration, HttpSettings
+from tests.fakes.clients import Connection
+from tests.web.test_problems import RawTestCase
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def ipv4(last: int) -> IPv4Address:
+    """Return an address."""
+    return IPv4Address("TCP", f"192.0.2.{last}", 1)
+
+
+class ConnectionsTestCase(RawTestCase):
+    """Clients of several addresses."""
+
+    configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=2))
+
+    def connect_from(self, address: IAddress) -> Connection:
+        """Return a connection from there."""
+        return self.service.connect(address)
+
+    def check_open(self, connection: Connection) -> None:
+        """Hold that a connection is served."""
+        connection.send(HEALTH)
+        self.assertEqual(connection.answer().status, 200)
+
+    def check_turned_away(self, connection: Connection) -> None:
+        """Hold that it is not, and told so when it asks."""
+        self.assertEqual(connection.received, b"")
+        connection.send(HEALTH)
+        answer = connection.answer()
+        self.check_raw(answer, 503)
+        self.assertEqual(answer.headers["Retry-After"], "5")
+        self.assertTrue(connection.closed)
+        connection.lose()
+
+
+class ConnectionsTests(ConnectionsTestCase):
+    """The limits."""
+
+    def test_for_each_address(self) -> None:
+        """An address has its connections, and others have theirs, until one is given back."""
+        first = [self.connect_from(ipv4(1)) for _ in range(2)]
+        self.check_turned_away(self.connect_from(ipv4(1)))
+        self.check_open(self.connect_from(ipv4(2)))
+        for connection in first:
+            self.check_open(connection)
+        first[0].lose()
+        self.check_open(self.connect_from(ipv4(1)))
+        self.check_turned_away(self.connect_from(ipv4(1)))
+
+    def test_in_all(self) -> None:
+        """There are so many in all, Unix sockets among them."""
+        unix = UNIXAddress("/run/x")
+        connections = [self.connect_from(unix) for _ in range(4)]
+        connections.append(self.connect_from(ipv4(1)))
+        for address in (unix, ipv4(1), ipv4(2)):
+            self.check_turned_away(self.connect_from(address))
+        connections[0].lose()
+        self.check_open(self.connect_from(ipv4(2)))
+
+    def test_silent(self) -> None:
+        """One that is turned away and says nothing is ended soon."""
+        for _ in range(2):
+            self.connect_from(ipv4(1))
+        connection = self.connect_from(ipv4(1))
+        self.service.reactor.advance(5)
+        self.assertTrue(connection.aborted)
+
+    def test_many(self) -> None:
+        """Beyond some, those that are too many are ended at once; later it is as before."""
+        for _ in range(2):
+            self.connect_from(ipv4(1))
+        waiting = [self.connect_from(ipv4(1)) for _ in range(64)]
+        self.assertFalse(any(connection.aborted for connection in waiting))
+        connection = self.connect_from(ipv4(1))
+        self.assertTrue(connection.aborted)
+        connection.lose()
+        for connection in waiting:
+            connection.lose()
+        self.check_turned_away(self.connect_from(ipv4(1)))
+
+    def test_nothing_is_kept(self) -> None:
+        """Of clients that have gone nothing is left."""
+        for last in range(50):
+            connection = self.connect_from(ipv4(last))
+            self.check_open(connection)
+            connection.lose()
+        self.assertEqual(self.service.site.connections._groups, {})
+        self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+
+
+class UnlimitedTests(ConnectionsTestCase):
+    """0 is no limit."""
+
+    configuration = Configuration(http=HttpSettings(connections=5, connections_per_address=0))
+
+    def test_proxy(self) -> None:
+        """All may come from one address; in all there is still a limit."""
+        for _ in range(5):
+            self.check_open(self.connect_from(ipv4(1)))
+        self.check_turned_away(self.connect_from(ipv4(1)))

@@ -1,0 +1,314 @@
+"""`web.server.presence`: the end of all connections, in whatever phase each is."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import IHalfCloseableDescriptor, IReadDescriptor
+from zope.interface import alsoProvides
+
+from tests.fakes.clients import MULTIPART, Connection, form, head, parts
+from tests.fakes.streams import LineFollower, SocketFollower
+from tests.web.test_problems import RawTestCase
+from tests.web.test_streams import StreamTestCase
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+STOPPING = "the service is about to stop"
+
+
+class LeavingTestCase(StreamTestCase, RawTestCase):
+    """A site that is closed."""
+
+    def leave(self) -> Deferred[None]:
+        """Have all go away."""
+        return Deferred.fromCoroutine(self.service.site.presence.close())
+
+    def check_told(self, connection: Connection) -> None:
+        """Hold that a request is refused because of the end, and its connection closed."""
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertIn(STOPPING, answer.json()["detail"])
+        self.assertEqual(answer.headers["retry-after"], "5")
+        self.assertEqual(answer.headers["connection"], "close")
+
+
+class LeavingTests(LeavingTestCase):
+    """What each phase of a connection is entitled to."""
+
+    def test_nobody(self) -> None:
+        """With nobody there it is over at once, also when some have been."""
+        connection = self.connect()
+        connection.send(HEALTH)
+        connection.lose()
+        self.successResultOf(self.leave())
+
+    def waiting(self) -> tuple[Connection, Connection]:
+        """Return connections without a request: one that never had any, and one that is idle."""
+        new, idle = self.connect(), self.connect()
+        idle.send(HEALTH)
+        answer = idle.answer()
+        self.assertEqual((answer.status, answer.headers["Connection"]), (200, None))
+        return new, idle
+
+    def test_idle(self) -> None:
+        """One without a request, at first or after an answer, is closed without a word."""
+        connections = self.waiting()
+        over = self.leave()
+        self.service.reactor.advance(0.49)
+        self.assertEqual([connection.closed for connection in connections], [False] * 2)
+        self.service.reactor.advance(0.02)
+        for connection in connections:
+            self.assertEqual((connection.received, connection.closed), (b"", True))
+            self.assertNoResult(over)
+            connection.lose()
+        self.successResultOf(over)
+        self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+
+    def test_request_on_its_way(self) -> None:
+        """A request that was sent before its client could know of the end is answered."""
+        connections = self.waiting()
+        over = self.leave()
+        for connection in connections:
+            connection.send(HEALTH)
+            answer = connection.answer()
+            self.assertEqual((answer.status, answer.headers["Connection"]), (200, "close"))
+            self.assertTrue(connection.closed)
+            connection.lose()
+        self.successResultOf(over)
+
+    def test_request_that_crosses_the_end(self) -> None:
+        """One that comes when our half is closed is thrown away, and the connection not reset."""
+        connections = self.waiting()
+        halves: list[bool] = []
+        for connection in connections:
+            transport: Any = connection.transport
+            alsoProvides(transport, IHalfCloseableDescriptor)
+            transport.loseWriteConnection = lambda: halves.append(True)
+        over = self.leave()
+        self.service.reactor.advance(0.5)
+        self.assertEqual(halves, [True, True])
+        for connection in connections:
+            connection.send(HEALTH)
+        self.service.reactor.advance(0.49)
+        for connection in connections:
+            self.assertEqual((connection.received, connection.closed), (b"", False))
+        self.service.reactor.advance(0.02)
+        for connection in connections:
+            self.assertEqual((connection.closed, connection.aborted), (True, False))
+            connection.lose()
+        self.successResultOf(over)
+
+    def test_request_just_before_the_end(self) -> None:
+        """What has come when the time is over, and the reactor has yet to read, is answered."""
+        connections = self.waiting()
+        for connection in connections:
+            transport: Any = connection.transport
+            alsoProvides(transport, IReadDescriptor)
+            transport.doRead = partial(connection.send, HEALTH)
+        over = self.leave()
+        self.service.reactor.advance(0.5)
+        for connection in connections:
+            self.assertEqual(connection.answer().status, 200)
+            self.assertTrue(connection.closed)
+            connection.lose()
+        self.successResultOf(over)
+
+    def test_half_a_head_meanwhile(self) -> None:
+        """A request that has begun on such a connection, and does not go on, gets 503 in time."""
+        connection, _ = self.waiting()
+        over = self.leave()
+        connection.send(HEALTH[:-2])
+        self.service.reactor.advance(0.9)
+        self.assertEqual(connection.received, b"")
+        self.service.reactor.advance(0.2)
+        self.check_told(connection)
+        connection.lose()
+        self.service.reactor.advance(5)
+        self.successResultOf(over)
+
+    def test_announced(self) -> None:
+        """Idle connections end when the end is announced, and those that are answered do not."""
+        identifier = self.evaluate()
+        idle, half, asking = self.connect(), self.connect(), self.connect()
+        half.send(HEALTH[:-2])
+        asking.send(head(f"GET /evaluation/{identifier}/events?wait=30", {}))
+        self.service.site.presence.announce()
+        self.service.reactor.advance(0.5)
+        self.assertTrue(idle.closed)
+        self.service.reactor.advance(20)
+        self.assertFalse(asking.closed)
+        self.assertEqual(half.answer().status, 408)
+        self.finish()
+        self.assertEqual(asking.answer().headers["Connection"], "close")
+        self.assertTrue(asking.closed)
+
+    def test_last_answers(self) -> None:
+        """While the daemon stops each answer is its connection's last; a WebSocket is opened."""
+        identifier = self.evaluate()
+        self.service.site.presence.leaving = True
+        for path in ("/health", f"/evaluation/{identifier}/events?wait=0", "/missing"):
+            connection = self.connect()
+            connection.send(head(f"GET {path}", {}))
+            self.assertEqual(connection.answer().headers.get_all("Connection"), ["close"])
+            self.assertTrue(connection.closed)
+        connection = self.connect()
+        connection.send(head("GET /health", {"Connection": "close"}))
+        self.assertEqual(connection.answer().headers.get_all("Connection"), ["close"])
+        follower = self.follow(SocketFollower, identifier)
+        self.print(b"a\n")
+        self.assertEqual(follower.payloads, ["a"])
+        connection = self.connect()
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "12"}
+        connection.send(head(f"GET /evaluation/{identifier}/events", upgrade))
+        answer = connection.answer()
+        self.assertEqual((answer.status, answer.headers["Connection"]), (426, "Upgrade"))
+
+    def test_half_a_head(self) -> None:
+        """Half a head, of a first request or a later one, gets 503."""
+        for before in (b"", HEALTH):
+            for half in (HEALTH[:5], HEALTH[:-2]):
+                connection = self.connect()
+                if before:
+                    connection.send(before)
+                    self.assertEqual(connection.answer().status, 200)
+                connection.send(half)
+                over = self.leave()
+                self.check_told(connection)
+                self.assertTrue(connection.closed)
+                connection.lose()
+                self.successResultOf(over)
+                self.service.site.presence.leaving = False
+
+    def upload(self) -> tuple[Connection, bytes]:
+        """Return a connection on which half a form has come, and the rest of it."""
+        body = form(parts(source=b"x" * 5000))
+        connection = self.connect()
+        connection.send(
+            b"POST /evaluate HTTP/1.1\r\nHost: x\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+            % (MULTIPART.encode(), len(body))
+        )
+        connection.send(body[:3000])
+        return connection, body[3000:]
+
+    def test_upload_that_stalls(self) -> None:
+        """An upload that does not go on gets 503, time to read it, and leaves nothing."""
+        connection, _ = self.upload()
+        over = self.leave()
+        self.check_told(connection)
+        self.assertEqual(self.service.leftovers(), [])
+        self.assertFalse(connection.closed)
+        self.service.reactor.pump([1, 3.9])
+        self.assertFalse(connection.aborted)
+        self.assertNoResult(over)
+        self.service.reactor.advance(0.1)
+        self.assertTrue(connection.aborted)
+        self.successResultOf(over)
+
+    def test_upload_that_goes_on(self) -> None:
+        """One that does gets 503, too, and its end is the end of the connection."""
+        connection, rest = self.upload()
+        over = self.leave()
+        self.check_told(connection)
+        connection.send(rest)
+        self.assertEqual((connection.received, connection.closed), (b"", True))
+        connection.lose()
+        self.successResultOf(over)
+
+    def test_upload_that_is_refused_already(self) -> None:
+        """One that has an answer gets no other."""
+        connection, rest = self.upload()
+        self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
+        connection.send(rest[:10])
+        self.check_told(connection)
+        self.assertNoResult(self.leave())
+        self.assertEqual(connection.received, b"")
+
+    def test_answer_that_is_not_taken_yet(self) -> None:
+        """An answer on its way comes as a whole, is the last one, and the connection ends."""
+        identifier = self.evaluate()
+        self.print(b"a\n" * 1000)
+        connection = self.connect()
+        connection.channel.pauseProducing()  # as transports do that are full
+        connection.request(f"GET /evaluation/{identifier}/events")
+        self.turn()
+        over = self.leave()
+        self.assertFalse(connection.closed)
+        connection.channel.resumeProducing()
+        self.assertEqual(connection.answer().status, 200)
+        self.assertTrue(connection.closed)
+        connection.lose()
+        self.successResultOf(over)
+
+    def test_poll_that_waits(self) -> None:
+        """A poll is answered by the end of its evaluation, and that is its connection's last."""
+        for headers in ({}, {"Content-Length": "0"}):  # also one that takes no shortcut
+            identifier = self.evaluate()
+            connection = self.connect()
+            connection.send(head(f"GET /evaluation/{identifier}/events?wait=20", headers))
+            over = self.leave()
+            self.assertEqual((connection.received, connection.closed), (b"", False))
+            self.finish()
+            self.assertEqual(connection.answer().json()["end"], "end")
+            self.assertTrue(connection.closed)
+            connection.lose()
+            self.successResultOf(over)
+
+    def test_stream_that_is_not_taken(self) -> None:
+        """A stream that is slow is broken off, so that its reader sees that it is not all."""
+        identifier = self.evaluate()
+        follower = self.follow(LineFollower, identifier)
+        follower.full = True
+        self.print(b"a\n" * 5000)
+        over = self.leave()
+        self.service.reactor.pump([1, 3.9])
+        self.assertFalse(follower.connection.aborted)
+        self.service.reactor.advance(0.1)
+        self.assertTrue(follower.connection.aborted)
+        self.assertFalse(follower.complete)
+        self.successResultOf(over)
+
+    def test_websocket(self) -> None:
+        """A WebSocket that has not come to its end is closed with the code for that."""
+        identifier = self.evaluate()
+        follower = self.follow(SocketFollower, identifier)
+        self.print(b"a\n")
+        over = self.leave()
+        self.turn()
+        self.assertEqual((follower.payloads, follower.code), (["a"], 1001))
+        follower.send(8, (1001).to_bytes(2, "big"))
+        self.assertTrue(follower.connection.closed)
+        follower.lose()
+        self.successResultOf(over)
+        self.check_nothing_left(identifier)
+
+    def test_websocket_that_is_behind(self) -> None:
+        """The close frame is the last of what a slow client takes."""
+        identifier = self.evaluate()
+        follower = self.follow(SocketFollower, identifier)
+        follower.full = True
+        self.print(b"a\n" * 50_000)
+        over = self.leave()
+        self.turn()
+        follower.take()
+        self.turn()
+        self.assertEqual((follower.code, follower.frames[-1][0]), (1001, 8))
+        self.assertLess(len(follower.payloads), 99_999)
+        follower.lose()
+        self.successResultOf(over)
+
+    def test_websocket_that_has_ended(self) -> None:
+        """One whose client has yet to close its half has its code already."""
+        identifier = self.evaluate()
+        follower = self.follow(SocketFollower, identifier)
+        transport: Any = follower.connection.transport
+        alsoProvides(transport, IHalfCloseableDescriptor)
+        transport.loseWriteConnection = lambda: None
+        self.finish()
+        self.assertEqual(follower.code, 1000)
+        frames = len(follower.frames)
+        over = self.leave()
+        self.turn()
+        self.assertNoResult(over)
+        self.assertEqual(len(follower.frames), frames)
+        self.assertFalse(follower.connection.closed)

@@ -1,0 +1,275 @@
+"""`web.server.timeouts`: clients that are slow to send, and to take what they asked for."""
+
+from __future__ import annotations
+
+from tawebeval.config import BufferSettings, Configuration, HttpSettings
+from tests.fakes.clients import MULTIPART, Connection, form, head, parts
+from tests.web.test_problems import RawTestCase
+
+START = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+
+
+class SlowTestCase(RawTestCase):
+    """A service with deadlines that are easy to reckon with."""
+
+    configuration = Configuration(
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        http=HttpSettings(head_deadline=10, window=20, rate=1024, idle=40),
+    )
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, second by second, so that one deadline can follow another."""
+        while seconds > 0:
+            self.service.reactor.advance(min(seconds, 1))
+            seconds -= 1
+
+    def check_quiet(self, connection: Connection) -> None:
+        """Hold that nothing has happened, and nothing was said."""
+        self.assertFalse(connection.closed)
+        self.assertEqual(connection.received, b"")
+
+
+class HeadTests(SlowTestCase):
+    """The time for a head."""
+
+    def test_nothing(self) -> None:
+        """A connection on which nothing comes is closed without a word."""
+        connection = self.connect()
+        self.advance(9.9)
+        self.check_quiet(connection)
+        self.advance(0.2)
+        self.assertTrue(connection.closed)
+        self.assertEqual(connection.received, b"")
+
+    def test_byte_by_byte(self) -> None:
+        """A byte now and then puts nothing off: 408, within one line and from line to line."""
+        for piece in (b"x", b"X: y\r\n"):
+            connection = self.connect()
+            connection.send(START)
+            for _ in range(9):
+                self.advance(1)
+                connection.send(piece)
+                self.check_quiet(connection)
+            self.advance(1)
+            self.check_raw(connection.answer(), 408)
+            self.assertTrue(connection.closed)
+
+    def test_before_the_first_line(self) -> None:
+        """The time begins with the connection, not with the first byte of it."""
+        connection = self.connect()
+        self.advance(9)
+        connection.send(b"G")
+        self.advance(1)
+        self.check_raw(connection.answer(), 408)
+
+    def test_in_time(self) -> None:
+        """Whoever is ready in time is served, however slow, and again on the same connection."""
+        connection = self.connect()
+        for _ in range(3):
+            connection.send(START)
+            self.advance(9)
+            connection.send(b"\r\n")
+            self.assertEqual(connection.answer().status, 200)
+            self.advance(39)
+        self.assertFalse(connection.closed)
+
+    def test_kept(self) -> None:
+        """On a connection that is kept, the time begins with the next request."""
+        for start in (b"G", START, b"GET / HTTP/1.1\r\nX: y"):
+            connection = self.connect()
+            connection.send(START + b"\r\n")
+            connection.answer()
+            self.advance(39)
+            connection.send(start)
+            self.advance(9.9)
+            self.check_quiet(connection)
+            self.advance(0.2)
+            self.check_raw(connection.answer(), 408)
+
+    def test_pipelined(self) -> None:
+        """So it does where the beginning of the next request came together with the last."""
+        for start in (b"G", START, START + b"X: y"):
+            connection = self.connect()
+            connection.send(START + b"\r\n" + start)
+            self.assertIn(b"200 OK", connection.received)
+            connection.settle()
+            connection.transport.clear()
+            self.advance(10)
+            self.check_raw(connection.answer(), 408)
+
+    def test_idle(self) -> None:
+        """A connection without a next request is closed without a word."""
+        connection = self.connect()
+        connection.send(START + b"\r\n")
+        connection.answer()
+        self.advance(39.9)
+        self.check_quiet(connection)
+        self.advance(0.2)
+        self.assertTrue(connection.closed)
+        self.assertEqual(connection.received, b"")
+
+
+class BodyTests(SlowTestCase):
+    """The rate of a body."""
+
+    def upload(self, *, chunked: bool = False) -> tuple[Connection, bytes]:
+        """Return a connection on which a form has begun, and its body."""
+        connection = self.connect()
+        body = form(parts(source=b"x" * 60_000))
+        framing = ("Transfer-Encoding", "chunked")
+        if not chunked:
+            framing = ("Content-Length", str(len(body)))
+        connection.send(head("POST /evaluate", [("Content-Type", MULTIPART), framing]))
+        return connection, body
+
+    def cut_off(self, connection: Connection) -> None:
+        """Hold that a connection is told to be too slow, and then ended."""
+        self.check_raw(connection.answer(), 408)
+        connection.send(b"x")
+        self.advance(5)
+        self.assertTrue(connection.aborted)
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_byte_by_byte(self) -> None:
+        """A byte now and then is too slow, and leaves nothing."""
+        connection, body = self.upload()
+        for at in range(20):
+            self.check_quiet(connection)
+            connection.send(body[at : at + 1])
+            self.advance(1)
+        self.cut_off(connection)
+
+    def test_stall(self) -> None:
+        """So is a body that was fast, and stalls."""
+        connection, body = self.upload()
+        connection.send(body[:50_000])
+        self.advance(39.9)
+        self.check_quiet(connection)
+        self.advance(0.2)
+        self.cut_off(connection)
+
+    def test_framing_is_no_body(self) -> None:
+        """What frames chunks does not count, however much of it comes."""
+        connection, body = self.upload(chunked=True)
+        for at in range(20):
+            self.check_quiet(connection)
+            for byte in body[5 * at : 5 * at + 5]:
+                connection.send(b"1;" + b"x" * 1000 + b"\r\n" + bytes([byte]) + b"\r\n")
+            self.advance(1)
+        self.cut_off(connection)
+
+    def test_slow_but_steady(self) -> None:
+        """A body may take long, if it comes at the rate, on the average of a window."""
+        connection, body = self.upload()
+        for at in range(0, len(body), 20_480):
+            self.check_quiet(connection)
+            self.advance(19)
+            connection.send(body[at : at + 20_480])
+            self.advance(1)
+        answer = connection.answer()
+        self.assertEqual(answer.status, 200)
+
+    def test_small(self) -> None:
+        """A small body may take a window's time, whatever its rate."""
+        connection = self.connect()
+        connection.send(head("DELETE /nowhere", {"Content-Length": "2"}) + b"x")
+        self.advance(19)
+        connection.send(b"x")
+        self.check_raw(connection.answer(), 404)
+
+    def test_answered_before(self) -> None:
+        """One that has its answer already gets no other, and is aborted soon."""
+        connection = self.connect()
+        connection.send(head("POST /evaluate", {"Content-Length": "50", "Content-Type": "x"}))
+        self.check_raw(connection.answer(), 415)
+        self.advance(4)
+        connection.send(b"x")
+        self.advance(1)
+        self.assertTrue(connection.aborted)
+        self.advance(60)
+        self.assertEqual(connection.received, b"")
+
+    def test_broken_after_its_answer(self) -> None:
+        """Nor does one of which the rest is broken."""
+        connection = self.connect()
+        framing = {"Transfer-Encoding": "chunked", "Content-Type": "x"}
+        connection.send(head("POST /evaluate", framing))
+        self.check_raw(connection.answer(), 415)
+        connection.send(b"nonsense\r\n")
+        self.assertEqual(connection.received, b"")
+        self.assertTrue(connection.closed)
+
+
+class AnswerTests(SlowTestCase):
+    """The time to take an answer."""
+
+    def test_long_poll(self) -> None:
+        """A request that waits is under no deadline, whatever is sent behind it."""
+        identifier = self.evaluate()
+        for behind in (b"", START):
+            connection = self.connect()
+            poll = f"GET /evaluation/{identifier}/events?wait=30 HTTP/1.1\r\nHost: x\r\n\r\n"
+            connection.send(poll.encode() + behind)
+            self.advance(29)
+            self.check_quiet(connection)
+            self.advance(1)
+            self.assertEqual(connection.answer().status, 200)
+            connection.lose()
+
+    def test_not_taken(self) -> None:
+        """What is not taken in time, with some more for what is long, ends the connection."""
+        connection = self.connect()
+        connection.send(START + b"\r\n")
+        connection.channel.write(b"x" * 102_400)
+        connection.channel.pauseProducing()
+        self.advance(119.9)
+        self.assertFalse(connection.aborted)
+        self.advance(1)
+        self.assertTrue(connection.aborted)
+
+    def test_taken(self) -> None:
+        """What is taken in time, reckoned from the last pause, does not."""
+        connection = self.connect()
+        connection.send(START + b"\r\n")
+        for _ in range(5):
+            connection.channel.pauseProducing()
+            self.advance(10)
+            connection.channel.pauseProducing()
+            self.advance(19)
+            connection.channel.resumeProducing()
+            self.advance(2)
+            connection.send(START + b"\r\n")
+            self.assertFalse(connection.closed)
+            self.assertFalse(connection.aborted)
+
+    def test_closing(self) -> None:
+        """A connection that is closed, of which the last is not taken, is aborted."""
+        for start in (b"GET /health HTTP/1.0\r\n\r\n", b"nonsense\r\n\r\n"):
+            connection = self.connect()
+            connection.send(start)
+            self.assertTrue(connection.closed)
+            self.advance(19)
+            self.assertFalse(connection.aborted)
+            self.advance(2)
+            self.assertTrue(connection.aborted)
+
+    def test_pipelined(self) -> None:
+        """While an answer is not taken no other is made; then they go on in turn."""
+        connection = self.connect()
+        connection.take_no_more()
+        connection.send((START + b"\r\n") * 20)
+        for count in range(1, 21):
+            self.assertEqual(connection.received.count(b"200 OK"), count)
+            connection.channel.resumeProducing()
+        self.assertFalse(connection.closed)
+        connection.lose()
+
+    def test_lost_before_it_is_taken(self) -> None:
+        """A client that goes before it has taken an answer leaves nothing."""
+        connection = self.connect()
+        connection.channel.pauseProducing()
+        connection.send(START + b"\r\n" + START)
+        connection.lose()
+        self.assertEqual(connection.channel.requests, [])
+        self.assertEqual(self.service.reactor.getDelayedCalls(), [])

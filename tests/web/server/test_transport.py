@@ -1,0 +1,634 @@
+"""`web.server.transport`: what is written arrives, at once or in the reactor's turns."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet import reactor, ssl, tcp, unix
+from twisted.internet.defer import Deferred
+from twisted.internet.endpoints import (
+    AdoptedStreamServerEndpoint,
+    SSL4ServerEndpoint,
+    TCP4ClientEndpoint,
+    UNIXClientEndpoint,
+    connectProtocol,
+    serverFromString,
+    wrapClientTLS,
+)
+from twisted.internet.interfaces import (
+    IPullProducer,
+    IPushProducer,
+    IStreamServerEndpoint,
+)
+from twisted.internet.protocol import Factory, Protocol, connectionDone
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactor
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
+from zope.interface import implementer
+from zope.interface.verify import verifyObject
+
+from tawebeval.web.server.transport import (
+    PromptEndpoint,
+    PromptServer,
+    PromptUnixServer,
+    SocketProgress,
+    limit_silence,
+)
+from tests.cases.patience import PATIENCE
+from tests.integration.receivers import make_certificate
+
+KERNEL = 4096  # bytes that the kernel is asked to keep; it keeps about twice as many
+LITTLE = 32 * 1024  # more than it takes
+GROWN = 256 * 1024  # bytes by which a kernel may let a window grow of which nothing is read
+BUFFER = 64 * 1024  # bytes in memory from which on Twisted pauses a producer
+
+
+class FakeReactor(Clock):
+    """A Clock that knows who wants to write, and lets them when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writers: list[Any] = []
+
+    def addReader(self, reader: object) -> None:
+        """Take a reader, which is never told to read."""
+
+    def removeReader(self, reader: object) -> None:
+        """Forget a reader."""
+
+    def addWriter(self, writer: object) -> None:
+        """Take a writer."""
+        if writer not in self.writers:
+            self.writers.append(writer)
+
+    def removeWriter(self, writer: object) -> None:
+        """Forget a writer, if it is one."""
+        if writer in self.writers:
+            self.writers.remove(writer)
+
+    def turn(self) -> None:
+        """Do what is due, and let all write who wanted to when the turn began."""
+        self.advance(0)
+        for writer in list(self.writers):
+            why = writer.doWrite()
+            if why is not None:
+                self.removeWriter(writer)
+                writer.connectionLost(Failure(why))
+
+
+@implementer(IPushProducer)
+class Pushing:
+    """Notes whether it is to push."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def pauseProducing(self) -> None:
+        """Note that."""
+        self.said.append("pause")
+
+    def resumeProducing(self) -> None:
+        """Note that."""
+        self.said.append("resume")
+
+    def stopProducing(self) -> None:
+        """Note that."""
+        self.said.append("stop")
+
+
+@implementer(IPullProducer)
+class Pulled:
+    """Writes a piece each time it is asked, and then ends."""
+
+    def __init__(self, connection: tcp.Server, pieces: list[bytes]) -> None:
+        self.connection = connection
+        self.pieces = pieces
+
+    def resumeProducing(self) -> None:
+        """Write the next piece."""
+        if self.pieces:
+            self.connection.write(self.pieces.pop(0))
+        else:
+            self.connection.unregisterProducer()
+
+    def stopProducing(self) -> None:
+        """Do nothing: there is nothing to stop."""
+
+
+class Pair:
+    """A connection of a kind, with a reactor of its own, and its client."""
+
+    def __init__(self, kind: type[tcp.Server] = PromptServer) -> None:
+        self.reactor = FakeReactor()
+        server, self.client = socket.socketpair()
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL)
+        self.client.setblocking(False)
+        self.lost: list[Failure] = []
+        self.received = b""
+        protocol = Protocol()
+        protocol.connectionLost = self.lost.append  # type: ignore[method-assign,assignment]
+        address: Any = ("", 0) if kind not in (unix.Server, PromptUnixServer) else ""
+        port: Any = None
+        self.connection = kind(server, protocol, address, port, 0, self.reactor)  # type: ignore[arg-type]
+        protocol.makeConnection(self.connection)
+
+    def read(self, size: int = 2**24) -> bool:
+        """Read up to so many bytes; tell whether there was anything, or has ever been an end."""
+        try:
+            chunk = self.client.recv(size)
+        except BlockingIOError:
+            return False
+        self.received += chunk
+        return bool(chunk)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the client finds the end of what is sent, all before it being read."""
+        try:
+            return self.client.recv(1) == b""
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
+            return True
+
+    def finish(self) -> None:
+        """Let turns pass and the client read until nothing happens any more."""
+        while True:
+            writers = list(self.reactor.writers)
+            self.reactor.turn()
+            if not self.read() and (self.lost or writers == self.reactor.writers == []):
+                return
+
+    def close(self) -> None:
+        """End all that is left."""
+        self.client.close()
+        if not self.lost:
+            self.connection.connectionLost(Failure(ConnectionAbortedError()))
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("write"), st.integers(0, 300_000)),
+    st.tuples(st.just("write"), st.integers(0, 2_000)),
+    st.tuples(st.just("sequence"), st.integers(0, 20_000)),
+    st.tuples(st.just("read"), st.integers(1, 100_000)),
+    st.tuples(st.just("turn"), st.just(0)),
+)
+ENDS = st.sampled_from(["stay", "lose", "half"])
+
+
+class ConnectionTestCase(SynchronousTestCase):
+    """Connections of which the test is the reactor."""
+
+    def pair(self, kind: type[tcp.Server] = PromptServer) -> Pair:
+        """Return one."""
+        pair = Pair(kind)
+        self.addCleanup(pair.close)
+        return pair
+
+
+class PropertyTests(SynchronousTestCase):
+    """Whatever is done, in any order."""
+
+    @given(
+        st.sampled_from([PromptServer, PromptUnixServer]),
+        st.lists(STEPS, max_size=12),
+        ENDS,
+        st.lists(STEPS, max_size=3),
+        st.booleans(),
+    )
+    def test_arrives(
+        self,
+        kind: type[PromptServer],
+        before: list[tuple[str, int]],
+        end: str,
+        behind: list[tuple[str, int]],
+        watched: bool,
+    ) -> None:
+        """All bytes arrive in their order, and behind them the end, as with Twisted's own."""
+        ours = self.play(kind, before, end, behind, watched)
+        self.assertEqual(ours, self.play(tcp.Server, before, end, behind, watched))
+
+    def play(
+        self,
+        kind: type[tcp.Server],
+        before: list[tuple[str, int]],
+        end: str,
+        behind: list[tuple[str, int]],
+        watched: bool,
+    ) -> tuple[bytes, bool, int]:
+        """Return what arrives, whether it ends, and how often the end of the connection is told.
+
+        Of what is written behind the end nothing is promised: it arrives if that has yet to come,
+        and it comes sooner where the rest was sent at once.
+        """
+        pair = Pair(kind)
+        try:
+            producer = Pushing()
+            if watched:
+                pair.connection.registerProducer(producer, True)
+            written = self.take(pair, before, b"")
+            if watched and end != "stay":
+                pair.connection.unregisterProducer()  # or a connection may stay that is to end
+            if end == "lose":
+                pair.connection.loseConnection()
+            elif end == "half":
+                pair.connection.loseWriteConnection()
+            promised = len(written)
+            written = self.take(pair, behind, written)
+            pair.finish()
+            self.assertTrue(written.startswith(pair.received))
+            if end == "stay":
+                self.assertNotEqual(producer.said[-1:], ["pause"])
+            received = pair.received if end == "stay" else pair.received[:promised]
+            return received, pair.ended, len(pair.lost)
+        finally:
+            pair.close()
+
+    def take(self, pair: Pair, steps: list[tuple[str, int]], written: bytes) -> bytes:
+        """Take steps; return all that was written until then."""
+        for what, size in steps:
+            piece = bytes(((len(written) + i) >> 3) % 251 for i in range(min(size, 64)))
+            piece = (piece * (size // 64 + 1))[:size]
+            if what == "write":
+                pair.connection.write(piece)
+                written += piece
+            elif what == "sequence":
+                pair.connection.writeSequence([piece, b"-", piece])
+                written += piece + b"-" + piece
+            elif what == "read":
+                pair.read(size)
+            elif not pair.lost:
+                pair.reactor.turn()
+        return written
+
+
+class AtOnceTests(ConnectionTestCase):
+    """What is sent at once, and what is not."""
+
+    def check_sent(self, pair: Pair, data: bytes) -> None:
+        """Hold that the client has just this, without a turn of the reactor."""
+        pair.read()
+        self.assertEqual(pair.received, data)
+        pair.received = b""
+
+    def test_at_once(self) -> None:
+        """What the kernel takes is sent without a turn, again and again."""
+        for kind in (PromptServer, PromptUnixServer):
+            pair = self.pair(kind)
+            for data in (b"one", b"", b"two"):
+                pair.connection.write(data)
+                self.check_sent(pair, data)
+            self.assertEqual(pair.reactor.writers, [])
+
+    def test_twisted(self) -> None:
+        """Twisted's own take a turn, which is what all this is for."""
+        pair = self.pair(tcp.Server)
+        pair.connection.write(b"one")
+        self.check_sent(pair, b"")
+        self.assertEqual(pair.reactor.writers, [pair.connection])
+
+    def test_behind(self) -> None:
+        """What is written behind a head that waits for its turn is sent together with it."""
+        pair = self.pair()
+        pair.connection.writeSequence([b"head", b"\r\n"])
+        pair.connection.write(b"body")
+        self.check_sent(pair, b"")
+        pair.reactor.turn()
+        self.check_sent(pair, b"head\r\nbody")
+        pair.connection.write(b"more")
+        self.check_sent(pair, b"more")
+
+    def test_slow_client(self) -> None:
+        """A producer is paused when anything is left, and resumed when that is sent."""
+        for size in (LITTLE, BUFFER, 3 * BUFFER):
+            pair = self.pair()
+            producer = Pushing()
+            pair.connection.registerProducer(producer, True)
+            pair.connection.write(b"x")
+            self.assertEqual(producer.said, [])
+            pair.connection.write(b"y" * size)
+            self.assertEqual(set(producer.said), {"pause"})
+            producer.said.clear()
+            pair.finish()
+            self.assertEqual(producer.said, ["resume"])
+            self.assertEqual(pair.received, b"x" + b"y" * size)
+            pair.connection.write(b"z")
+            self.assertEqual(producer.said, ["resume"])
+
+    def test_writes_when_resumed(self) -> None:
+        """A producer that writes as soon as it is resumed is resumed again, and nothing is lost."""
+        pair = self.pair()
+        producer = Pushing()
+        pieces = [b"%d" % number * 3 * BUFFER for number in range(3)]
+        producer.resumeProducing = (  # type: ignore[method-assign]
+            lambda: pair.connection.write(left.pop(0)) if left else None
+        )
+        left = list(pieces)
+        pair.connection.registerProducer(producer, True)
+        producer.resumeProducing()
+        pair.finish()
+        self.assertEqual(pair.received, b"".join(pieces))
+
+    def test_pulled(self) -> None:
+        """A producer that is asked for each piece is asked until it has no more."""
+        pair = self.pair()
+        pieces = [b"one", b"two", b"three"]
+        pulled = Pulled(pair.connection, list(pieces))
+        verifyObject(IPullProducer, pulled)
+        pair.connection.registerProducer(pulled, False)
+        pair.finish()
+        self.assertEqual(pair.received, b"".join(pieces))
+        self.assertIsNone(pair.connection.producer)
+
+    def test_client_gone(self) -> None:
+        """Where the client has gone the connection ends in the reactor's next turn."""
+        pair = self.pair()
+        pair.client.close()
+        pair.connection.write(b"one")
+        self.assertEqual(pair.lost, [])
+        pair.reactor.turn()
+        self.assertEqual(len(pair.lost), 1)
+        pair.connection.write(b"two")  # which nobody gets
+        self.assertEqual(pair.reactor.writers, [])
+
+    def test_aborted(self) -> None:
+        """Behind an abort nothing is sent any more."""
+        pair = self.pair()
+        pair.connection.abortConnection()
+        pair.connection.write(b"one")
+        self.check_sent(pair, b"")
+        pair.reactor.turn()
+        self.assertEqual(len(pair.lost), 1)
+
+    def test_half_closed(self) -> None:
+        """Nor is anything behind the end of our half, after which the other half goes on."""
+        pair = self.pair()
+        pair.connection.write(b"one")
+        pair.connection.loseWriteConnection()
+        pair.finish()
+        pair.connection.write(b"two")
+        pair.finish()
+        self.assertEqual((pair.received, pair.ended, pair.lost), (b"one", True, []))
+
+
+class Sink(Protocol):
+    """A client that reads in gulps, with pauses between them."""
+
+    def __init__(self, expected: int) -> None:
+        self.received = bytearray()
+        self.expected = expected
+        self.done: Deferred[bytes] = Deferred()
+        self.ended: Deferred[None] = Deferred()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        """Note that it is over."""
+        self.ended.callback(None)
+
+    def dataReceived(self, data: bytes) -> None:
+        """Take some, and rest for a turn."""
+        self.received += data
+        transport: Any = self.transport
+        if len(self.received) >= self.expected:
+            transport.loseConnection()
+            self.done.callback(bytes(self.received))
+        else:
+            transport.pauseProducing()
+            reactor.callLater(0, transport.resumeProducing)  # type: ignore[attr-defined]
+
+
+class Source(Protocol):
+    """Writes pieces one after the other as soon as somebody is there."""
+
+    pieces = tuple(
+        bytes([number]) * size for number, size in enumerate((1, 400, 70_000, 2, 500_000))
+    )
+
+    def connectionMade(self) -> None:
+        """Write them."""
+        assert self.transport is not None
+        for piece in self.pieces:
+            self.transport.write(piece)
+
+
+class EndpointTests(TestCase):
+    """Endpoints of all kinds, with real sockets and the real reactor."""
+
+    async def check(
+        self,
+        endpoint: IStreamServerEndpoint,
+        client: Callable[[Any], Any],
+        kind: type,
+        begin: Callable[[Any], object] = id,
+    ) -> None:
+        """Hold that connections to an endpoint are of that kind, and that all arrives.
+
+        `begin` is first called with the transports of both ends.
+        """
+        made: list[Any] = []
+
+        class Noted(Source):
+            def connectionMade(self) -> None:
+                made.append(self.transport)
+                begin(self.transport)
+                super().connectionMade()
+
+        port = await PromptEndpoint(endpoint, 120).listen(Factory.forProtocol(Noted))
+        self.addCleanup(port.stopListening)
+        expected = b"".join(Source.pieces)
+        sink = Sink(len(expected))
+        begin((await connectProtocol(client(port.getHost()), sink)).transport)
+        self.assertTrue(await sink.done == expected)
+        await sink.ended
+        self.assertIsInstance(getattr(made[0], "transport", made[0]), kind)
+
+    async def test_tcp(self) -> None:
+        """TCP."""
+        endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
+        await self.check(endpoint, _client_of, PromptServer)
+
+    async def test_unix(self) -> None:
+        """A socket of the file system."""
+        folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
+        self.addCleanup(folder.rmdir)
+        endpoint = serverFromString(reactor, f"unix:{folder}/socket")
+        await self.check(
+            endpoint, lambda host: UNIXClientEndpoint(reactor, host.name), PromptUnixServer
+        )
+
+    async def test_tls(self) -> None:
+        """TLS, whose bytes are sent at once, too."""
+        certificate, options = self.tls()
+        await self.check(
+            SSL4ServerEndpoint(reactor, 0, certificate.options(), interface="127.0.0.1"),
+            lambda host: wrapClientTLS(options, _client_of(host)),
+            PromptServer,
+        )
+
+    async def test_upgraded(self) -> None:
+        """A connection that goes over to TLS sends nothing in the clear from then on."""
+        certificate, options = self.tls()
+
+        def begin(transport: Any) -> None:
+            server = isinstance(transport, PromptServer)
+            transport.startTLS(certificate.options() if server else options)
+
+        endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
+        await self.check(endpoint, _client_of, PromptServer, begin)
+
+    def tls(self) -> tuple[ssl.PrivateCertificate, Any]:
+        """Return a certificate, and what a client that trusts it begins TLS with."""
+        folder = Path(self.mktemp())
+        folder.mkdir()
+        certificate, _ = make_certificate("localhost", folder)
+        return certificate, ssl.optionsForClientTLS("localhost", certificate)
+
+    async def test_adopted(self) -> None:
+        """A socket that was there before, as systemd hands them over."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        endpoint = AdoptedStreamServerEndpoint(reactor, listening.detach(), socket.AF_INET)
+        await self.check(endpoint, _client_of, PromptServer)
+
+    def test_others(self) -> None:
+        """A port that is none of Twisted's own stays as it is."""
+        endpoint = PromptEndpoint(serverFromString(MemoryReactor(), "tcp:1"), 120)
+        port = self.successResultOf(endpoint.listen(Factory.forProtocol(Protocol)))
+        self.assertFalse(hasattr(port, "transport"))
+
+
+class SilenceTests(TestCase):
+    """Clients that have vanished without a word."""
+
+    timeout = PATIENCE
+
+    async def vanish(self, begin: Callable[[Any], object]) -> None:
+        """Have a client vanish, and wait until its connection is lost; `begin` gets that before."""
+        made: Deferred[Protocol] = Deferred()
+        lost: Deferred[None] = Deferred()
+
+        class Waiting(Protocol):
+            def connectionMade(self) -> None:
+                made.callback(self)
+
+            def connectionLost(self, reason: Failure = connectionDone) -> None:
+                lost.callback(None)
+
+        endpoint = PromptEndpoint(serverFromString(reactor, "tcp:0:interface=127.0.0.1"), 1)
+        port = await endpoint.listen(Factory.forProtocol(Waiting))
+        self.addCleanup(port.stopListening)
+        with socket.create_connection(("127.0.0.1", port.getHost().port)) as client:
+            server = await made
+            # No packet gets to it any more, so none is answered.
+            nothing = struct.pack("=HBBI", 6, 0, 0, 0)  # BPF_RET | BPF_K, 0 bytes
+            program = ctypes.create_string_buffer(nothing)
+            filter_ = struct.pack("@HP", 1, ctypes.addressof(program))
+            try:
+                client.setsockopt(socket.SOL_SOCKET, 26, filter_)  # SO_ATTACH_FILTER
+            except PermissionError:
+                raise SkipTest("here only root may attach a filter to a socket") from None
+            begin(server.transport)
+            await lost
+
+    async def test_idle(self) -> None:
+        """One to which nothing is sent is found out."""
+        await self.vanish(lambda transport: None)
+
+    async def test_sending(self) -> None:
+        """So is one to which something is on its way, as to a reader of a stream."""
+        await self.vanish(lambda transport: transport.write(b"a heartbeat"))
+
+    async def test_probed(self) -> None:
+        """So is one whose window is asked for, to which nothing is sent."""
+        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).probe(True))
+
+    async def test_full(self) -> None:
+        """So is one to which much is on its way."""
+        await self.vanish(lambda transport: transport.write(bytes(2**23)))
+
+
+def _client_of(host: Any) -> Any:
+    return TCP4ClientEndpoint(reactor, "127.0.0.1", host.port)
+
+
+class SocketProgressTests(SynchronousTestCase):
+    """What a connection shows of its client, by real sockets."""
+
+    def setUp(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.client = socket.create_connection(server.getsockname())
+            self.server, _ = server.accept()
+        self.addCleanup(self.client.close)
+        self.addCleanup(self.server.close)
+        self.server.setblocking(False)
+        self.progress = SocketProgress(self.server)
+        self.sent = self.received = 0
+
+    def send(self) -> None:
+        """Send as much as the kernels take."""
+        while True:
+            try:
+                self.sent += self.server.send(b"x" * 65536)
+            except BlockingIOError:
+                return
+
+    def receive(self, size: int) -> None:
+        """Let the client read so much."""
+        while size > 0:
+            got = len(self.client.recv(min(size, 65536)))
+            self.received += got
+            size -= got
+
+    def test_nothing_is_read(self) -> None:
+        """What is in the client's kernel does not count, nor what is on its way there."""
+        self.send()
+        given, read = self.progress.progress()
+        self.assertEqual(given, self.sent)
+        self.assertLessEqual(read, GROWN)
+
+    def test_never_too_much(self) -> None:
+        """However a client reads, no more counts than it has read, but for what its window grows.
+
+        In the end all of it counts.
+        """
+        for size in (1, 70_000, 200_000, 1_000_000, 3_000_000, 10, 2_000_000):
+            while self.sent < self.received + size:
+                self.send()
+                self.receive(min(size, self.sent - self.received))
+            given, read = self.progress.progress()
+            self.assertEqual(given, self.sent)
+            self.assertLessEqual(read, self.received + GROWN)
+        self.receive(self.sent - self.received)
+        while self.progress.progress()[1] < self.sent:
+            # Only what is sent has the client's kernel say what there is room for.
+            self.sent += self.server.send(b"x")
+            self.receive(1)
+
+    def test_probed(self) -> None:
+        """While that is wanted the kernel asks the client's, which has nothing to say by itself.
+
+        Otherwise it asks as rarely as before, for a client may vanish at any time.
+        """
+        limit_silence(self.server, 120)
+        probes = [self.probes()]
+        for wanted in (True, True, False, False):
+            self.progress.probe(wanted)
+            probes.append(self.probes())
+        self.assertEqual(probes, [(60, 15), (1, 1), (1, 1), (60, 15), (60, 15)])
+
+    def probes(self) -> tuple[int, int]:
+        """Return the seconds before the first probe, and between two of them."""
+        self.assertTrue(self.server.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+        idle, pause = (
+            self.server.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL)
+        )
+        return idle, pause

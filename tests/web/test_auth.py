@@ -1,0 +1,177 @@
+"""`web.auth`: the tokens as they are now, and each caller's rate."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from twisted.internet.task import Clock
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import CallerSettings, MetricsSettings
+from tawebeval.core.tokens import new_token
+from tawebeval.errors import ConfigurationError, OverShare, Unauthorized
+from tawebeval.web.auth import Authentication, RateLimit, find_metrics_tokens, find_tokens
+from tests.fakes.world import read_again
+
+
+class RateTests(SynchronousTestCase):
+    """Requests in a minute."""
+
+    def test_share(self) -> None:
+        """So many at once, and then as they come again; one caller's are not another's."""
+        clock = Clock()
+        rate = RateLimit(3, clock.seconds)
+        for _ in range(3):
+            rate.spend("a")
+        error = self.assertRaises(OverShare, rate.spend, "a")
+        self.assertEqual(error.retry_after, 20)
+        rate.spend("b")
+        clock.advance(19.5)
+        self.assertEqual(self.assertRaises(OverShare, rate.spend, "a").retry_after, 1)
+        clock.advance(0.5)
+        rate.spend("a")
+        self.assertRaises(OverShare, rate.spend, "a")
+        clock.advance(1000)
+        for _ in range(3):
+            rate.spend("a")
+        self.assertRaises(OverShare, rate.spend, "a")
+
+    def test_none(self) -> None:
+        """0 is no limit."""
+        rate = RateLimit(0, Clock().seconds)
+        for _ in range(10_000):
+            rate.spend("a")
+
+    @given(st.integers(1, 10_000), st.lists(st.floats(0, 90), max_size=60))
+    def test_patience(self, per_minute: int, pauses: list[float]) -> None:
+        """Whoever waits as long as it was told is let in; in no minute are there more than 2 x."""
+        clock = Clock()
+        rate = RateLimit(per_minute, clock.seconds)
+        rate._left["a"] = (0, 0)
+        for taken, pause in enumerate(pauses, 1):
+            clock.advance(pause)
+            try:
+                rate.spend("a")
+            except OverShare as error:
+                self.assertGreaterEqual(error.retry_after, 1)
+                clock.advance(error.retry_after)
+                rate.spend("a")
+            self.assertLessEqual(taken, clock.seconds() * per_minute / 60 + 1e-6)
+
+
+class AccessTests(SynchronousTestCase):
+    """The file of tokens, and reading it again."""
+
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp()).absolute()
+        self.alice, line = new_token("alice", os.urandom)
+        self.path.write_text(line)
+        self.access = Authentication(RateLimit(0, Clock().seconds), self.path)
+        self.logged: list[str] = []
+
+    def admit(self, token: str) -> str:
+        """Ask with a token."""
+        return self.access.admit([b"Bearer " + token.encode()])
+
+    def reload(self) -> None:
+        """Read the file again. Raises ConfigurationError."""
+        found = [(one.name, one.paths) for one in self.access.reloadables()]
+        self.assertEqual(found, [("callers.tokens", (self.path,))])
+        read_again(self.access)
+
+    def test_open(self) -> None:
+        """Without a file everybody is the same caller, for whom there is no rate."""
+        access = Authentication(RateLimit(1, Clock().seconds))
+        self.assertTrue(access.open)
+        for headers in ([], [b"Bearer x"], [b"nonsense"]):
+            self.assertEqual(access.admit(headers), "")
+        self.assertEqual(list(access.reloadables()), [])
+
+    def test_reload(self) -> None:
+        """A new token counts from then on, and one that was taken out no more."""
+        bob, line = new_token("bob", os.urandom)
+        self.assertFalse(self.access.open)
+        self.assertEqual(self.admit(self.alice), "alice")
+        self.path.write_text(line)
+        self.assertRaises(Unauthorized, self.admit, bob)
+        self.reload()
+        self.assertEqual(self.admit(bob), "bob")
+        self.assertRaises(Unauthorized, self.admit, self.alice)
+
+    def test_read_and_taken(self) -> None:
+        """What is only read does not count yet."""
+        bob, line = new_token("bob", os.urandom)
+        self.path.write_text(line)
+        (reloadable,) = self.access.reloadables()
+        read = reloadable.read()
+        self.assertRaises(Unauthorized, self.admit, bob)
+        reloadable.apply(read)
+        self.assertEqual(self.admit(bob), "bob")
+
+    def test_broken_reload(self) -> None:
+        """A file that is broken, or gone, changes nothing and is named with its setting."""
+        self.path.write_text(f"# x\n{self.alice}\n")
+        said = str(self.assertRaises(ConfigurationError, self.reload))
+        self.assertTrue(said.startswith(f"callers.tokens: {self.path}: line 2"), said)
+        self.assertNotIn(self.alice, said)
+        self.path.write_bytes(b"\xff")
+        self.assertIn("UTF-8", str(self.assertRaises(ConfigurationError, self.reload)))
+        self.path.unlink()
+        self.assertIn("No such file", str(self.assertRaises(ConfigurationError, self.reload)))
+        self.assertEqual(self.admit(self.alice), "alice")
+        self.assertFalse(self.access.open)
+
+    def test_broken_at_first(self) -> None:
+        """At the start it is an error with the file's name."""
+        self.path.write_text("nonsense")
+        error = self.assertRaises(
+            ConfigurationError, Authentication, RateLimit(0, Clock().seconds), self.path
+        )
+        self.assertIn(f"{self.path}: line 1", str(error))
+
+    def test_strangers_are_not_counted(self) -> None:
+        """Whoever has no token uses up nobody's requests."""
+        self.access = Authentication(RateLimit(1, Clock().seconds), self.path)
+        for _ in range(3):
+            self.assertRaises(Unauthorized, self.admit, "x")
+        self.admit(self.alice)
+        self.assertRaises(OverShare, self.admit, self.alice)
+
+    def test_find(self) -> None:
+        """The configured file wins over systemd's, which is taken if there is one."""
+        credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
+        given = self.path.parent / "tokens"
+        self.assertEqual(find_tokens(CallerSettings(), {}), None)
+        self.assertEqual(find_tokens(CallerSettings(), credentials), None)
+        given.touch()
+        self.addCleanup(given.unlink)
+        self.assertEqual(find_tokens(CallerSettings(), credentials), given)
+        self.assertEqual(find_tokens(CallerSettings(tokens="/x"), credentials), Path("/x"))
+        self.assertEqual(find_tokens(CallerSettings(tokens="x"), {}), Path.cwd() / "x")
+
+    def test_find_for_metrics(self) -> None:
+        """Those who read the metrics have a file of their own, where it goes by tokens."""
+        credentials = {"CREDENTIALS_DIRECTORY": str(self.path.parent)}
+        given = self.path.parent / "metrics-tokens"
+        by_tokens = MetricsSettings("tokens")
+        self.assertEqual(find_metrics_tokens(MetricsSettings("loopback"), credentials), None)
+        error = self.assertRaises(ConfigurationError, find_metrics_tokens, by_tokens, credentials)
+        self.assertIn("metrics.readers", str(error))
+        self.assertIn("LoadCredential=metrics-tokens", str(error))
+        given.touch()
+        self.addCleanup(given.unlink)
+        self.assertEqual(find_metrics_tokens(by_tokens, credentials), given)
+        self.assertEqual(find_metrics_tokens(MetricsSettings("nobody"), credentials), None)
+        self.assertEqual(
+            find_metrics_tokens(MetricsSettings("tokens", "/x"), credentials), Path("/x")
+        )
+
+    def test_find_in_the_dark(self) -> None:
+        """Where systemd's cannot be looked for there may be some: that is not as if none were."""
+        self.path.touch()
+        with self.assertRaises(ConfigurationError) as caught:
+            find_tokens(CallerSettings(), {"CREDENTIALS_DIRECTORY": f"{self.path}{'x' * 300}"})
+        self.assertIn("/tokens: cannot be read: File name too long", str(caught.exception))

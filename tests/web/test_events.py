@@ -1,0 +1,336 @@
+"""`web.events`: what the headers of a request for events ask for."""
+
+from __future__ import annotations
+
+from tawebeval.config import CallerSettings, Configuration
+from tawebeval.web.events import STREAMS
+from tests.cases import described
+from tests.fakes.clients import Answer
+from tests.fakes.streams import LineFollower, SocketFollower, SourceFollower, parse
+from tests.web.test_routes import END
+from tests.web.test_streams import StreamTestCase
+
+OF_CONTENT = ("date", "content-length", "transfer-encoding")
+"""Headers that hang on the time, or that an answer may have only with its content."""
+
+
+class ChoiceTests(StreamTestCase):
+    """Which kind of answer."""
+
+    def test_media_types(self) -> None:
+        """The answer is of the type that was asked for, and must not be kept by anybody."""
+        identifier = self.evaluate()
+        for accept in ("text/event-stream", "application/jsonl", "application/x-ndjson"):
+            answer = self.follow(LineFollower, identifier, Accept=accept).answer
+            self.assertEqual(answer.status, 200)
+            self.assertEqual(answer.headers["content-type"], accept)
+            self.assertEqual(answer.headers["cache-control"], "no-store")
+            self.assertEqual(answer.headers["x-accel-buffering"], "no")
+            self.assertEqual(answer.headers["vary"], "Accept")
+            self.assertEqual(answer.headers["access-control-allow-origin"], "*")
+        page = self.request("GET", f"/evaluation/{identifier}/events")
+        self.assertEqual(page.headers["vary"], "Accept")
+        self.assertNotIn("x-accel-buffering", page.headers)
+
+    def test_not_acceptable(self) -> None:
+        """406 names what there is, and acknowledges nothing."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        path = f"/evaluation/{identifier}/events?after=2"
+        answer = self.request("GET", path, 406, headers={"Accept": "text/html"})
+        self.assertIn("application/jsonl", answer.json()["offered"])
+        self.assertEqual(answer.headers["vary"], "Accept")
+        self.page(identifier)
+
+    def test_old_version(self) -> None:
+        """Over HTTP/1.0 there is no stream whose end looks like a cut; the others are answered."""
+        identifier = self.evaluate()
+        self.print(b"a\n")
+        self.finish()
+        for accept, status, whole in (
+            ("application/jsonl", 505, b"}"),
+            ("application/x-ndjson", 505, b"}"),
+            ("text/event-stream", 200, b"event: end\ndata: null\nid: end\n\n"),
+            ("application/json", 200, b"]}"),
+        ):
+            for method in ("GET", "HEAD"):
+                connection = self.connect()
+                connection.send(
+                    f"{method} /evaluation/{identifier}/events HTTP/1.0\r\n"
+                    f"Accept: {accept}\r\n\r\n".encode()
+                )
+                self.turn()
+                answer = connection.answer(method)
+                self.assertEqual(answer.status, status, accept)
+                if method == "GET":
+                    self.assertTrue(answer.body.endswith(whole), answer.body)
+                if method == "GET" and status == 505:
+                    said = answer.json()["detail"]
+                    self.assertIn("application/json, text/event-stream", said)
+                    self.check_nothing_left(identifier)
+
+    def test_numbers(self) -> None:
+        """A number that is none is refused, also by the kind of answer that has no use for it."""
+        path = f"/evaluation/{self.evaluate()}/events"
+        for accept in ("application/json", "text/event-stream", "application/jsonl"):
+            for query in ("wait=x", "skip=x", "skip=-1", "wait=", "skip=1&skip=1"):
+                self.request("GET", f"{path}?{query}", 400, headers={"Accept": accept})
+
+    def test_head(self) -> None:
+        """HEAD tells the type, and begins no stream; of the wrong it tells the status."""
+        identifier = self.evaluate()
+        for accept in ("text/event-stream", "application/jsonl"):
+            connection = self.connect()
+            connection.request(f"HEAD /evaluation/{identifier}/events", Accept=accept)
+            answer = connection.answer("HEAD")
+            self.assertEqual((answer.status, answer.body), (200, b""))
+            self.assertEqual(answer.headers["Content-Type"], accept)
+            connection.request("HEAD /evaluation/unknown/events", Accept=accept)
+            self.assertEqual(connection.answer("HEAD").status, 404)
+        self.check_nothing_left(identifier)
+
+    def test_head_is_as_get(self) -> None:
+        """HEAD has the status and the headers of GET (RFC 9110, 9.3.2), whatever is asked for."""
+        queries = ["", "?wait=20", "?after=3", "?after=x", "?after=9", "?skip=2", "?skip=5"]
+        queries += ["?after=0&skip=9", f"?after={END}&skip=1", f"?after={END}"]
+        for accept in ("application/json", *STREAMS, "text/html"):
+            path = f"/evaluation/{self.evaluate()}/events"
+            self.print(b"a\nb\n")
+            for state in ("running", "finished", "forgotten"):
+                if state == "finished":
+                    self.finish()
+                for query in queries:
+                    answers = self.answers_to_both(f"{path}{query}", accept)
+                    self.assertEqual(*answers, (state, accept, query))
+
+    def answers_to_both(self, path: str, accept: str) -> list[tuple[int, dict[str, str]]]:
+        """Return the status and the headers that HEAD is answered with, and then GET."""
+        answers = []
+        for method in ("HEAD", "GET"):
+            connection = self.connect()
+            connection.request(f"{method} {path}", Accept=accept)
+            self.turn()
+            answer, _ = parse(connection.received)
+            described.check(method, path, answer)
+            headers = {k: v for k, v in answer.headers.items() if k not in OF_CONTENT}
+            answers.append((answer.status, headers))
+            connection.lose()
+        return answers
+
+    def test_head_acknowledges_nothing(self) -> None:
+        """HEAD of any kind discards nothing and forgets nothing."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        self.finish()
+        for accept in ("text/event-stream", "application/jsonl", "application/json"):
+            for query in ("?after=2", f"?after={END}", "?after=1&wait=20"):
+                nothing = accept == "text/event-stream" and query == f"?after={END}"
+                connection = self.connect()
+                connection.request(f"HEAD /evaluation/{identifier}/events{query}", Accept=accept)
+                answer = connection.answer("HEAD")
+                self.assertEqual(answer.status, 204 if nothing else 200)
+                described.check("HEAD", f"/evaluation/{identifier}/events", answer)
+        self.assertEqual(len(self.page(identifier)["data"]), 4)
+
+
+class NamedOriginTests(StreamTestCase):
+    """Where origins are named."""
+
+    configuration = Configuration(callers=CallerSettings(origins=("https://judge.example.org",)))
+
+    def check(self, answer: Answer) -> None:
+        """Hold nothing: what is promised of every answer is not so here."""
+
+    def test_vary(self) -> None:
+        """Answers depend on the origin and on what is accepted; both are named."""
+        follower = self.follow(LineFollower, self.evaluate())
+        self.assertEqual(follower.answer.headers["vary"], "Origin, Accept")
+
+
+class PageTests(StreamTestCase):
+    """What pages have besides."""
+
+    def test_link(self) -> None:
+        """`Link` leads to the next page, until there is none."""
+        identifier = self.evaluate()
+        self.print(b"a\n" * 100)
+        self.finish()
+        path = f"/evaluation/{identifier}/events"
+        seen, found = [], 0
+        while path:
+            answer = self.request("GET", path)
+            found += len(answer.json()["data"])
+            seen.append(path)
+            link = answer.headers.get("link", "")
+            path = link.partition("<")[2].partition(">")[0]
+            self.assertEqual(link, f'<{path}>; rel="next"' if path else "")
+        self.assertEqual(found, 200)
+        self.assertEqual(seen[-1], f"/evaluation/{identifier}/events?after={END}")
+        self.assertGreater(len(seen), 2)
+
+    def test_limit(self) -> None:
+        """A page is as small as the client wants, but for one event; never above the server's."""
+        identifier = self.evaluate()
+        self.print(b"a\n" * 100 + b"b" * 1000 + b"\n")
+        self.finish()
+        path, found = f"/evaluation/{identifier}/events?limit=100", 0
+        text, end = '{"type":"text","payload":"a"}', '{"type":"text","payload":"\\n"}'
+        self.assertLess(len(text) + len(end) + 2, 100)
+        while path:
+            answer = self.request("GET", path)
+            data = answer.json()["data"]
+            found += len(data)
+            self.assertLessEqual(len(data), 3)
+            path = answer.headers.get("link", "").partition("<")[2].partition(">")[0]
+            self.assertTrue(not path or path.endswith("&limit=100"), path)
+        self.assertEqual(found, 202)
+        identifier = self.evaluate()
+        self.print(b"a\n" * 1000)
+        usual = self.page(identifier)
+        self.assertLess(len(usual["data"]), 1000)
+        self.assertEqual(self.page(identifier, "?limit=999999999999999"), usual)
+        self.assertEqual(len(self.page(identifier, "?limit=1")["data"]), 1)
+        older = f"/evaluation_events?evaluation={identifier}&limit=1"
+        self.assertEqual(len(self.request("GET", older).json()["data"]), 1)
+        head = self.request("HEAD", f"/evaluation/{identifier}/events?limit=1")
+        self.assertTrue(head.headers["link"].endswith('?after=1&limit=1>; rel="next"'))
+
+    def test_limit_of_a_page_that_waits(self) -> None:
+        """It holds of a page that was waited for, too."""
+        identifier = self.evaluate()
+        waiting = self.ask("GET", f"/evaluation/{identifier}/events?wait=5&limit=1")
+        self.print(b"a\n" * 100)
+        self.assertEqual(len(self.answer(waiting).json()["data"]), 1)
+
+    def test_no_limit(self) -> None:
+        """What is no number of bytes from 1 on is refused, by whatever kind of answer."""
+        path = f"/evaluation/{self.evaluate()}/events"
+        for accept in ("application/json", "text/event-stream"):
+            for limit in ("0", "00", "x", "-1", "", "1.5", "1000000000000000", "1&limit=1"):
+                answer = self.request(
+                    "GET", f"{path}?limit={limit}", 400, headers={"Accept": accept}
+                )
+                self.assertIn("limit", answer.json()["detail"])
+
+    def test_retry_after(self) -> None:
+        """Who has polled in vain is told to take a little time; nobody else is."""
+        identifier = self.evaluate()
+        path = f"/evaluation/{identifier}/events"
+        answer = self.request("GET", path)
+        self.assertEqual(answer.headers["retry-after"], "1")
+        waiting = self.ask("GET", path + "?wait=5")
+        self.service.reactor.advance(5)
+        self.assertNotIn("retry-after", self.answer(waiting).headers)
+        self.print(b"a\n")
+        self.assertNotIn("retry-after", self.request("GET", path).headers)
+        self.finish()
+        for after in ("2", END):
+            self.assertNotIn("retry-after", self.request("GET", f"{path}?after={after}").headers)
+
+    def test_for_browsers(self) -> None:
+        """Pages of other origins may send `Last-Event-ID`, and read what is told."""
+        answer = self.request("OPTIONS", "/evaluation/x/events", 204)
+        self.assertIn("Last-Event-ID", answer.headers["access-control-allow-headers"])
+        for name in ("Link", "Retry-After", "Preference-Applied", "Location"):
+            self.assertIn(name, answer.headers["access-control-expose-headers"].split(", "))
+
+
+class ServerSentTests(StreamTestCase):
+    """What browsers do with server-sent events."""
+
+    def test_beginning(self) -> None:
+        """The stream begins at once, with how long to wait before coming back."""
+        follower = self.follow(SourceFollower, self.evaluate())
+        self.assertEqual(follower.answer.body, b"retry: 2000\n\n")
+        self.assertEqual(follower.source.retry, 2000)
+
+    def test_cursors(self) -> None:
+        """The last event's identifier is the cursor from which a page would go on."""
+        identifier = self.evaluate()
+        follower = self.follow(SourceFollower, identifier)
+        self.print(b"a\nb\n")
+        self.assertEqual(follower.source.last_event_id, self.page(identifier)["end"])
+        self.finish()
+        self.assertEqual(follower.source.last_event_id, END)
+
+    def test_last_event_id(self) -> None:
+        """It wins over `after`, which stays in the URL when a browser comes back."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        for query in ("", "?after=0", "?after=1", "?after=1&skip=1", "?after=x"):
+            follower = self.follow(SourceFollower, identifier, query, Last_Event_ID="2")
+            self.assertEqual(follower.payloads, ["b"])
+        for query, payloads in (("", ["a", "\n", "b"]), ("?after=1", ["\n", "b"])):
+            follower = self.follow(SourceFollower, identifier, query, Last_Event_ID="")
+            self.assertEqual(follower.payloads, payloads)
+            follower = self.follow(LineFollower, identifier, query, Last_Event_ID="2")
+            self.assertEqual(follower.payloads, payloads)
+
+    def test_broken_last_event_id(self) -> None:
+        """One that is no cursor is refused."""
+        identifier = self.evaluate()
+        for value in ("x", "9", "-1", "\xff", "e" * 100):
+            follower = self.follow(SourceFollower, identifier, Last_Event_ID=value)
+            self.assertEqual(follower.answer.status, 400, value)
+            self.check_problem(follower.answer)
+        connection = self.connect()
+        connection.send(
+            f"GET /evaluation/{identifier}/events HTTP/1.1\r\nHost: localhost\r\n"
+            "Accept: text/event-stream\r\nLast-Event-ID: 0\r\nLast-Event-ID: 0\r\n\r\n".encode()
+        )
+        self.assertEqual(connection.answer().status, 400)
+
+    def test_lost_at_the_end(self) -> None:
+        """Who has lost the end gets it again, and who has it is sent home for ever."""
+        identifier = self.evaluate()
+        self.print(b"a\n")
+        first = self.follow(SourceFollower, identifier)
+        self.finish()
+        self.assertTrue(first.complete)
+        again = self.follow(SourceFollower, identifier, Last_Event_ID="2")
+        self.assertEqual((again.events, again.complete), ([], True))
+        for _ in range(3):
+            follower = self.follow(SourceFollower, identifier, Last_Event_ID=END)
+            self.assertEqual((follower.answer.status, follower.answer.body), (204, b""))
+        follower = self.follow(SourceFollower, identifier, Last_Event_ID="2")
+        self.assertEqual(follower.answer.status, 410)
+
+    def test_heartbeat(self) -> None:
+        """After some time without an event a comment is sent, again and again."""
+        follower = self.follow(SourceFollower, self.evaluate())
+        begin = follower.answer.body
+        self.service.reactor.advance(14)
+        self.assertEqual(follower.answer.body, begin)
+        for count in range(1, 4):
+            self.service.reactor.advance(1)
+            self.turn()
+            self.assertEqual(follower.answer.body, begin + b":\n\n" * count)
+            self.service.reactor.advance(14)
+        self.print(b"a\n")
+        self.service.reactor.advance(14)
+        self.turn()
+        self.assertEqual(follower.answer.body.count(b":\n\n"), 3)
+        self.service.reactor.advance(1)
+        self.turn()
+        self.assertEqual(follower.answer.body.count(b":\n\n"), 4)
+        self.assertEqual(follower.payloads, ["a"])
+
+    def test_no_heartbeat(self) -> None:
+        """JSON Lines have nothing that could be one."""
+        follower = self.follow(LineFollower, self.evaluate())
+        for _ in range(9):
+            self.service.reactor.advance(15)
+            self.turn()
+        self.assertEqual(follower.answer.body, b"")
+
+    def test_carriage_return(self) -> None:
+        """A data line with a carriage return in it arrives as an event, and whole."""
+        identifier = self.evaluate()
+        begin = self.child.environment["EVALUATION_DATA_BEGIN"].encode()
+        end = self.child.environment["EVALUATION_DATA_END"].encode()
+        followers = [
+            self.follow(kind, identifier) for kind in (SourceFollower, LineFollower, SocketFollower)
+        ]
+        self.print(b"%s\n[1,\r2]\r\n%s\n" % (begin, end))
+        for follower in followers:
+            self.assertEqual(follower.payloads, [[1, 2]])

@@ -1,0 +1,247 @@
+"""Readers on all transports, and of pages, come, stall, break off and come back in any order.
+
+After each step all that can happen has happened. What each of them has read is held against what
+was printed: nothing is missing, twice, or in another order.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import BufferSettings, Configuration, HttpSettings, LimitSettings
+from tawebeval.core import ring
+from tawebeval.web import streams
+from tests.fakes.clients import MULTIPART, Service, form, parts
+from tests.fakes.streams import FOLLOWERS, Follower
+
+CAPACITY = 8 * 1024
+MOST = 60  # lines printed at once
+LINE = 80  # bytes at most of what a line becomes
+
+
+def payload(number: int) -> str:
+    """Return the payload of an event."""
+    return "\n" if number % 2 else f"line {number // 2}"
+
+
+@attrs.define(eq=False)
+class Client:
+    """One who follows: from `begin`, and with the connection that it has now."""
+
+    begin: int
+    follower: Follower | None = None
+
+
+class Machine(RuleBasedStateMachine):
+    """One evaluation and its readers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="tawebeval-test-")).resolve()
+        configuration = Configuration(
+            buffers=BufferSettings(evaluation=CAPACITY, page=1024),
+            limits=LimitSettings(wall_clock=10**6),
+            http=HttpSettings(window=20, rate=1024),
+        )
+        self.service = Service(self.root, configuration)
+        asked = self.ask("POST /evaluate", form(parts()), Content_Type=MULTIPART)
+        self.identifier = asked["evaluation_id"]
+        self.child = self.service.world.child
+        self.record = self.service.registry._records[self.identifier]
+        self.printed = 0
+        self.ended = False
+        self.clients: list[Client] = []
+        self.after, self.read = "", 0  # of the reader of pages
+
+    def ask(self, line: str, body: bytes = b"", **headers: str) -> Any:
+        """Return what one request is answered with."""
+        connection = self.service.connect()
+        connection.request(line, body, **headers)
+        answer = connection.answer()
+        connection.lose()
+        return json.loads(answer.body)
+
+    def turn(self) -> None:
+        self.service.reactor.pump([0] * 60)
+
+    def pick(self, number: int) -> Client:
+        return self.clients[number % len(self.clients)]
+
+    @precondition(lambda self: not self.ended and not self.child.paused)
+    @rule(count=st.integers(1, MOST))
+    def print(self, count: int) -> None:
+        """Print some lines."""
+        numbers = range(self.printed, self.printed + count)
+        self.child.print(b"".join(b"line %d\n" % number for number in numbers))
+        self.printed += count
+        self.turn()
+
+    @precondition(lambda self: not self.ended and self.printed > 200)
+    @rule()
+    def end(self) -> None:
+        """Let the evaluator end."""
+        self.child.paused = False
+        self.child.end()
+        self.turn()
+        self.ended = True
+
+    @precondition(lambda self: len(self.clients) < 5)
+    @rule(kind=st.sampled_from(FOLLOWERS))
+    def come(self, kind: type[Follower]) -> None:
+        """Let a new reader begin at the oldest event there is."""
+        begin = self.record.evaluation.ring.oldest
+        follower = kind(self.service, self.identifier, f"?after={begin}")
+        self.clients.append(Client(begin, follower))
+        self.turn()
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 9), then=st.integers(0, MOST))
+    def stall(self, number: int, then: int) -> None:
+        """Let a reader take nothing any more, while some lines are printed."""
+        follower = self.pick(number).follower
+        if follower is not None:
+            follower.full = True
+        if then and not self.ended and not self.child.paused:
+            self.print(then)
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 9), everything=st.booleans())
+    def take(self, number: int, everything: bool) -> None:
+        """Let one take what there is for it, or all that comes."""
+        follower = self.pick(number).follower
+        if follower is not None and not follower.connection.closed:
+            if everything:
+                follower.take()
+            else:
+                follower.step()
+            self.turn()
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 9), lost=st.integers(0, 30))
+    def break_off(self, number: int, lost: int) -> None:
+        """Let a connection break, with the last of what was on its way."""
+        client = self.pick(number)
+        if client.follower is not None:
+            begin = client.begin + max(0, len(client.follower.events) - lost)
+            client.follower.lose()
+            client.begin, client.follower = begin, None
+            self.turn()
+
+    @precondition(lambda self: self.clients)
+    @rule(number=st.integers(0, 9), kind=st.sampled_from(FOLLOWERS))
+    def come_back(self, number: int, kind: type[Follower]) -> None:
+        """Let one who was cut off go on, maybe by another transport."""
+        client = self.pick(number)
+        if client.follower is not None:
+            return
+        follower = kind(self.service, self.identifier, f"?after={client.begin}")
+        if (
+            client.begin < self.record.evaluation.ring.oldest
+            and b" 410 " in (follower.connection.received[:20])
+        ):
+            follower.lose()
+            self.clients.remove(client)  # others have gone on by more than is kept
+        else:
+            client.follower = follower
+            self.turn()
+
+    @rule(count=st.integers(1, 20))
+    def ask_for_pages(self, count: int) -> None:
+        """Let the reader of pages ask for its next, and so on."""
+        for _ in range(count):
+            if self.after != "end":
+                self.ask_for_a_page()
+
+    def ask_for_a_page(self) -> None:
+        page = self.ask(f"GET /evaluation/{self.identifier}/events?after={self.after}")
+        if "oldest" in page:
+            self.after, self.read = page["oldest"], int(page["oldest"])
+            return
+        found = [event["payload"] for event in page["data"]]
+        assert found == [payload(self.read + number) for number in range(len(found))]
+        self.after, self.read = page["end"], self.read + len(found)
+        self.turn()
+
+    @rule(seconds=st.sampled_from([1, 10, 40]))
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass; who takes nothing is cut off."""
+        for _ in range(seconds):
+            self.service.reactor.advance(1)
+        self.turn()
+        for client in self.clients:
+            if client.follower is not None and client.follower.connection.aborted:
+                client.begin += len(client.follower.events)
+                client.follower.lose()
+                client.follower = None
+
+    @invariant()
+    def nobody_misses_anything(self) -> None:
+        """Everybody has what was printed from where it began, and whoever is quick has all."""
+        newest = max(0, 2 * self.printed - (not self.ended))
+        for client in self.clients:
+            follower = client.follower
+            if follower is not None:
+                read = follower.payloads
+                assert read == [payload(client.begin + number) for number in range(len(read))]
+                if not follower.full:
+                    assert client.begin + len(read) == newest
+                    assert follower.complete == self.ended
+
+    @invariant()
+    def memory_is_bounded(self) -> None:
+        """Hold that the ring has its capacity at most, and what was printed in one go."""
+        assert self.record.evaluation.ring.size < CAPACITY + MOST * LINE
+
+    def teardown(self) -> None:
+        """In the end everybody who takes what comes gets to the end, and nothing is left."""
+        for client in self.clients:
+            if client.follower is not None and not client.follower.connection.closed:
+                client.follower.take()
+        self.turn()
+        self.service.reactor.pump([1] * 90)  # until who reads no more pages holds nothing back
+        self.turn()
+        if any(client.follower for client in self.clients):
+            assert not self.child.paused, "nobody waits, but the evaluator"
+        if not self.ended:
+            self.end()
+        self.nobody_misses_anything()
+        for client in self.clients:
+            if client.follower is not None:
+                assert client.follower.complete
+                client.follower.lose()
+        assert not self.service.registry.followers
+        assert not len(self.record.evaluation.changed)
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.turn()
+        assert closed.called
+        shutil.rmtree(self.root)
+
+
+class InterleavingTests(SynchronousTestCase):
+    """Readers of all kinds at once, over HTTP."""
+
+    def test_readers(self) -> None:
+        """Each sees every event once and in order, and memory stays bounded."""
+        self.patch(ring, "_GATHER", 256)
+        self.patch(ring, "_APART", 64)
+        self.patch(streams, "PIECE", 512)
+        run_state_machine_as_test(
+            Machine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None)
+        )

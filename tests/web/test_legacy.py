@@ -1,0 +1,114 @@
+"""`web.legacy`: what TuringArena's clients of 2018 want."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twisted.internet.defer import Deferred
+
+from tests.fakes.clients import MULTIPART, Part, form, parts
+from tests.web.test_routes import END, WebTestCase
+
+
+class FormTests(WebTestCase):
+    """`POST /evaluate`."""
+
+    def post_parts(self, *renamed: tuple[str, str]) -> Any:
+        """Post a good form of which some fields have other names."""
+        names = dict(renamed)
+        body = form(
+            Part(names.get(part.name, part.name), part.content, part.filename) for part in parts()
+        )
+        return self.ask("POST", "//evaluate", data=body, headers={"Content-Type": MULTIPART})
+
+    def test_answer(self) -> None:
+        """The answer has the identifier under its older name, too."""
+        answer = self.post().json()
+        self.assertEqual(answer["id"], answer["evaluation_id"])
+
+    def test_fields(self) -> None:
+        """Fields are known by their older names."""
+        for renamed in (
+            [("commit_oid", "oid")],
+            [("repository[url]", "repositories[main][url]")],
+            [("commit_oid", "oid"), ("repository[url]", "repositories[main][url]")],
+        ):
+            answer = self.answer(self.post_parts(*renamed))
+            self.assertEqual(answer.status, 200, answer.body)
+            (repository, commit) = self.service.world.repositories.asked[-1]
+            self.assertEqual(repository.url, "https://example.org/problem.git")
+            self.assertEqual(commit, "c" * 40)
+            self.finish()
+
+    def test_both(self) -> None:
+        """A field under both of its names stands there twice."""
+        body = form([*parts(), Part("oid", b"c" * 40)])
+        problem = self.post(400, body).json()
+        self.assertEqual(problem["field"], "commit_oid")
+
+
+class PageTests(WebTestCase):
+    """`GET /evaluation_events`."""
+
+    def older(self, identifier: str, after: str | None = None) -> Deferred[Any]:
+        """Ask as they do."""
+        query = "" if after is None else f"&after={after}"
+        return self.ask("GET", f"//evaluation_events?evaluation={identifier}{query}")
+
+    def test_to_the_end(self) -> None:
+        """Pages are the same as at the newer place."""
+        identifier = self.evaluate()
+        self.child.print(b"a\nb\n")
+        page = self.answer(self.older(identifier)).json()
+        self.assertEqual(page, self.page(identifier))
+        self.finish()
+        page = self.answer(self.older(identifier, page["end"])).json()
+        self.assertEqual((page["begin"], page["end"], len(page["data"])), ("3", END, 1))
+        page = self.answer(self.older(identifier, END)).json()
+        self.assertEqual(page, {"begin": END, "end": None, "data": []})
+
+    def test_waits(self) -> None:
+        """With nothing new it waits for some seconds by itself, and not for ever."""
+        identifier = self.evaluate()
+        asked = self.older(identifier)
+        self.service.reactor.advance(19)
+        self.agent.flush()
+        self.assertNoResult(asked)
+        self.service.reactor.advance(1)
+        answer = self.answer(asked)
+        self.assertEqual(answer.json()["end"], "0")
+        self.assertNotIn("preference-applied", answer.headers)  # it had none
+        asked = self.older(identifier, "0")
+        self.service.reactor.advance(19)
+        self.child.print(b"a\n")
+        self.assertEqual(len(self.answer(asked).json()["data"]), 1)
+
+    def test_other_wishes(self) -> None:
+        """Whoever does say how long is heard."""
+        identifier = self.evaluate()
+        answer = self.request("GET", f"/evaluation_events?evaluation={identifier}&wait=0")
+        self.assertEqual(answer.json()["data"], [])
+        self.assertNotIn("preference-applied", answer.headers)
+
+    def test_refused(self) -> None:
+        """Errors are the same."""
+        identifier = self.evaluate()
+        for query, status in (
+            ("", 400),
+            ("?evaluation=", 400),
+            ("?evaluation=unknown", 404),
+            (f"?evaluation={identifier}&after=x", 400),
+            (f"?evaluation={identifier}&evaluation={identifier}", 400),
+        ):
+            answer = self.request("GET", "/evaluation_events" + query, status)
+        self.request("POST", "/evaluation_events", 405)
+        self.assertIn("evaluation", answer.json()["detail"])
+
+    def test_head(self) -> None:
+        """HEAD does not wait, nor acknowledge."""
+        identifier = self.evaluate()
+        self.child.print(b"a\nb\n")
+        connection = self.connect()
+        connection.request(f"HEAD /evaluation_events?evaluation={identifier}&after=3")
+        self.assertEqual(connection.answer("HEAD").status, 200)
+        self.assertEqual(len(self.page(identifier)["data"]), 3)

@@ -1,0 +1,384 @@
+"""`web.description`: it is sound, and it is of this API.
+
+All that the tests of the web are answered in memory is held against it, too (`cases.described`),
+and schemathesis does as it says with a real daemon (`tests.integration.test_description`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import attrs
+import orjson
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import __version__, errors
+from tawebeval.config import MIB, Configuration
+from tawebeval.core import form
+from tawebeval.core.identifiers import IDENTIFIER
+from tawebeval.core.states import State
+from tawebeval.errors import Reason
+from tawebeval.web import static_files
+from tawebeval.web.events import OFFERED
+from tawebeval.web.responses import MAX_DIGITS
+from tawebeval.web.routes import make_app
+from tawebeval.web.server import problems
+from tawebeval.web.static_files import DESCRIPTION, complete
+from tawebeval.webhooks.callback import CallbackState
+from tests.cases import described
+from tests.cases.described import DOCUMENT, complaints, operations, resolve
+from tests.web.test_routes import WebTestCase
+from tests.web.test_routes_callers import CallerTestCase
+
+SCHEMAS = DOCUMENT["components"]["schemas"]
+FORM = SCHEMAS["Form"]
+
+SECURED = {
+    *("evaluate", "readStatus", "cancel", "readEvents", "listEvaluations", "readOlderEvents"),
+}
+ALL = {
+    *SECURED,
+    "readHealth",
+    "readReadiness",
+    "readMetrics",
+    "readDescription",
+    "readPage",
+    "readPart",
+}
+OF_ONE = {"readStatus", "readEvents", "readOlderEvents"}
+
+OCCURS: dict[type[errors.RequestError], set[str]] = {
+    errors.MalformedRequest: ALL,
+    errors.InvalidField: {"evaluate", "readOlderEvents"},
+    errors.InvalidCursor: {"readEvents", "readOlderEvents", "listEvaluations"},
+    errors.MovedTo: set(),  # without any operation's path
+    errors.EvaluationNotFound: {*OF_ONE, "cancel"},
+    errors.EvaluationExpired: OF_ONE,
+    errors.DiscardedCursor: {"readEvents", "readOlderEvents"},
+    errors.NotAcceptable: {"readEvents"},
+    errors.TooLarge: ALL,
+    errors.TooSlow: ALL,
+    errors.UnsupportedMediaType: {"evaluate"},
+    errors.UnsupportedVersion: {"readEvents"},
+    errors.HTTPVersionNotSupported: {"readEvents"},
+    errors.KeyReused: {"evaluate"},
+    errors.Unauthorized: {*SECURED, "readMetrics"},
+    errors.AccessDenied: {"readMetrics"},
+    errors.NotReady: {"readReadiness"},
+    errors.ForeignPage: {"evaluate", "cancel", "readEvents", "listEvaluations"},
+    errors.OverShare: SECURED,
+    errors.Busy: ALL,
+    errors.Stopping: ALL,
+}
+"""Where a request can be refused so, by the operation's name.
+
+Busy is told to any connection that is one too many.
+"""
+
+OTHERS = {
+    "evaluate": {"200"},
+    "readStatus": {"200"},
+    "cancel": {"204"},
+    "readEvents": {"101", "200", "204"},
+    "listEvaluations": {"200"},
+    "readOlderEvents": {"200"},
+    "readHealth": {"200"},
+    "readReadiness": {"200"},
+    "readMetrics": {"200", "404"},
+    "readDescription": {"200", "304"},
+    "readPage": {"200", "304"},
+    "readPart": {"200", "304", "404"},
+}
+"""What else each operation answers."""
+
+BELOW = {"414", "431", "500"}
+"""What is answered below the routes, or for defects, and so is in no table of refusals."""
+
+
+def parts(value: Any, path: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield all objects of the document, with where they are; examples are not looked into."""
+    if isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from parts(each, f"{path}/{number}")
+    elif isinstance(value, dict):
+        yield path, value
+        for name, each in value.items():
+            if name not in ("example", "examples"):
+                yield from parts(each, f"{path}/{name}")
+
+
+def examples() -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Yield each example, with where it is and its schema."""
+    for path, part in parts(DOCUMENT):
+        schema = part.get("schema", part)
+        if "example" in part:
+            yield path, schema, part["example"]
+        found = part.get("examples", [])
+        if isinstance(found, list):
+            yield from ((path, schema, example) for example in found)
+        else:
+            yield from ((path, schema, example["value"]) for example in found.values())
+
+
+STARTED = "2026-11-21T09:00:00.000+00:00"
+
+
+class DocumentTests(SynchronousTestCase):
+    """The document by itself."""
+
+    def test_valid(self) -> None:
+        """It is a document of OpenAPI 3.1."""
+        found = [error.message for error in OpenAPIV31SpecValidator(DOCUMENT).iter_errors()]
+        self.assertEqual(found, [])
+        self.assertEqual(DOCUMENT["openapi"][:4], "3.1.")
+        self.assertEqual(DOCUMENT["info"]["version"], __version__)
+
+    def test_base(self) -> None:
+        """The server is where the document is, so that any path may stand before it."""
+        self.assertEqual([server["url"] for server in DOCUMENT["servers"]], ["."])
+
+    def test_examples(self) -> None:
+        """All examples are of their schemas, without a member that those do not have."""
+        found = list(examples())
+        self.assertGreater(len(found), 40)
+        for path, schema, example in found:
+            self.assertEqual(complaints(schema, example), [], path)
+
+    def test_bodies_have_examples(self) -> None:
+        """There is an example of every body and of every parameter."""
+        for path, part in parts(DOCUMENT):
+            if "/content/" in path and path.rpartition("/content/")[2].count("/") == 1:
+                self.assertTrue("example" in part or part.get("examples"), path)
+            if "in" in part and "name" in part:
+                self.assertTrue("example" in part or part.get("examples"), path)
+
+    def test_problems(self) -> None:
+        """An example of a problem is of the status, and in the words, that the daemon uses."""
+        for status, response in DOCUMENT["components"]["responses"].items():
+            if "content" not in response:
+                continue
+            example = response["content"]["application/problem+json"]["example"]
+            self.assertEqual(example["status"], int(status))
+            self.assertEqual(example["message"], example["detail"])
+        for refusal in (
+            errors.EvaluationNotFound(),
+            errors.EvaluationExpired(STARTED),
+        ):
+            status = str(problems.STATUS[type(refusal)].value)
+            response = DOCUMENT["components"]["responses"][status]
+            example = response["content"]["application/problem+json"]["example"]
+            self.assertEqual(example, orjson.loads(problems.find_problem(refusal).body))
+
+    def test_nothing_idle(self) -> None:
+        """Every component is used."""
+        used = {part["$ref"] for _, part in parts(DOCUMENT) if "$ref" in part}
+        for kind in ("parameters", "headers", "responses", "schemas"):
+            for name in DOCUMENT["components"][kind]:
+                self.assertIn(f"#/components/{kind}/{name}", used)
+
+    def test_missing_component(self) -> None:
+        """A description that says nothing of a header of all answers is not taken."""
+        document = orjson.loads(DESCRIPTION.content)
+        del document["components"]["headers"]["Server"]
+        self.assertRaises(KeyError, complete, document)
+
+
+class ContentTests(SynchronousTestCase):
+    """What is said twice, here and in the code, is the same."""
+
+    def test_form(self) -> None:
+        """The fields of the form, and what each may say."""
+        files = {name for name in FORM["properties"] if name.startswith("submission[")}
+        self.assertEqual(set(FORM["properties"]) - files, set(form.TEXT_FIELDS))
+        for name, limit in form.TEXT_FIELDS.items():
+            described = FORM["properties"][name]
+            if limit is not None and described["type"] == "string" and name != "commit_oid":
+                self.assertEqual(described["maxLength"], limit)
+                self.assertIn(f"{limit} bytes", described["description"])
+        self.assertEqual(FORM["properties"]["seed"]["maximum"], form.MAX_SEED)
+        self.assertEqual(FORM["properties"]["repository[depth]"]["maximum"], form.MAX_DEPTH)
+        (pattern,) = FORM["patternProperties"]
+        for name, good in (
+            ("submission[a]", True),
+            ("submission[" + "a" * 251 + "]", True),
+            ("submission[" + "a" * 252 + "]", False),
+            ("submission[A]", False),
+            ("submission[]", False),
+            ("submission[a]x", False),
+        ):
+            self.assertEqual(bool(re.search(pattern, name)), good, name)
+            if good:
+                self.assertIsNotNone(form.submission_file(name, None))
+            else:
+                self.assertRaises(errors.InvalidField, form.submission_file, name, None)
+
+    def test_numbers(self) -> None:
+        """Numbers in a query have up to so many digits."""
+        for name in ("wait", "limit", "skip"):
+            schema = DOCUMENT["components"]["parameters"][name]["schema"]
+            self.assertEqual(schema["maximum"], 10**MAX_DIGITS - 1)
+
+    def test_identifier(self) -> None:
+        """The form of identifiers, which the page knows, too."""
+        self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER}$")
+        location = DOCUMENT["components"]["headers"]["Location"]
+        self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER}$")
+        self.assertIn(f"({IDENTIFIER})$", static_files.ASSETS["/static/page.js"].content.decode())
+
+    def test_submission(self) -> None:
+        """A form without a file is none."""
+        body = next(iter(DOCUMENT["paths"]["/evaluate"]["post"]["requestBody"]["content"].values()))
+        whole = body["examples"]["python"]["value"]
+        self.assertEqual(complaints({"$ref": "#/components/schemas/Form"}, whole), [])
+        bare = {name: value for name, value in whole.items() if name in form.TEXT_FIELDS}
+        self.assertTrue(complaints({"$ref": "#/components/schemas/Form"}, bare))
+
+    def test_states(self) -> None:
+        """The states that a status can show, and those of callbacks."""
+        kept = [state.value for state in State if state not in (State.DRAINED, State.EXPIRED)]
+        self.assertEqual(SCHEMAS["State"]["enum"], kept)
+        callbacks = [state.value for state in CallbackState]
+        self.assertEqual(SCHEMAS["Callback"]["properties"]["state"]["enum"], callbacks)
+
+    def test_reasons(self) -> None:
+        """The reasons are those that the daemon gives."""
+        listed = set(re.findall("`([a-z_]+)`", SCHEMAS["Reason"]["description"]))
+        self.assertEqual(listed, {*get_args(Reason), "protocol"})
+
+    def test_media_types(self) -> None:
+        """Events are to be had in all the ways that are offered."""
+        events = DOCUMENT["paths"]["/evaluation/{id}/events"]["get"]
+        self.assertEqual(tuple(events["responses"]["200"]["content"]), OFFERED)
+
+    def test_defaults(self) -> None:
+        """Settings are said with their defaults."""
+        settings = Configuration()
+        said = json.dumps(DOCUMENT)
+        for words in (
+            f"The whole body has {settings.limits.request_body // MIB} MiB at most",
+            f"a field that is no file {settings.limits.field // 1024} KiB",
+            f"there are {settings.limits.fields} fields at most",
+            f"Up to {settings.buffers.page // 1024} KiB of events",
+            f"daemon's own limit, by default {settings.buffers.page // 1024} KiB",
+            f"caps it, by default at {settings.polls.wait:g} ",
+            f"it waits up to {settings.polls.older:g} seconds",
+            f"After {settings.streams.heartbeat:g} seconds with nothing to say",
+            f"The first line of the request has over {settings.http.line // 1024} KiB",
+            f"A header has over {settings.http.line // 1024} KiB",
+            f"there are over {settings.http.headers}, or",
+            f"together they have over {settings.http.header_bytes // 1024} KiB",
+        ):
+            self.assertIn(words, said)
+
+
+class RouteTests(WebTestCase):
+    """The routes and the description are of the same API."""
+
+    def test_routes(self) -> None:
+        """Every route is described, with its methods, and nothing else is."""
+        # OPTIONS is answered everywhere, and described in words.
+        routes = {
+            (method, re.sub(r"<\w+>", "{}", rule.rule))
+            for rule in make_app(self.service.api).url_map.iter_rules()
+            for method in (rule.methods or set()) - {"OPTIONS"}
+        }
+        paths = {(method, re.sub(r"{\w+}", "{}", path)) for method, path, _ in operations()}
+        self.assertEqual(paths, routes)
+
+    def test_statuses(self) -> None:
+        """Each operation has the statuses of all that can happen to it, and no others."""
+        self.assertEqual(set(OCCURS), set(problems.STATUS))
+        for method, _, operation in operations():
+            name = operation["operationId"].removesuffix("Head")
+            expected = {
+                str(problems.STATUS[refusal].value)
+                for refusal, where in OCCURS.items()
+                if name in where
+            }
+            expected |= BELOW | OTHERS[name]
+            if method == "HEAD":  # which becomes no WebSocket
+                expected -= {"101"}
+            self.assertEqual(set(operation["responses"]), expected, f"{method}, {name}")
+
+    def test_head(self) -> None:
+        """HEAD is described as GET is, but has no body."""
+        gets = {path: each for method, path, each in operations() if method == "GET"}
+        heads = {path: each for method, path, each in operations() if method == "HEAD"}
+        self.assertEqual(set(heads), set(gets))
+        for path, head in heads.items():
+            self.assertEqual(head.get("parameters"), gets[path].get("parameters"))
+            self.assertEqual(head.get("security"), gets[path].get("security"))
+            for status, response in head["responses"].items():
+                self.assertEqual(set(response), {"description", "headers"})
+                whole = resolve(gets[path]["responses"][status])
+                self.assertEqual(response["headers"], whole["headers"])
+
+    def test_options(self) -> None:
+        """What OPTIONS answers is told where it is said that no path has it."""
+        connection = self.connect()
+        connection.request("OPTIONS /health")
+        answer = connection.answer()
+        self.assertEqual(answer.status, 204)
+        told = [name for name in answer.headers if name in DOCUMENT["info"]["description"]]
+        self.assertEqual(len(told), 3)
+        common = {name.lower() for name in DOCUMENT["components"]["headers"]}
+        more = {name.lower() for name in answer.headers} - common - {"content-length", "date"}
+        self.assertEqual(more, {name.lower() for name in told})
+
+    def test_headers(self) -> None:
+        """The headers that a problem has by its kind are described with it."""
+        for refusal, headers in (
+            (errors.Busy("later", 5), {"Retry-After": 5}),
+            (errors.Stopping(), {"Retry-After": 5}),
+            (errors.OverShare("later", 5), {"Retry-After": 5}),
+            (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
+        ):
+            problem = problems.find_problem(refusal)
+            self.assertEqual({name.decode() for name in problem.headers}, set(headers))
+            response = DOCUMENT["components"]["responses"][str(problem.status.value)]
+            for name, value in headers.items():
+                schema = resolve(response["headers"][name])["schema"]
+                self.assertEqual(complaints(schema, value), [])
+
+    def test_undescribed(self) -> None:
+        """What the description does not have is found in the tests of the web."""
+        good = self.request("GET", "/health")
+        described.check("GET", "//health?x", good)
+        for changes in (
+            {"status": 204},
+            {"body": b'{"status":"ok","version":"1","more":1}'},
+            {"body": b'{"status":"bad","version":"1"}'},
+            {"headers": {**good.headers, "x-more": "1"}},
+            {"headers": {**good.headers, "content-type": "text/plain"}},
+        ):
+            answer = attrs.evolve(good, **changes)
+            self.assertRaises((AssertionError, KeyError), described.check, "GET", "/health", answer)
+        self.assertRaises(AssertionError, described.check, "GET", "/elsewhere", good)
+
+
+class ServedTests(CallerTestCase):
+    """`GET /openapi.json`."""
+
+    def test_served(self) -> None:
+        """Anybody may have it, without a token, and in any page."""
+        answer = self.request("GET", "/openapi.json")
+        self.assertEqual(answer.body, DESCRIPTION.content)
+        self.assertEqual(answer.headers["content-type"], "application/json")
+
+    def test_kept(self) -> None:
+        """It may be kept, and is sent again only when it is another."""
+        first = self.request("GET", "/openapi.json")
+        self.assertEqual(first.headers["cache-control"], "no-cache")
+        tag = first.headers["etag"]
+        for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+            answer = self.request("GET", "/openapi.json", 304, headers={"If-None-Match": known})
+            self.assertEqual(answer.body, b"")
+            self.assertEqual(answer.headers["etag"], tag)
+            self.assertEqual(answer.headers["cache-control"], "no-cache")
+        for known in ('"other"', f'"{tag[1:9]}"', ""):
+            answer = self.request("GET", "/openapi.json", headers={"If-None-Match": known})
+            self.assertEqual(answer.body, first.body)

@@ -1,0 +1,156 @@
+"""`web.operations`: what the operator's programs ask."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from twisted.internet.address import IPv4Address, IPv6Address, UNIXAddress
+from twisted.internet.interfaces import IAddress
+
+from tawebeval import __version__
+from tawebeval.config import Configuration, MetricsSettings
+from tawebeval.web.auth import Authentication, RateLimit
+from tawebeval.web.context import Operations
+from tawebeval.web.operations import METRICS_TYPE
+from tests.fakes.clients import Answer
+from tests.fakes.world import read_again
+from tests.web.test_fastpath import TOKENS
+from tests.web.test_routes import WebTestCase
+
+TOKEN = "tawebeval_metrics"
+
+
+class OperationsTestCase(WebTestCase):
+    """A service of which the operator is told what a test says."""
+
+    readers: Any = "loopback"
+
+    def setUp(self) -> None:
+        super().setUp()
+        tokens = self.root / "tokens"
+        tokens.write_text(f"prometheus sha256:{sha256(TOKEN.encode()).hexdigest()}\n")
+        self.obstacles: list[str] = []
+        self.set(
+            "operations",
+            Operations(
+                lambda: self.obstacles,
+                lambda: b"some 1\n",
+                Authentication(RateLimit(0, self.service.reactor.seconds), tokens),
+            ),
+        )
+        self.let("loopback")
+
+    def set(self, name: str, value: object) -> None:
+        """Give the web something else."""
+        object.__setattr__(self.service.api, name, value)
+
+    def let(self, readers: Any) -> None:
+        """Configure who may read the metrics."""
+        metrics = MetricsSettings(readers=readers)
+        self.set("configuration", msgspec.structs.replace(self.configuration, metrics=metrics))
+
+    def metrics(self, status: int, address: IAddress | None = None, **headers: str) -> Answer:
+        """Ask for the metrics, from an address."""
+        connection = self.service.connect(address)
+        connection.request("GET /metrics", **headers)
+        answer = connection.answer()
+        self.assertEqual(answer.status, status, answer.body)
+        if status == 200:
+            self.assertEqual(answer.body, b"some 1\n")
+            self.assertEqual(answer.headers["Content-Type"], METRICS_TYPE.decode())
+        else:
+            self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
+            self.assertNotIn(b"some", answer.body)
+        return answer
+
+
+class HealthTests(OperationsTestCase):
+    """`/health` and `/health/ready`."""
+
+    def test_alive(self) -> None:
+        """It is alive, whatever else is wrong."""
+        self.obstacles.append("no disk")
+        self.assertEqual(
+            self.request("GET", "/health").json(), {"status": "ok", "version": __version__}
+        )
+
+    def test_ready(self) -> None:
+        """It would take work."""
+        answer = self.request("GET", "/health/ready").json()
+        self.assertEqual(answer, {"status": "ready", "version": __version__})
+
+    def test_not_ready(self) -> None:
+        """It would not, for some reasons."""
+        self.obstacles += ["no disk", "no queue"]
+        problem = self.request("GET", "/health/ready", 503).json()
+        self.assertEqual(problem["reasons"], ["no disk", "no queue"])
+        self.assertEqual(problem["detail"], "no disk; no queue")
+
+    def test_without_a_token(self) -> None:
+        """Where callers need tokens these do not; other paths do."""
+        self.service.access.source = self.root / "callers"
+        self.service.access.source.write_text(TOKENS)
+        read_again(self.service.access)
+        for path, status in (
+            *(
+                ("/health", 200),
+                ("/health/ready", 200),
+                ("/metrics", 200),
+                ("//health//ready", 200),
+            ),
+            *(("/health/else", 401), ("/metrics/else", 401), ("/evaluations", 401)),
+        ):
+            connection = self.service.connect()
+            connection.request(f"GET {path}")
+            self.assertEqual(connection.answer().status, status, path)
+
+
+class MetricsTests(OperationsTestCase):
+    """`/metrics`."""
+
+    def test_loopback(self) -> None:
+        """Programs of this machine may read them, and those of others may not."""
+        for host in ("127.0.0.1", "127.8.8.8"):
+            self.metrics(200, IPv4Address("TCP", host, 1))
+        for host in ("::1", "::ffff:127.0.0.1"):
+            self.metrics(200, IPv6Address("TCP", host, 1))
+        self.metrics(403, IPv4Address("TCP", "192.0.2.7", 1))
+        self.metrics(403, IPv6Address("TCP", "2001:db8::1", 1))
+        self.metrics(403, IPv6Address("TCP", "fe80::1%eth0", 1))
+        self.metrics(403, UNIXAddress(None))
+
+    def test_proxies(self) -> None:
+        """What a proxy of this machine passes on is not of this machine."""
+        for name in ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP", "Via"):
+            self.metrics(403, **{name.replace("-", "_"): "x"})
+
+    def test_pages(self) -> None:
+        """No page of a browser may read them, also if a stranger's name leads here."""
+        self.metrics(200, Origin="http://localhost")
+        self.metrics(403, Origin="https://evil.example")
+        self.metrics(403, Origin="null")
+        connection = self.service.connect()
+        connection.send(b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+        self.assertEqual(connection.answer().status, 403)
+        connection.send(b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:8080\r\n\r\n")
+        self.assertEqual(connection.answer().status, 200)
+
+    def test_tokens(self) -> None:
+        """By tokens, from anywhere; without one nobody, not even this machine."""
+        self.let("tokens")
+        far = IPv4Address("TCP", "192.0.2.7", 1)
+        self.metrics(200, far, Authorization=f"Bearer {TOKEN}", X_Forwarded_For="x")
+        answer = self.metrics(401, far, Authorization="Bearer tawebeval_other")
+        self.assertEqual(answer.headers["WWW-Authenticate"], "Bearer")
+        self.metrics(401)
+
+    def test_nobody(self) -> None:
+        """There are none."""
+        self.let("nobody")
+        self.metrics(404, Authorization=f"Bearer {TOKEN}")
+
+    def test_default(self) -> None:
+        """If nothing is said they are for this machine."""
+        self.assertEqual(Configuration().metrics.readers, "loopback")

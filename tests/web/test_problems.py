@@ -1,0 +1,173 @@
+"""`web`: everything that goes wrong is a problem document, whoever makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from klein import Klein
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import errors
+from tawebeval.web.routes import make_app
+from tawebeval.web.server import problems
+from tests.fakes.clients import Answer, Connection
+from tests.web.test_routes import WebTestCase
+
+
+class RawTestCase(WebTestCase):
+    """Clients of which every byte is our own."""
+
+    def check_raw(self, answer: Answer, status: int) -> Answer:
+        """Hold that an answer is a problem document of that status."""
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        answer = Answer(answer.status, headers, answer.body)
+        self.assertEqual(answer.status, status, answer.body)
+        self.check(answer)
+        return answer
+
+    def refuse(self, status: int, request: bytes, *, closed: bool | None = None) -> Connection:
+        """Hold that a request is refused so, sent whole and byte by byte."""
+        for size in (len(request), 1):
+            connection = self.connect()
+            for at in range(0, len(request), size):
+                if not connection.received:
+                    connection.send(request[at : at + size])
+            self.check_raw(connection.answer(), status)
+            if closed is not None:
+                self.assertEqual(connection.closed, closed)
+        return connection
+
+
+class TableTests(SynchronousTestCase):
+    """The one table."""
+
+    def test_complete(self) -> None:
+        """Every refusal has its status."""
+        refusals = set(_below(errors.RequestError))
+        self.assertEqual(set(problems.STATUS), refusals)
+        self.assertTrue(refusals)
+
+    def test_statuses(self) -> None:
+        """The statuses are the contract's."""
+        self.assertEqual(
+            {error.__name__: status.value for error, status in problems.STATUS.items()},
+            {
+                "MalformedRequest": 400,
+                "InvalidField": 400,
+                "InvalidCursor": 400,
+                "MovedTo": 308,
+                "EvaluationNotFound": 404,
+                "EvaluationExpired": 410,
+                "DiscardedCursor": 410,
+                "NotAcceptable": 406,
+                "TooLarge": 413,
+                "TooSlow": 408,
+                "UnsupportedMediaType": 415,
+                "UnsupportedVersion": 426,
+                "HTTPVersionNotSupported": 505,
+                "KeyReused": 422,
+                "Unauthorized": 401,
+                "ForeignPage": 403,
+                "AccessDenied": 403,
+                "NotReady": 503,
+                "OverShare": 429,
+                "Busy": 503,
+                "Stopping": 503,
+            },
+        )
+
+    def test_document(self) -> None:
+        """A document has what RFC 9457 has, `message`, and what the error adds."""
+        self.assertEqual(
+            problems.document(HTTPStatus.GONE, "no more", oldest="3"),
+            b'{"type":"about:blank","title":"Gone","status":410,"detail":"no more",'
+            b'"message":"no more","oldest":"3"}',
+        )
+
+
+def _below(base: type) -> Iterator[type]:
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _below(subclass)
+
+
+class RouteTests(WebTestCase):
+    """Klein's own traps."""
+
+    def test_names(self) -> None:
+        """No two routes share a function name, which Klein would not tell."""
+        names: list[str] = []
+        route = Klein.route
+
+        def watch(app: Klein, *args: object, **kwargs: object) -> object:
+            self.assertIn("methods", kwargs, "a route without methods takes them all")
+
+            def decorate(function: object) -> object:
+                names.append(function.__name__)  # type: ignore[attr-defined]
+                return route(app, *args, **kwargs)(function)  # type: ignore[arg-type]
+
+            return decorate
+
+        self.patch(Klein, "route", watch)
+        make_app(self.service.api)
+        self.assertGreaterEqual(len(names), 5)
+        self.assertEqual(len(set(names)), len(names))
+
+    def test_not_found(self) -> None:
+        """404."""
+        for path in ("/nowhere", "/evaluations/", "/evaluation", "/evaluation/", "/evaluation/x/y"):
+            self.request("GET", path, 404)
+
+    def test_other_spellings(self) -> None:
+        """No spelling of the path leads to an evaluation without its form, or to a defect."""
+        for path in ("/evaluate/", "/%65valuate", "/evaluate%20", "//evaluate", "/./evaluate"):
+            connection = self.connect()
+            connection.request(f"POST {path}", b"x" * 100)
+            answer = connection.answer()
+            self.assertIn(answer.status, (400, 404, 415), path)
+            self.assertEqual(answer.headers["Content-Type"], "application/problem+json")
+
+    def test_not_allowed(self) -> None:
+        """405, with what is allowed."""
+        for method, path, allowed in (
+            ("GET", "/evaluate", "POST"),
+            ("PUT", "/evaluate", "POST"),
+            ("POST", "/health", "GET"),
+            ("DELETE", "/evaluation/x/events", "GET"),
+            ("POST", "/evaluation/x", "DELETE"),
+            ("PATCH", "/evaluation/x", "GET"),
+        ):
+            answer = self.request(method, path, 405)
+            self.assertIn(allowed, answer.headers["allow"])
+
+    def test_preflight(self) -> None:
+        """OPTIONS is answered everywhere, with what a browser may send."""
+        for path in ("/evaluate", "/evaluation/x/events", "/nowhere"):
+            answer = self.request("OPTIONS", path, 204)
+            self.assertEqual(answer.body, b"")
+            methods = answer.headers["access-control-allow-methods"]
+            self.assertEqual(set(methods.split(", ")), {"GET", "POST", "DELETE", "OPTIONS"})
+            allowed = answer.headers["access-control-allow-headers"].lower()
+            for name in ("content-type", "idempotency-key", "prefer"):
+                self.assertIn(name, allowed)
+
+    def test_defect(self) -> None:
+        """500, which is logged, and of which the client learns no more than that."""
+        self.patch(self.service.registry, "status", lambda *_: 1 // 0)
+        answer = self.request("GET", "/evaluation/x", 500)
+        self.assertNotIn(b"ZeroDivision", answer.body)
+        self.assertNotIn(b"division", answer.body)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_defect_in_a_coroutine(self) -> None:
+        """The same where the route is a coroutine."""
+        self.patch(self.service.registry, "page", lambda *_: 1 // 0)
+        self.request("GET", "/evaluation/x/events", 500)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+
+    def test_defect_outside_of_routes(self) -> None:
+        """The same where no route has caught it."""
+        self.patch(self.service.site, "getResourceFor", lambda request: 1 // 0)
+        self.request("GET", "/health", 500)
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -1,0 +1,285 @@
+"""`web`: the routes, through treq and our own site, in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treq.testing import RequestTraversalAgent
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import __version__
+from tawebeval.config import BufferSettings, Configuration, LimitSettings, PollSettings
+from tawebeval.config import ServiceSettings as Process
+from tawebeval.sandbox.workspace import directory_of
+from tests.cases import described
+from tests.fakes.children import FakeChild
+from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
+
+END = "end"
+BASE = "http://localhost:8080"
+
+
+class WebTestCase(SynchronousTestCase):
+    """A service over a world of fakes, and clients of it."""
+
+    configuration = Configuration(
+        limits=LimitSettings(request_body=100_000),
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        polls=PollSettings(wait=30),
+    )
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.service = Service(self.root, self.configuration)
+        self.agent: RequestTraversalAgent
+        self.client, self.agent = self.service.treq()
+        self.addCleanup(self.close)
+
+    def close(self) -> None:
+        """End what still runs."""
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.service.world.end()
+        self.service.reactor.advance(5)  # for those who might read on
+        self.successResultOf(closed)
+
+    @property
+    def child(self) -> FakeChild:
+        """The evaluator that was started last."""
+        return self.service.world.child
+
+    def ask(self, method: str, path: str, **settings: Any) -> Deferred[Any]:
+        """Make a request that may take its time."""
+        answer: Deferred[Any] = self.client.request(method, BASE + path, **settings)
+        self.agent.flush()
+        return answer
+
+    def answer(self, asked: Deferred[Any]) -> Answer:
+        """Return the answer that has come."""
+        self.agent.flush()
+        response = self.successResultOf(asked)
+        body = response.content()
+        self.agent.flush()
+        headers = described.merged(response.headers)
+        return Answer(response.code, headers, self.successResultOf(body))
+
+    def request(self, method: str, path: str, status: int = 200, **settings: Any) -> Answer:
+        """Make a request and return its answer, of which the status and general rules hold."""
+        answer = self.answer(self.ask(method, path, **settings))
+        self.assertEqual(answer.status, status, answer.body)
+        self.check(answer)
+        described.check(method, path, answer)
+        return answer
+
+    def check(self, answer: Answer) -> None:
+        """Hold what is promised of every answer."""
+        headers = answer.headers
+        self.assertEqual(headers["access-control-allow-origin"], "*")
+        if answer.status != 500:
+            self.assertEqual(headers["server"], f"tawebeval/{__version__}")
+        self.assertNotIn("html", headers.get("content-type", ""))
+        if answer.status >= 400:
+            self.check_problem(answer)
+        elif answer.body:
+            self.assertEqual(headers["content-type"], "application/json")
+            kept = "no-cache" if "etag" in headers else "no-store"
+            self.assertEqual(headers["cache-control"], kept)
+
+    def check_problem(self, answer: Answer) -> None:
+        """Hold what is promised of every error."""
+        self.assertEqual(answer.headers["content-type"], "application/problem+json")
+        if answer.body:
+            problem = answer.json()
+            self.assertEqual(problem["status"], answer.status)
+            self.assertEqual(problem["type"], "about:blank")
+            self.assertTrue(problem["title"])
+            self.assertTrue(problem["detail"])
+            self.assertEqual(problem["message"], problem["detail"])
+            self.assertNotIn("Traceback", problem["detail"])
+
+    def post(self, status: int = 200, body: bytes | None = None, **headers: str) -> Answer:
+        """Post a form."""
+        return self.request(
+            "POST",
+            "/evaluate",
+            status,
+            data=form(parts()) if body is None else body,
+            headers={"Content-Type": MULTIPART, **headers},
+        )
+
+    def evaluate(self) -> str:
+        """Begin an evaluation and return its identifier."""
+        identifier: str = self.post().json()["evaluation_id"]
+        return identifier
+
+    def page(self, identifier: str, query: str = "", **settings: Any) -> dict[str, Any]:
+        """Return a page."""
+        page: dict[str, Any] = self.request(
+            "GET", f"/evaluation/{identifier}/events{query}", **settings
+        ).json()
+        return page
+
+    def connect(self) -> Connection:
+        """Return a connection of which the bytes are our own."""
+        return self.service.connect()
+
+    def finish(self, status: int = 0) -> None:
+        """Let the evaluator end."""
+        self.child.end(status)
+        self.service.world.turn()
+
+
+class NameTests(WebTestCase):
+    """A daemon that has a name, because there are others."""
+
+    configuration = Configuration(service=Process(name="judge1"))
+
+    def test_name(self) -> None:
+        """Its identifiers begin with its name, stand in paths as they are, and do all they do."""
+        identifier = self.evaluate()
+        self.assertRegex(identifier, r"\Ajudge1-[a-z2-7]{40}\Z")
+        path = f"/evaluation/{identifier}"
+        self.assertEqual(self.request("GET", path).json()["evaluation_id"], identifier)
+        self.finish()
+        page = self.request("GET", f"{path}/events").json()
+        self.assertEqual(page["end"], END)
+        self.assertIsNone(self.request("GET", f"{path}/events?after={END}").json()["end"])
+        self.request("GET", path, 410)
+
+    def test_others(self) -> None:
+        """Those of another daemon, or of none, it does not know."""
+        identifier = self.evaluate()
+        own = identifier.removeprefix("judge1-")
+        for other in (own, f"judge2-{own}", f"judge1--{own}"):
+            self.request("GET", f"/evaluation/{other}", 404)
+            self.request("DELETE", f"/evaluation/{other}", 404)
+
+
+class EvaluateTests(WebTestCase):
+    """`POST /evaluate`."""
+
+    def test_answer(self) -> None:
+        """200, the identifier and the place, at once, whatever becomes of the evaluation."""
+        self.service.world.repositories.gate.shut = True
+        answer = self.post()
+        identifier = answer.json()["evaluation_id"]
+        self.assertRegex(identifier, r"\A[a-z2-7]{40}\Z")
+        self.assertEqual(answer.headers["location"], f"/evaluation/{identifier}")
+        self.request("GET", answer.headers["location"])
+        self.assertEqual(answer.headers["access-control-expose-headers"].split(", ")[0], "Location")
+
+    def test_files(self) -> None:
+        """The upload becomes the evaluation's, and nothing of it is left in the end."""
+        identifier = self.evaluate()
+        self.assertEqual(self.service.leftovers(), [f"evaluations/{directory_of(identifier)}"])
+        path = (
+            self.root / "evaluations" / directory_of(identifier) / "submission/source/solution.py"
+        )
+        self.assertEqual(path.read_bytes(), b"print()\n")
+        self.finish()
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_refused_form(self) -> None:
+        """A form that is refused at its end is a problem that names the field; nothing is left."""
+        answer = self.post(400, form(parts(commit_oid=None)))
+        self.assertEqual(answer.json()["field"], "commit_oid")
+        self.assertEqual(self.service.leftovers(), [])
+        self.assertEqual(self.service.world.spawn.children, [])
+
+    def test_seed(self) -> None:
+        """The seed that is drawn is told."""
+        identifier = self.evaluate()
+        seed = self.request("GET", f"/evaluation/{identifier}").json()["seed"]
+        self.assertEqual(self.child.environment["TURINGARENA_SEED"], str(seed))
+
+    def test_idempotency_key(self) -> None:
+        """The same key and form: the first answer. Another form: 422."""
+        first = self.post(**{"Idempotency-Key": "k"})
+        second = self.post(**{"Idempotency-Key": "k"})
+        self.assertEqual(first.json(), second.json())
+        self.assertEqual(first.headers["location"], second.headers["location"])
+        self.assertEqual(len(self.service.leftovers()), 1)
+        self.post(422, form(parts(seed=b"1")), **{"Idempotency-Key": "k"})
+        self.assertEqual(len(self.service.leftovers()), 1)
+        self.assertEqual(len(self.service.world.spawn.children), 1)
+
+    def test_broken_key(self) -> None:
+        """A key has 1 to 255 characters."""
+        self.post(**{"Idempotency-Key": "k" * 255})
+        for key in ("", "k" * 256):
+            self.post(400, **{"Idempotency-Key": key})
+
+    def test_full(self) -> None:
+        """503 with `Retry-After` when nobody more may wait; a known key is answered even then."""
+        first = self.post(**{"Idempotency-Key": "k"})
+        for _ in range(3):
+            self.post()
+        answer = self.post(503)
+        self.assertGreater(int(answer.headers["retry-after"]), 0)
+        self.post(503, **{"Idempotency-Key": "l"})
+        self.assertEqual(self.post(**{"Idempotency-Key": "k"}).json(), first.json())
+        self.assertEqual(len(self.service.leftovers()), 4)
+
+    def test_query(self) -> None:
+        """A query in the target makes no difference."""
+        body = form(parts())
+        self.request("POST", "/evaluate?x=1", data=body, headers={"Content-Type": MULTIPART})
+
+
+class EventsTests(WebTestCase):
+    """`GET /evaluation/{id}/events`."""
+
+    def test_pages(self) -> None:
+        """A page has its cursors and events; the end is told by null."""
+        identifier = self.evaluate()
+        self.assertEqual(self.page(identifier), {"begin": None, "end": "0", "data": []})
+        self.child.print('ü"\n'.encode())
+        text = {"type": "text", "payload": 'ü"'}
+        self.assertEqual(self.page(identifier), {"begin": None, "end": "1", "data": [text]})
+        self.assertEqual(
+            self.page(identifier, "?after="), {"begin": None, "end": "1", "data": [text]}
+        )
+        self.finish()
+        page = self.page(identifier, "?after=1")
+        newline = {"type": "text", "payload": "\n"}
+        self.assertEqual(page, {"begin": "1", "end": END, "data": [newline]})
+        last = {"begin": END, "end": None, "data": []}
+        for _ in range(2):
+            self.assertEqual(self.page(identifier, f"?after={END}"), last)
+
+    def test_refusals(self) -> None:
+        """404, 410 and 400 are as the contract has them."""
+        identifier = self.evaluate()
+        self.child.print(b"a\nb\n")
+        self.page(identifier, "?after=2")
+        path = f"/evaluation/{identifier}/events"
+        self.assertEqual(self.request("GET", path, 410).json()["oldest"], "2")
+        self.request("GET", path + "?after=0", 410)
+        for cursor in ("9", "x", "-1", "%00", "%ff", END):
+            self.request("GET", f"{path}?after={cursor}", 400)
+        self.request("GET", path + "?after=2&after=3", 400)
+        self.finish()
+        self.page(identifier, f"?after={END}")
+        self.request("GET", path, 410)
+        self.request("GET", "/evaluation/unknown/events", 404)
+
+    def test_head(self) -> None:
+        """HEAD answers as GET does, without the body."""
+        identifier = self.evaluate()
+        for path, status in (
+            (f"/evaluation/{identifier}", 200),
+            (f"/evaluation/{identifier}/events", 200),
+            ("/health", 200),
+            ("/evaluation/unknown", 404),
+        ):
+            connection = self.connect()
+            connection.request(f"GET {path}")
+            got = connection.answer()
+            connection.request(f"HEAD {path}")
+            answer = connection.answer("HEAD")
+            self.assertEqual((answer.status, got.status), (status, status))
+            self.assertEqual(answer.body, b"")
+            self.assertEqual(int(answer.headers["Content-Length"]), len(got.body))
+            self.assertEqual(answer.headers.keys(), got.headers.keys())
+            described.check("HEAD", path, answer)

@@ -1,0 +1,225 @@
+"""`web`: tokens, callers, shares and origins, over HTTP in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tawebeval.config import CallerSettings, Configuration
+from tawebeval.core.tokens import new_token
+from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, head, parts
+from tests.fakes.world import read_again
+from tests.web.test_routes import WebTestCase
+
+
+class CallerTestCase(WebTestCase):
+    """A service with two callers."""
+
+    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
+
+    def setUp(self) -> None:
+        self.configuration = Configuration(callers=self.callers)
+        super().setUp()
+        made = {name: new_token(name, os.urandom) for name in ("alice", "bob")}
+        self.headers = {name: f"Bearer {token}" for name, (token, _) in made.items()}
+        self.file = Path(self.mktemp())
+        self.file.write_text("\n".join(line for _, line in made.values()))
+        root = Path(self.mktemp()).resolve()
+        self.service = Service(root, self.configuration, tokens=self.file)
+        self.client, self.agent = self.service.treq()
+
+    def call(self, method: str, path: str, status: int, caller: str | None) -> Answer:
+        """Make a request as that caller."""
+        headers = {} if caller is None else {"Authorization": self.headers[caller]}
+        answer = self.request(method, path, status, headers=headers)
+        if status == 401:
+            self.assertEqual(answer.headers["www-authenticate"], "Bearer")
+        return answer
+
+    def begin(self, caller: str, status: int = 200, **headers: str) -> Answer:
+        """Post a form as that caller."""
+        return self.post(status, **{"Authorization": self.headers[caller], **headers})
+
+
+class TokenTests(CallerTestCase):
+    """401."""
+
+    def test_everything_needs_one(self) -> None:
+        """All but health, the page and OPTIONS, whatever is written in the path."""
+        for method, path in (
+            ("GET", "/evaluation/x"),
+            ("GET", "/evaluation/x/events"),
+            ("DELETE", "/evaluation/x"),
+            ("HEAD", "/evaluation/x"),
+            ("POST", "/evaluate"),
+            ("GET", "/nowhere"),
+            ("GET", "/static/"),
+            ("GET", "/health/"),
+            ("GET", "/health/../evaluation/x"),
+            ("GET", "/evaluation/x?/health"),
+        ):
+            self.call(method, path, 401, None)
+            self.headers["eve"] = "Bearer tawebeval_" + "A" * 43
+            answer = self.call(method, path, 401, "eve")
+            self.assertNotIn(b"AAAA", answer.body)
+        for path in ("/health", "//health"):
+            self.call("GET", path, 200, None)
+        for path in ("/evaluate", "/evaluation/x"):
+            self.call("OPTIONS", path, 204, None)
+        self.call("GET", "/evaluation/x", 404, "alice")
+
+    def test_before_the_body(self) -> None:
+        """The answer comes before the body, nothing of which is kept."""
+        fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
+        connection = self.connect()
+        connection.send(head("POST /evaluate", {**fields, "Expect": "100-continue"}))
+        answer = connection.answer()
+        self.assertEqual(answer.status, 401)
+        self.assertEqual(answer.headers["WWW-Authenticate"], "Bearer")
+        self.assertEqual(answer.headers["Connection"], "close")
+        connection.send(form(parts()))
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_two_callers(self) -> None:
+        """What one has begun the other neither sees nor cancels."""
+        place = self.begin("alice").headers["location"]
+        self.child.print(b"a\n")
+        unknown = self.call("GET", place, 404, "bob").json()
+        self.assertEqual(unknown, self.call("GET", "/evaluation/x", 404, "bob").json())
+        for path in (f"{place}/events", f"{place}/events?wait=5", f"{place}/events?after=end"):
+            self.call("GET", path, 404, "bob")
+        self.call("DELETE", place, 404, "bob")
+        self.assertEqual(self.child.signals, [])
+        self.assertEqual(self.call("GET", place, 200, "alice").json()["state"], "running")
+        self.assertTrue(self.call("GET", f"{place}/events", 200, "alice").json()["data"])
+        self.finish()
+        self.call("GET", f"{place}/events?after=end", 200, "alice")
+        self.call("GET", f"{place}/events?after=end", 404, "bob")
+        self.call("DELETE", place, 404, "bob")
+        self.call("DELETE", place, 204, "alice")
+
+    def test_keys(self) -> None:
+        """Keys of two callers are apart."""
+        key = {"Idempotency-Key": "k"}
+        first = self.begin("alice", **key).json()
+        self.assertNotEqual(first, self.begin("bob", **key).json())
+        self.assertEqual(first, self.begin("alice", **key).json())
+
+    def test_reload(self) -> None:
+        """Who was taken out of the file is out from then on."""
+        self.call("GET", "/evaluation/x", 404, "alice")
+        self.file.write_text(self.file.read_text().split("\n")[1])
+        read_again(self.service.access)
+        self.call("GET", "/evaluation/x", 401, "alice")
+        self.call("GET", "/evaluation/x", 404, "bob")
+
+    def test_queued_share(self) -> None:
+        """429 for who has its share in the queue, before the body; the other goes on."""
+        for _ in range(2):
+            self.begin("alice")
+        self.assertGreater(int(self.begin("alice", 429).headers["retry-after"]), 0)
+        connection = self.connect()
+        fields = {"Content-Type": MULTIPART, "Authorization": self.headers["alice"]}
+        connection.send(head("POST /evaluate", {**fields, "Content-Length": "50000"}))
+        self.assertEqual(connection.answer().status, 429)
+        self.begin("bob")
+
+    def test_kept_share(self) -> None:
+        """429 for who leaves its share unread, before the body, until one is read or discarded."""
+        identifier = self.begin("alice").json()["evaluation_id"]
+        self.begin("bob")
+        for child in self.service.world.spawn.children:
+            child.end(0)
+        self.service.world.turn()
+        self.assertEqual(self.begin("alice", 429).headers["retry-after"], "30")
+        connection = self.connect()
+        fields = {"Content-Type": MULTIPART, "Content-Length": "50000"}
+        connection.send(head("POST /evaluate", {**fields, "Authorization": self.headers["alice"]}))
+        self.assertEqual(connection.answer().status, 429)
+        self.call("DELETE", f"/evaluation/{identifier}", 204, "alice")
+        self.begin("alice", 429)
+        self.call("GET", f"/evaluation/{identifier}/events?after=end", 200, "alice")
+        self.begin("alice")
+        self.begin("bob", 429)
+
+    def test_rate(self) -> None:
+        """429 for more requests than a minute may have; health is not counted."""
+        for _ in range(30):
+            self.call("GET", "/evaluation/x", 404, "alice")
+        answer = self.call("GET", "/evaluation/x", 429, "alice")
+        self.assertEqual(answer.headers["retry-after"], "2")
+        self.begin("alice", 429)
+        self.call("GET", "/health", 200, "alice")
+        self.call("GET", "/evaluation/x", 404, "bob")
+        self.service.reactor.advance(2)
+        self.call("GET", "/evaluation/x", 404, "alice")
+
+
+class NamedOriginTests(CallerTestCase):
+    """Origins that are named."""
+
+    callers = CallerSettings(origins=("https://a.example", "https://b.example:8443"))
+
+    def check(self, answer: Answer) -> None:
+        """Hold nothing: these answers do not go to everybody."""
+
+    def test_echo(self) -> None:
+        """The origin that asks, if it is named; none otherwise; never from a cache for another."""
+        for origin, shared in (
+            ("https://a.example", True),
+            ("https://b.example:8443", True),
+            ("https://b.example", False),
+            ("https://a.example.org", False),
+            ("null", False),
+        ):
+            for path, status in (("/health", 200), ("/evaluation/x", 401)):
+                answer = self.request("GET", path, status, headers={"Origin": origin})
+                found = answer.headers.get("access-control-allow-origin")
+                self.assertEqual(found, origin if shared else None)
+                self.assertEqual(answer.headers["vary"], "Origin")
+        answer = self.request("GET", "/health")
+        self.assertNotIn("access-control-allow-origin", answer.headers)
+
+    def test_malformed(self) -> None:
+        """An answer to what is no request names no origin."""
+        connection = self.connect()
+        connection.send(b"nonsense\r\n\r\n")
+        self.assertNotIn("Access-Control-Allow-Origin", connection.answer().headers)
+
+
+class PageTests(WebTestCase):
+    """No tokens, and a browser on this machine."""
+
+    def ask_from(self, origin: str | None, method: str = "POST", path: str = "/evaluate") -> Answer:
+        """Send what a page of that origin would."""
+        connection: Connection = self.connect()
+        headers = {"Content-Type": MULTIPART} | ({"Origin": origin} if origin else {})
+        connection.request(f"{method} {path}", form(parts()), **headers)
+        return connection.answer()
+
+    def test_strangers(self) -> None:
+        """A page from elsewhere begins and cancels nothing, and may read why."""
+        self.evaluate()
+        for origin in ("https://evil.example", "null", "http://localhost:8080"):
+            for method, path in (("POST", "/evaluate"), ("DELETE", "/evaluation/x")):
+                answer = self.ask_from(origin, method, path)
+                self.assertEqual(answer.status, 403, origin)
+                self.assertEqual(answer.headers["Access-Control-Allow-Origin"], "*")
+                self.assertIn("origins", answer.json()["message"])
+        self.assertEqual(len(self.service.world.spawn.children), 1)
+
+    def test_own(self) -> None:
+        """Our own pages may, and what is no browser."""
+        self.assertEqual(self.ask_from("http://localhost").status, 200)
+        self.assertEqual(self.ask_from(None).status, 200)
+        self.assertEqual(self.ask_from("https://evil.example", "GET", "/evaluation/x").status, 404)
+
+
+class OpenTests(PageTests):
+    """No tokens, and `open = true`."""
+
+    configuration = Configuration(callers=CallerSettings(open=True))
+
+    def test_strangers(self) -> None:
+        """Any page may."""
+        self.assertEqual(self.ask_from("https://evil.example").status, 200)

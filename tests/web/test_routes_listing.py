@@ -1,0 +1,143 @@
+"""`GET /evaluations`: a caller's own evaluations, some at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from tawebeval.config import CallerSettings, Configuration
+from tests.fakes.clients import Service
+from tests.fakes.world import straw
+from tests.web.test_routes import WebTestCase
+from tests.web.test_routes_callers import CallerTestCase
+
+
+class ListingTests(WebTestCase):
+    """Without tokens, for programs of this machine."""
+
+    def listed(self, query: str = "", status: int = 200, **headers: str) -> Any:
+        """Return a list."""
+        return self.request("GET", f"/evaluations{query}", status, headers=headers).json()
+
+    def test_in_order(self) -> None:
+        """In the order in which they were accepted, with their states."""
+        self.assertEqual(self.listed(), {"begin": None, "end": None, "data": []})
+        identifiers = [self.evaluate() for _ in range(3)]
+        self.page(identifiers[0])
+        self.finish()
+        listing = self.listed()
+        self.assertEqual([one["evaluation_id"] for one in listing["data"]], identifiers)
+        self.assertEqual(
+            [one["state"] for one in listing["data"]], ["running", "finished", "running"]
+        )
+        self.assertEqual(set(listing["data"][0]), {"evaluation_id", "state", "created", "ended"})
+        status = self.request("GET", f"/evaluation/{identifiers[1]}").json()
+        for name in ("created", "ended"):
+            self.assertEqual(listing["data"][1][name], status[name])
+
+    def test_pages(self) -> None:
+        """So many at a time; `end` and `Link` lead on, to what was accepted later."""
+        with mock.patch("tawebeval.evaluations.registry._MOST", 2):
+            identifiers = [self.evaluate() for _ in range(4)]
+            path, found = "/evaluations", []
+            while path:
+                answer = self.request("GET", path)
+                listing = answer.json()
+                self.assertLessEqual(len(listing["data"]), 2)
+                found += [one["evaluation_id"] for one in listing["data"]]
+                path = f"/evaluations?after={listing['end']}" if listing["end"] else ""
+                link = f'<{path}>; rel="next"' if path else None
+                self.assertEqual(answer.headers.get("link"), link)
+            self.assertEqual(found, identifiers)
+            self.assertRegex(listing["begin"], r"\A[0-9a-f]{10}-2\Z")
+
+    def test_forgotten(self) -> None:
+        """What is forgotten is not in it, and a cursor after it goes on to count."""
+        first, second = self.evaluate(), self.evaluate()
+        after = f"?after={self.end_of_first()}"
+        self.service.world.spawn.children[0].end()
+        self.service.world.turn()
+        self.page(first, "?after=end")
+        for query in ("", after):
+            data = self.listed(query)["data"]
+            self.assertEqual([one["evaluation_id"] for one in data], [second])
+        self.page(second)
+        self.finish()
+        self.page(second, "?after=end")
+        self.assertEqual(self.listed(after)["data"], [])
+
+    def end_of_first(self) -> str:
+        """Return the cursor after the first evaluation, which has to have others behind it."""
+        with mock.patch("tawebeval.evaluations.registry._MOST", 1):
+            end: str = self.listed()["end"]
+        return end
+
+    def refuse(self, cursor: str) -> None:
+        """Hold that it is said of a cursor that it is none, and what to do."""
+        problem = self.listed(f"?after={cursor}", 400)
+        self.assertIn(f"after: '{cursor}' is no cursor of this list", problem["message"])
+        self.assertIn("begin again without `after`", problem["message"])
+        self.assertNotIn("page", problem["message"])
+
+    def test_broken_cursors(self) -> None:
+        """400, with what to do about it; it is no page of events that has them."""
+        self.evaluate()
+        self.evaluate()
+        mark, _, number = self.end_of_first().partition("-")
+        self.assertEqual(number, "1")
+        for cursor in ("x", "end", "-1", "1.5", "1", "999999999", mark, f"{mark}-", f"{mark}-x"):
+            self.refuse(cursor)
+        for number in ("0", "01", "3", "9" * 5000):  # of which none was given out
+            answer = self.request("GET", f"/evaluations?after={mark}-{number}", 400)
+            self.assertIn("is no cursor of this list", answer.json()["message"])
+        self.assertEqual(self.listed(f"?after={mark}-2")["data"], [])
+
+    def test_earlier_daemon(self) -> None:
+        """A cursor from before a restart is refused, for what is new would be left out."""
+        for _ in range(2):
+            self.evaluate()
+        before = self.end_of_first()
+        self.close()
+        self.service = Service(self.root / "again", self.configuration, random=straw(5))
+        self.client, self.agent = self.service.treq()
+        for _ in range(2):
+            self.evaluate()
+        self.refuse(before)
+        self.assertEqual(len(self.listed(f"?after={self.end_of_first()}")["data"]), 1)
+
+    def test_pages_of_strangers(self) -> None:
+        """Identifiers are a secret: no page but ours gets them, under no name of its owner's."""
+        self.evaluate()
+        self.assertEqual(len(self.listed(Origin="http://localhost:8080")["data"]), 1)
+        self.listed("", 403, Origin="https://elsewhere.example")
+        self.listed("", 403, Origin="null")
+        for host, status in (("127.0.0.1:8080", 200), ("elsewhere.example:8080", 403)):
+            connection = self.connect()
+            connection.send(f"GET /evaluations HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            self.assertEqual(connection.answer().status, status)
+
+
+class OpenTests(WebTestCase):
+    """Where everybody may call."""
+
+    configuration = Configuration(callers=CallerSettings(open=True))
+
+    def test_nobody(self) -> None:
+        """Nobody has any of his own, so nobody is told of any."""
+        self.evaluate()
+        self.request("GET", "/evaluations", 401)
+
+
+class TokenTests(CallerTestCase):
+    """With tokens."""
+
+    def test_own(self) -> None:
+        """Each caller sees its own, whatever page asks for it."""
+        for caller in ("alice", "bob"):
+            identifier = self.begin(caller).json()["evaluation_id"]
+            for origin in ({}, {"Origin": "https://elsewhere.example"}):
+                headers = {"Authorization": self.headers[caller], **origin}
+                listing = self.request("GET", "/evaluations", headers=headers).json()
+                found = [one["evaluation_id"] for one in listing["data"]]
+                self.assertEqual(found, [identifier])
+        self.call("GET", "/evaluations", 401, None)

@@ -1,0 +1,154 @@
+"""`web.static_files`: the page for a browser, as it is served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tawebeval.config import CallerSettings, Configuration
+from tawebeval.web import static_files
+from tests.cases import described
+from tests.fakes.clients import Answer
+from tests.web.test_routes import WebTestCase
+from tests.web.test_routes_callers import CallerTestCase
+
+FILES = Path(static_files.__file__).with_name("static")
+LINK = re.compile(r'(?:href|src)="([^"]*)"')
+IMPORT = re.compile(r'from "\./([^"]*)"')
+
+
+def policy(answer: Answer) -> dict[str, str]:
+    """Return the directives of the Content-Security-Policy, by their names."""
+    parts = answer.headers["content-security-policy"].split(";")
+    return {name: rest for name, _, rest in (part.strip().partition(" ") for part in parts)}
+
+
+class AssetTests(WebTestCase):
+    """A daemon without tokens."""
+
+    def get(self, path: str, status: int = 200, method: str = "GET", **headers: str) -> Answer:
+        """Return an answer of which only the status is certain."""
+        answer = self.answer(self.ask(method, path, headers=headers))
+        self.assertEqual(answer.status, status, answer.body)
+        described.check(method, path, answer)
+        return answer
+
+    def test_each_file(self) -> None:
+        """Each is served as it is, as what it is, and HEAD says the same of it."""
+        types = {
+            ".html": "text/html; charset=utf-8",
+            ".css": "text/css; charset=utf-8",
+            ".js": "text/javascript; charset=utf-8",
+            ".svg": "image/svg+xml",
+        }
+        served = 0
+        for file in FILES.iterdir():
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
+            answer = self.get(path)
+            self.assertEqual(answer.body, file.read_bytes())
+            self.assertEqual(answer.headers["content-type"], types[file.suffix])
+            connection = self.service.connect()
+            connection.request(f"HEAD {path}")
+            head = connection.answer("HEAD")
+            self.assertEqual((head.status, head.body), (200, b""))
+            described.check("HEAD", path, head)
+            self.assertEqual(head.headers["content-length"], str(len(answer.body)))
+            for name in ("content-type", "etag", "content-security-policy"):
+                self.assertEqual(head.headers[name], answer.headers[name])
+            served += 1
+        self.assertEqual(served, len(static_files.ASSETS))
+        self.assertGreater(served, 5)
+
+    def test_what_the_page_needs_is_there(self) -> None:
+        """All that it links to and all that modules import, by relative URLs only."""
+        page = self.get("/").body.decode()
+        links = [link for link in LINK.findall(page) if not link.startswith("#")]
+        self.assertIn("static/page.js", links)
+        for link in links:
+            self.assertRegex(link, r"\Astatic/")
+            self.get(f"/{link}")
+        for module in FILES.glob("*.js"):
+            for name in IMPORT.findall(module.read_text()):
+                self.get(f"/static/{name}")
+                self.assertIn(f"static/{name}", links, "not loaded early")
+
+    def test_nothing_inline(self) -> None:
+        """The page keeps to its own policy: no script, style or handler stands in it."""
+        page = (FILES / "index.html").read_text()
+        self.assertNotRegex(page, r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son[a-z]+=")
+        for module in FILES.glob("*.js"):
+            self.assertNotRegex(
+                module.read_text(), r"innerHTML|outerHTML|insertAdjacentHTML|eval\("
+            )
+
+    def test_policy(self) -> None:
+        """Nothing is run, shown, framed or connected to but what is the daemon's own."""
+        for path in static_files.ASSETS:
+            answer = self.get(path)
+            directives = policy(answer)
+            self.assertEqual(directives["default-src"], "'none'")
+            for name in ("script-src", "style-src", "connect-src"):
+                self.assertEqual(directives[name], "'self'")
+            for name in ("base-uri", "form-action", "frame-ancestors"):
+                self.assertEqual(directives[name], "'none'")
+            self.assertNotIn("unsafe", answer.headers["content-security-policy"])
+            self.assertEqual(answer.headers["x-content-type-options"], "nosniff")
+            self.assertEqual(answer.headers["referrer-policy"], "no-referrer")
+
+    def test_conditional(self) -> None:
+        """Who has a file already is told so; a cache asks each time."""
+        for path in static_files.ASSETS:
+            answer = self.get(path)
+            self.assertEqual(answer.headers["cache-control"], "no-cache")
+            tag = answer.headers["etag"]
+            self.assertRegex(tag, r'\A"[0-9a-f]{32}"\Z')
+            for known in (tag, f"W/{tag}", f'"another", {tag}', "*"):
+                again = self.get(path, 304, **{"If-None-Match": known})
+                self.assertEqual(again.body, b"")
+                self.assertEqual(again.headers["etag"], tag)
+                self.assertEqual(again.headers["cache-control"], "no-cache")
+            for other in ('"another"', tag.replace('"', '"x', 1), ""):
+                self.get(path, 200, **{"If-None-Match": other})
+
+    def test_tags_differ(self) -> None:
+        """Each content has a tag of its own."""
+        tags = {asset.entity_tag for asset in static_files.ASSETS.values()}
+        self.assertEqual(len(tags), len(static_files.ASSETS))
+
+    def test_other_pages_may_import(self) -> None:
+        """The client is a module for pages of other origins, too."""
+        answer = self.get("/static/client.js", Origin="https://site.example.org")
+        self.assertEqual(answer.headers["access-control-allow-origin"], "*")
+
+    def test_nothing_else(self) -> None:
+        """There is no other file, whatever the path, and no other method."""
+        for path in ("/static/", "/static/index.html", "/static/..%2Fassets.py", "/static/x.js"):
+            self.request("GET", path, 404)
+        self.assertIn("GET", self.request("POST", "/", 405).headers["allow"])
+
+
+class NamedOriginTests(WebTestCase):
+    """Where the operator has named who may read."""
+
+    configuration = Configuration(callers=CallerSettings(origins=("https://site.example.org",)))
+
+    def test_only_those_import(self) -> None:
+        """A module is an answer like others."""
+        for origin, allowed in (("https://site.example.org", True), ("https://other.org", False)):
+            asked = self.ask("GET", "/static/client.js", headers={"Origin": origin})
+            headers = self.answer(asked).headers
+            self.assertEqual("access-control-allow-origin" in headers, allowed)
+            self.assertEqual(headers["vary"], "Origin")
+
+
+class TokenTests(CallerTestCase):
+    """A daemon with tokens."""
+
+    def test_open(self) -> None:
+        """The page comes without one, or nobody could enter it; what it asks for does not."""
+        for path in static_files.ASSETS:
+            answer = self.answer(self.ask("GET", path))
+            self.assertEqual(answer.status, 200)
+        for path in ("/evaluations", "/static/x.js", "/static"):
+            answer = self.answer(self.ask("GET", path))
+            self.assertEqual(answer.status, 401, path)

@@ -1,0 +1,562 @@
+"""`web.streams`: following by each transport, in memory, under a Clock."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import weakref
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from twisted.internet.defer import Deferred
+from twisted.internet.interfaces import ISystemHandle
+from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import CertificateOptions
+from twisted.internet.testing import StringTransport
+from twisted.protocols.tls import TLSMemoryBIOFactory
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from tawebeval.config import (
+    BufferSettings,
+    Configuration,
+    HttpSettings,
+    LimitSettings,
+    StreamSettings,
+)
+from tawebeval.core.events import Batch
+from tawebeval.evaluations.records import RESUME, Subscription, UnprobedConnection
+from tawebeval.web import streams
+from tests.cases import described
+from tests.fakes.streams import (
+    FOLLOWERS,
+    Follower,
+    LineFollower,
+    SocketFollower,
+    SourceFollower,
+)
+from tests.web.test_routes import END, WebTestCase
+
+CAPACITY = 64 * 1024
+
+
+class StreamTestCase(WebTestCase):
+    """A service with deadlines, and a ring of a few pieces."""
+
+    configuration = Configuration(
+        buffers=BufferSettings(evaluation=CAPACITY, page=4096),
+        http=HttpSettings(window=20, rate=1024),
+        limits=LimitSettings(wall_clock=100_000),
+        streams=StreamSettings(heartbeat=15),
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(streams, "PIECE", 4096)
+
+    def turn(self) -> None:
+        """Let happen what is due."""
+        self.service.reactor.pump([0] * 6)
+
+    def print(self, text: bytes) -> None:
+        """Let the evaluator print, and what was printed be delivered."""
+        self.child.print(text)
+        self.turn()
+
+    def finish(self, status: int = 0) -> None:
+        """Let the evaluator end, and that be told."""
+        super().finish(status)
+        self.turn()
+
+    def follow(self, kind: type[Follower], identifier: str, query: str = "", **more: Any) -> Any:
+        """Return one who follows an evaluation, and whose answer is described."""
+        follower = kind(self.service, identifier, query, **more)
+        described.check("GET", f"/evaluation/{identifier}/events", follower.answer)
+        return follower
+
+    @property
+    def calls(self) -> int:
+        """How many calls are scheduled that are not a connection's: none of a stream's stay."""
+        return len(
+            [
+                call
+                for call in self.service.reactor.getDelayedCalls()
+                if "loseConnection" not in repr(call)
+            ]
+        )
+
+    def check_nothing_left(self, identifier: str) -> None:
+        """Hold that nobody follows, and nothing waits."""
+        record = self.service.registry._records[identifier]
+        self.assertEqual(len(self.service.registry.followers), 0)
+        self.assertEqual(len(record.readers.retention), 0)
+        self.assertEqual(len(record.evaluation.changed), 0)
+
+
+class FollowTests(StreamTestCase):
+    """What holds for each transport."""
+
+    def test_as_they_are_printed(self) -> None:
+        """Events come one by one, and the end with the evaluation's."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            follower = self.follow(kind, identifier)
+            self.assertEqual((follower.events, follower.complete), ([], False))
+            for text, payloads in (
+                (b"a\n", ["a"]),
+                (b"b\n", ["a", "\n", "b"]),
+                ("ü\u2028%d\r\n".encode(), ["a", "\n", "b", "\n", "ü\u2028%d\r"]),
+            ):
+                self.print(text)
+                self.assertEqual(follower.payloads, payloads)
+            self.finish()
+            self.assertEqual(follower.payloads, ["a", "\n", "b", "\n", "ü\u2028%d\r", "\n"])
+            self.assertTrue(follower.complete, kind)
+            self.check_nothing_left(identifier)
+
+    def test_what_was_there_before(self) -> None:
+        """Who comes late, and after the end, gets the same."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            self.print(b"a\nb\n")
+            early = self.follow(kind, identifier)
+            self.finish()
+            late = self.follow(kind, identifier)
+            for follower in (early, late):
+                self.assertEqual(follower.payloads, ["a", "\n", "b", "\n"])
+                self.assertTrue(follower.complete)
+
+    def test_all_at_once(self) -> None:
+        """Readers on all transports, and of pages, each get everything."""
+        identifier = self.evaluate()
+        followers = [self.follow(kind, identifier) for kind in FOLLOWERS * 2]
+        text = b"".join(b"line %d\n" % number for number in range(500))
+        payloads: list[Any] = []
+        after = ""
+        for at in range(0, len(text), 700):
+            self.print(text[at : at + 700])
+            page = self.page(identifier, f"?after={after}")
+            payloads += [event["payload"] for event in page["data"]]
+            after = page["end"]
+        self.finish()
+        while after != END:
+            page = self.page(identifier, f"?after={after}")
+            payloads += [event["payload"] for event in page["data"]]
+            after = page["end"]
+        self.assertEqual("".join(payloads), text.decode())
+        for follower in followers:
+            self.assertEqual("".join(follower.payloads), text.decode())
+            self.assertTrue(follower.complete)
+
+    def test_resume_at_each_cursor(self) -> None:
+        """From any cursor exactly the rest follows, whatever runs or has ended."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\nc\n")
+        for ended in (False, True):
+            everything = ["a", "\n", "b", "\n", "c", *["\n"] * ended]
+            for cursor in range(len(everything) + 1):
+                for kind in FOLLOWERS:
+                    for query in (f"?after={cursor}", f"?after=0&skip={cursor}"):
+                        follower = self.follow(kind, identifier, query)
+                        self.assertEqual(follower.payloads, everything[cursor:])
+                        self.assertEqual(follower.complete, ended)
+                        follower.lose()
+            if not ended:
+                self.finish()
+
+    def test_bad_ends(self) -> None:
+        """The final event comes before the end: of a failure, a cancel, a shutdown."""
+        for kind in FOLLOWERS:
+            for reason in ("exit", "cancelled", "shutdown"):
+                identifier = self.evaluate()
+                follower = self.follow(kind, identifier)
+                closed: Deferred[Any] | None = None
+                if reason == "cancelled":
+                    self.ask("DELETE", f"/evaluation/{identifier}")
+                elif reason == "shutdown":
+                    closed = Deferred.fromCoroutine(self.service.registry.close())
+                self.finish(3)
+                self.assertEqual([p["reason"] for p in follower.payloads], [reason])
+                self.assertTrue(follower.complete)
+                if closed is not None:
+                    self.assertTrue(self.successResultOf(closed))
+                    self.tearDown()
+                    self.setUp()
+
+    def test_queued(self) -> None:
+        """One that waits for its turn can be followed already."""
+        identifiers = [self.evaluate() for _ in range(3)]
+        followers = [self.follow(kind, identifiers[2]) for kind in FOLLOWERS]
+        self.service.world.spawn.children[0].end()
+        self.turn()
+        self.print(b"a\n")
+        for follower in followers:
+            self.assertEqual(follower.payloads, ["a"])
+
+    def test_refused(self) -> None:
+        """What is wrong is told before a stream begins, as a problem."""
+        identifier = self.evaluate()
+        self.print(b"a\nb\n")
+        self.page(identifier, "?after=2")
+        for kind in FOLLOWERS:
+            for target, query, status in (
+                ("unknown", "", 404),
+                (identifier, "", 410),
+                (identifier, "?after=1", 410),
+                (identifier, "?after=x", 400),
+                (identifier, "?after=9", 400),
+                (identifier, "?skip=9&after=2", 400),
+                (identifier, "?skip=x", 400),
+                (identifier, f"?after={END}", 400),
+                (identifier, f"?after={END}&skip=1", 400),
+            ):
+                follower = self.follow(kind, target, query)
+                self.assertEqual(follower.answer.status, status, (kind, query))
+                self.check_problem(follower.answer)
+                self.assertTrue(Follower.complete.fget(follower))  # type: ignore[attr-defined]
+                follower.lose()
+        self.check_nothing_left(identifier)
+
+    def test_before_pages(self) -> None:
+        """Whose answer has begun gets what pages acknowledge then; who comes later does not."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            self.print(b"a\n" * 500)
+            at_once = self.patch(Follower, "turn", lambda _: None)
+            follower = self.follow(kind, identifier)
+            at_once.restore()
+            self.assertIn(follower.answer.status, (101, 200))
+            self.page(identifier, "?after=999")
+            self.finish()
+            self.assertEqual("".join(follower.payloads), "a\n" * 500)
+            late = self.follow(kind, identifier)
+            self.assertEqual((late.answer.status, late.answer.json()["oldest"]), (410, "999"))
+
+    def test_after_the_end(self) -> None:
+        """Who asks after the end shows that all has come: it is forgotten, for all kinds."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            self.print(b"a\n")
+            self.finish()
+            for _ in range(2):
+                follower = self.follow(kind, identifier, f"?after={END}")
+                if kind is SourceFollower:  # which tells a browser not to come back
+                    self.assertEqual((follower.answer.status, follower.answer.body), (204, b""))
+                else:
+                    self.assertEqual(follower.events, [])
+                    self.assertTrue(follower.complete)
+                self.request("GET", f"/evaluation/{identifier}", 410)
+
+    def test_forgotten_meanwhile(self) -> None:
+        """Who is still reading when another one has read to the end gets the rest."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            self.print(b"a\n" * 500)
+            follower = self.follow(kind, identifier)
+            follower.full = True
+            self.print(b"b\n")
+            follower.connection.channel.pauseProducing()
+            self.print(b"b\n")
+            self.finish()
+            self.page(identifier, f"?after={END}")
+            self.assertFalse(follower.complete)
+            follower.take()
+            self.assertEqual("".join(follower.payloads), "a\n" * 500 + "b\nb\n")
+            self.assertTrue(follower.complete)
+
+
+class BackPressureTests(StreamTestCase):
+    """Readers that are slow, or do not read at all."""
+
+    text = b"".join(b"line %d\n" % number for number in range(20_000))
+
+    def test_one_piece(self) -> None:
+        """One who takes nothing holds a piece, and no more is made for it."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            follower = self.follow(kind, identifier)
+            follower.full, follower.sizes[:] = True, []
+            self.print(self.text[:50_000])
+            self.service.reactor.pump([0] * 50)
+            self.assertLess(sum(follower.sizes), 4 * 4096)
+            follower.lose()
+            self.child.paused = False
+            self.finish()
+
+    def test_everything_comes_in_the_end(self) -> None:
+        """The evaluator waits, and goes on as the reader takes what there is."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            follower = self.follow(kind, identifier)
+            follower.full = True
+            for at in range(0, len(self.text), 10_000):
+                self.child.print(self.text[at : at + 10_000])
+            self.turn()
+            self.assertTrue(self.child.paused)
+            waited = 0
+            ring = self.service.registry._records[identifier].evaluation.ring
+            while self.child.paused and waited < 1000:
+                self.assertLess(ring.size, CAPACITY * 10)  # with what a read of stdout became
+                follower.step()
+                waited += 1
+            self.assertGreater(waited, 100)
+            self.assertFalse(self.child.paused)
+            follower.take()
+            self.finish()
+            follower.take()
+            self.assertEqual("".join(follower.payloads), self.text.decode())
+            self.assertTrue(follower.complete)
+
+    def test_a_quick_reader_does_not_stop_anybody(self) -> None:
+        """With a reader who takes all, the evaluator never waits for long, and enough is kept."""
+        identifier = self.evaluate()
+        follower = self.follow(LineFollower, identifier)
+        ring = self.service.registry._records[identifier].evaluation.ring
+        for at in range(0, len(self.text), 1000):
+            self.print(self.text[at : at + 1000])
+            self.assertFalse(self.child.paused)
+        self.assertGreater(ring.oldest, 0)
+        self.assertGreater(ring.size, CAPACITY * 3 // 4 - 20_000)
+        self.finish()
+        self.assertEqual("".join(follower.payloads), self.text.decode())
+
+    def test_slowest_of_several(self) -> None:
+        """The slowest one decides, until it is gone and has not come back for a time."""
+        identifier = self.evaluate()
+        slow, quick = (self.follow(kind, identifier) for kind in (LineFollower, SourceFollower))
+        slow.full = True
+        self.child.print(self.text[:50_000])
+        self.turn()
+        self.child.print(self.text[50_000:100_000])
+        self.service.reactor.pump([0] * 99)
+        self.assertTrue(self.child.paused)
+        self.assertLess(len("".join(quick.payloads)), 60_000)
+        slow.lose()
+        self.service.reactor.pump([0] * 199)
+        self.assertTrue(self.child.paused)
+        self.service.reactor.pump([RESUME] + [0] * 199)
+        self.assertFalse(self.child.paused)
+        self.assertGreater(len("".join(quick.payloads)), 99_000)
+
+    def test_resumed(self) -> None:
+        """The client of a stream that was cut behind a quick one finds all that it lacks."""
+        identifier = self.evaluate()
+        slow, quick = (self.follow(kind, identifier) for kind in (LineFollower, SourceFollower))
+        slow.full = True
+        for at in range(0, 100_000, 1000):
+            self.child.print(self.text[at : at + 1000])
+        self.turn()
+        received = len(slow.payloads)
+        slow.lose()
+        self.service.reactor.pump([1] * 20)
+        self.assertTrue(self.child.paused)
+        resumed = self.follow(LineFollower, identifier, f"?skip={received}")
+        self.service.reactor.pump([0] * 199)
+        self.assertFalse(self.child.paused)
+        self.finish()
+        self.service.reactor.pump([0] * 199)
+        self.assertEqual("".join(slow.payloads + resumed.payloads), self.text[:100_000].decode())
+        self.assertEqual("".join(quick.payloads), self.text[:100_000].decode())
+
+    def test_not_taken(self) -> None:
+        """Who does not take it in time is cut off; the evaluation goes on, and can be resumed."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            follower = self.follow(kind, identifier)
+            self.service.reactor.advance(1000)
+            self.assertFalse(follower.connection.aborted)
+            follower.full = True
+            self.print(self.text[:8000])
+            for _ in range(60):
+                self.service.reactor.advance(1)
+            self.assertTrue(follower.connection.aborted)
+            follower.lose()
+            self.check_nothing_left(identifier)
+            again = self.follow(LineFollower, identifier, f"?after={len(follower.events)}")
+            text = "".join(follower.payloads + again.payloads)
+            self.assertEqual(text, self.text[:8000].decode().rstrip("\n"))
+            again.lose()
+            self.finish()
+
+    def test_long_stream(self) -> None:
+        """What a reader has taken long ago gives it no more time for what it does not take."""
+        identifier = self.evaluate()
+        follower = self.follow(LineFollower, identifier)
+        for at in range(0, len(self.text), 1000):
+            self.print(self.text[at : at + 1000])
+        follower.full = True
+        self.print(self.text[:8000])
+        for _ in range(120):
+            self.service.reactor.advance(1)
+        self.assertTrue(follower.connection.aborted)
+        follower.lose()
+
+    def test_in_turn(self) -> None:
+        """Several streams go forward together, each a piece at a time."""
+        identifier = self.evaluate()
+        followers = [self.follow(LineFollower, identifier) for _ in range(3)]
+        read, turns = Subscription.read, []
+
+        def watched(following: Subscription, limit: int) -> Batch:
+            turns.append(id(following))
+            return read(following, limit)
+
+        self.patch(Subscription, "read", watched)
+        self.print(self.text[:20_000])
+        for follower in followers:
+            self.assertGreater(len(follower.answer.body), 100_000)
+        for at in range(0, len(turns), 3):
+            self.assertEqual(len(set(turns[at : at + 3])), 3)
+        self.assertGreater(len(turns), 100)
+
+    def test_pages_too(self) -> None:
+        """What a reader of pages has yet to acknowledge stays, as long as it may come back."""
+        identifier = self.evaluate()
+        self.page(identifier)
+        follower = self.follow(LineFollower, identifier)
+        for at in range(0, 60_000, 10_000):
+            self.child.print(self.text[at : at + 10_000])
+        self.service.reactor.pump([0] * 99)
+        self.assertTrue(self.child.paused)
+        self.assertEqual(self.page(identifier, "?after=0")["begin"], "0")
+        for _ in range(50):
+            self.service.reactor.advance(1)
+        self.service.reactor.pump([0] * 99)
+        self.assertFalse(self.child.paused)
+        self.assertEqual("".join(follower.payloads), self.text[:59_999].decode().rstrip("\n"))
+
+
+class ClientGoneTests(StreamTestCase):
+    """Clients that go away."""
+
+    def test_leaves_nothing(self) -> None:
+        """No timer, nobody who waits, and no reference: not when idle, nor when it is slow."""
+        for kind in FOLLOWERS:
+            for full in (False, True):
+                identifier = self.evaluate()
+                calls = self.calls
+                follower = self.follow(kind, identifier)
+                follower.full = full
+                self.print(b"a\n" * 300)
+                self.assertEqual(len(self.service.registry.followers), 1)
+                (following,) = self.service.registry.followers._present
+                gone: weakref.ref[Subscription] = weakref.ref(following)
+                del following
+                follower.lose()
+                self.turn()
+                self.check_nothing_left(identifier)
+                self.assertEqual(self.calls, calls)
+                gc.collect()
+                self.assertIsNone(gone())
+                self.assertEqual(len(self.page(identifier)["data"]) > 10, True)
+                self.finish()
+
+    def test_in_the_turn_between(self) -> None:
+        """Nor does one that goes right after something was written."""
+        identifier = self.evaluate()
+        for kind in FOLLOWERS:
+            follower = self.follow(kind, identifier)
+            self.child.print(b"a\n")
+            follower.lose()
+            self.turn()
+            self.check_nothing_left(identifier)
+
+    def test_is_not_abandoned_while_followed(self) -> None:
+        """Whoever follows keeps an evaluation, also one who takes nothing for now."""
+        identifier = self.evaluate()
+        follower = self.follow(SourceFollower, identifier)
+        for _ in range(40):
+            self.service.reactor.advance(30)
+            self.service.registry.expire()
+        follower.lose()
+        self.service.reactor.advance(899)
+        self.service.registry.expire()
+        self.page(identifier)
+        self.service.reactor.advance(900)
+        self.service.registry.expire()
+        self.request("GET", f"/evaluation/{identifier}", 410)
+
+    def test_shutdown_waits_for_the_slow(self) -> None:
+        """At the end of the daemon a slow reader has some seconds for the rest, not for ever."""
+        for takes in (True, False):
+            identifier = self.evaluate()
+            follower = self.follow(SourceFollower, identifier)
+            follower.full = True
+            self.print(b"a\n" * 1000)
+            closed = Deferred.fromCoroutine(self.service.registry.close())
+            self.finish()
+            self.service.reactor.advance(4)
+            self.assertNoResult(closed)
+            if takes:
+                follower.take()
+                self.assertTrue(follower.complete)
+            else:
+                self.service.reactor.advance(1)
+            self.assertTrue(self.successResultOf(closed))
+            follower.lose()
+            self.tearDown()
+            self.setUp()
+
+
+class KernelTests(SynchronousTestCase):
+    """What the kernel keeps."""
+
+    def limited(self, wrap: Callable[[Any], Any]) -> int:
+        """Return the bytes that the kernel keeps of what is sent by a transport."""
+        one, other = socket.socketpair()
+        self.addCleanup(one.close)
+        self.addCleanup(other.close)
+
+        @implementer(ISystemHandle)
+        class Transport(StringTransport):
+            def getHandle(self) -> socket.socket:
+                return one
+
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
+        self.assertIsInstance(
+            streams.connection_of(wrap(Transport())), UnprobedConnection
+        )  # it is no TCP
+        return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+
+    def test_send_buffer(self) -> None:
+        """It is asked to keep less, which Linux doubles."""
+        self.assertEqual(self.limited(lambda transport: transport), 2 * 64 * 1024)
+
+    def test_tls(self) -> None:
+        """Also below TLS."""
+
+        def tls(transport: Any) -> Any:
+            factory = TLSMemoryBIOFactory(
+                CertificateOptions(), False, Factory.forProtocol(Protocol)
+            )
+            protocol = factory.buildProtocol(None)
+            protocol.makeConnection(transport)
+            return protocol
+
+        self.assertEqual(self.limited(tls), 2 * 64 * 1024)
+
+    def test_no_socket(self) -> None:
+        """A transport without a socket is left as it is."""
+        self.assertIsInstance(streams.connection_of(StringTransport()), UnprobedConnection)
+
+
+class DefectTests(StreamTestCase):
+    """Defects of ours."""
+
+    def test_broken_off(self) -> None:
+        """A stream that fails is broken off, so that nobody takes it for complete."""
+        for kind in FOLLOWERS:
+            identifier = self.evaluate()
+            follower = self.follow(kind, identifier)
+            with mock.patch.object(Subscription, "read", side_effect=ZeroDivisionError):
+                self.print(b"a\n")
+            self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+            self.assertFalse(follower.complete)
+            if isinstance(follower, SocketFollower):
+                self.assertEqual(follower.code, 1011)
+            else:
+                self.assertTrue(follower.connection.aborted)
+            follower.lose()
+            self.check_nothing_left(identifier)
+            self.finish()

@@ -1,0 +1,269 @@
+"""`web.upload`: forms, fed whole, byte by byte and in any pieces."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.core.budget import Spool
+from tawebeval.core.form import SubmissionFile
+from tawebeval.errors import (
+    RequestError,
+)
+from tawebeval.evaluations.registry import Upload
+from tawebeval.evaluations.uploads import UploadWriter
+from tawebeval.web.upload import FormReceiver
+from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts
+from tests.fakes.uploads import FakeSource
+from tests.fakes.world import OID, InlineThreads
+
+CONFIGURATION = Configuration(limits=LimitSettings(request_body=20_000, fields=10, field=1024))
+
+
+def chunkings(body: bytes) -> Iterator[list[bytes]]:
+    """Yield a body cut in many ways: not at all, into bytes, at random."""
+    yield [body]
+    yield [body[i : i + 1] for i in range(len(body))]
+    chance = random.Random(0)
+    for size in (2, 7, 60):
+        chunks, at = [], 0
+        while at < len(body):
+            length = chance.randint(1, size)
+            chunks.append(body[at : at + length])
+            at += length
+        yield chunks
+
+
+class UploadTestCase(SynchronousTestCase):
+    """Receives forms into a directory of each one's own."""
+
+    def setUp(self) -> None:
+        self.uploads = Path(self.mktemp())
+        self.uploads.mkdir()
+        self.count = 0
+        self.spool = Spool(2**40)
+
+    def receiver(
+        self,
+        length: int | None = None,
+        key: str | None = None,
+        content_type: str = MULTIPART,
+        configuration: Configuration = CONFIGURATION,
+    ) -> FormReceiver:
+        """Return what takes one form."""
+        self.count += 1
+        threads: Any = InlineThreads()
+        files = UploadWriter(self.uploads / str(self.count), FakeSource(), self.spool, threads)
+        return FormReceiver(content_type, length, files, key, configuration, self.spool)
+
+    def discard(self, directory: Path, size: int) -> None:
+        """Remove what there is of a form."""
+        shutil.rmtree(directory)
+        self.spool.give_back(size)
+
+    def finish(self, receiver: FormReceiver) -> Upload:
+        """Return the form that has come. Raises what is wrong with it."""
+        outcomes: list[Any] = []
+        Deferred.fromCoroutine(receiver.finish()).addBoth(outcomes.append)
+        (outcome,) = outcomes
+        if isinstance(outcome, Failure):
+            raise outcome.value
+        upload: Upload = outcome
+        return upload
+
+    def receive(self, body: bytes, **settings: Any) -> Upload:
+        """Receive a form in all ways, which must make no difference; return it."""
+        uploads = []
+        for chunks in chunkings(body):
+            receiver = self.receiver(len(body), **settings)
+            for chunk in chunks:
+                receiver.feed(chunk)
+            uploads.append(self.finish(receiver))
+        for upload in uploads[1:]:
+            self.assertEqual(upload.request, uploads[0].request)
+            self.assertEqual(upload.digest, uploads[0].digest)
+            self.assertEqual(files(upload), files(uploads[0]))
+        return uploads[0]
+
+    def refuse(
+        self, error: type[RequestError], body: bytes, field: str | None = None, **settings: Any
+    ) -> RequestError:
+        """Hold that a form is refused so in all ways, naming the field."""
+        caught: list[RequestError] = []
+        for chunks in chunkings(body):
+            receiver = self.receiver(None, **settings)
+            with self.assertRaises(error) as raised:
+                for chunk in chunks:
+                    receiver.feed(chunk)
+                self.finish(receiver)
+            receiver.abandon(self.discard)
+            caught.append(raised.exception)
+        self.assertEqual({type(one) for one in caught}, {error})
+        for one in caught:
+            self.assertEqual(one.members.get("field"), field)
+            self.assertIn(field or "", one.detail)
+        return caught[0]
+
+
+def files(upload: Upload) -> dict[str, bytes]:
+    """Return the files of an upload."""
+    return {
+        str(path.relative_to(upload.directory)): path.read_bytes()
+        for path in sorted(upload.directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def without(name: str) -> list[Part]:
+    """Return the parts of a good form save one."""
+    return [part for part in parts() if part.name != name]
+
+
+class GoodFormTests(UploadTestCase):
+    """Forms that are as they should be."""
+
+    def test_form(self) -> None:
+        """Every field comes to its place, and the file to the disk."""
+        upload = self.receive(
+            form(
+                parts(
+                    branch=b"main",
+                    depth=b"3",
+                    directory=b"a/./b/",
+                    seed=b"12",
+                    source=b"\r\n\0\xff",
+                )
+            )
+        )
+        request = upload.request
+        repository = request.repository
+        self.assertEqual(repository.url, "https://example.org/problem.git")
+        self.assertEqual((repository.branch, repository.depth), ("main", 3))
+        self.assertEqual((request.commit_oid, request.evaluator_cmd), (OID, "./evaluate"))
+        self.assertEqual((request.directory, request.seed), ("a/b", 12))
+        self.assertEqual(request.submission, (SubmissionFile("source", "solution.py"),))
+        self.assertEqual(files(upload), {"submission/source/solution.py": b"\r\n\0\xff"})
+
+    def test_least(self) -> None:
+        """What is optional may be absent, or empty."""
+        for body in (form(parts()), form(parts(branch=b"", depth=b"", directory=b"", seed=b""))):
+            request = self.receive(body).request
+            self.assertEqual((request.repository.branch, request.repository.depth), (None, None))
+            self.assertEqual((request.directory, request.seed), ("", None))
+
+    def test_empty_line_before(self) -> None:
+        """An empty line may stand before the first boundary."""
+        self.assertEqual(self.receive(b"\r\n" + form(parts())).request.commit_oid, OID)
+
+    def test_bytes_are_kept(self) -> None:
+        """Files are kept to the byte, whatever is in them, boundaries that are none among it."""
+        for content in (
+            b"",
+            b"\r\n",
+            b"\r\n--",
+            b"\r\n--" + BOUNDARY[:-1].encode(),
+            b"--" + BOUNDARY.encode(),
+            b"x\r\n--" + BOUNDARY.encode()[:-1] + b"\r\n\r\n",
+            bytes(range(256)) * 8,
+            b"\r" * 40 + b"\n" * 40,
+        ):
+            upload = self.receive(form(parts(source=content)))
+            self.assertEqual(files(upload), {"submission/source/solution.py": content})
+
+    def test_several_files(self) -> None:
+        """Each file of the submission has a directory of its own, so that names may repeat."""
+        more = [Part("submission[b_2]", b"2", "solution.py"), Part("submission[c]", b"3", "x")]
+        upload = self.receive(form([*parts(), *more]))
+        self.assertEqual(
+            files(upload),
+            {
+                "submission/source/solution.py": b"print()\n",
+                "submission/b_2/solution.py": b"2",
+                "submission/c/x": b"3",
+            },
+        )
+        self.assertEqual([f.field for f in upload.request.submission], ["source", "b_2", "c"])
+
+    def test_no_file_name(self) -> None:
+        """A field of the submission that is no file becomes one, called NAME.txt."""
+        upload = self.receive(form([*without("submission[source]"), Part("submission[a]", b"1")]))
+        self.assertEqual(files(upload), {"submission/a/a.txt": b"1"})
+
+    def test_base_names(self) -> None:
+        """Of a file's name the base name is kept, whatever separates."""
+        for given, kept in (
+            ("a/b/c.py", "c.py"),
+            ("/etc/passwd", "passwd"),
+            ("../../x", "x"),
+            (r"C:\Users\me\x.py", "x.py"),
+            (r"a/b\c", "c"),
+            ("ü ñ 文.txt", "ü ñ 文.txt"),
+            ("...", "..."),
+            (".bashrc", ".bashrc"),
+            ("x" * 255, "x" * 255),
+        ):
+            part = Part("submission[source]", b"1", given)
+            upload = self.receive(form([part, *without("submission[source]")]))
+            self.assertEqual(files(upload), {f"submission/source/{kept}": b"1"}, given)
+            self.assertEqual(upload.request.submission[0].filename, kept)
+
+    def test_others_are_ignored(self) -> None:
+        """Fields of other names are ignored, also repeated ones, files, and those without one."""
+        others = [Part("token", b"1"), Part("token", b"2"), Part("file", b"x" * 5000, "../x")]
+        upload = self.receive(form([*others, *parts(), Part("", b"x")]))
+        self.assertEqual(len(files(upload)), 1)
+        self.assertEqual(upload.digest, self.receive(form(parts())).digest)
+
+    def test_text_sent_as_a_file(self) -> None:
+        """A text field is one also when it has a file name."""
+        part = Part("commit_oid", OID.encode(), "blob")
+        self.assertEqual(self.receive(form([part, *without("commit_oid")])).request.commit_oid, OID)
+
+    def test_upper_case_oid(self) -> None:
+        """An OID in upper case is the same commit's."""
+        self.assertEqual(self.receive(form(parts(commit_oid=b"C" * 40))).request.commit_oid, OID)
+
+    def test_nothing_on_disk_without_files(self) -> None:
+        """Nothing is made on the disk before there is a file."""
+        receiver = self.receiver()
+        receiver.feed(form(without("submission[source]"))[:-10])
+        self.assertEqual(list(self.uploads.iterdir()), [])
+
+
+class DigestTests(UploadTestCase):
+    """The digest, by which repeated forms are told apart."""
+
+    def digest(self, sent: Iterable[Part]) -> bytes:
+        """Return the digest of a form with a key."""
+        return self.receive(form(sent), key="k").digest
+
+    def test_same(self) -> None:
+        """The order of fields makes no difference, nor do fields that are ignored."""
+        digest = self.digest(parts())
+        self.assertEqual(self.digest(reversed(parts())), digest)
+        self.assertEqual(self.digest([Part("token", b"x"), *parts()]), digest)
+
+    def test_other(self) -> None:
+        """Every content, name and file name does."""
+        sent = [
+            parts(),
+            parts(source=b"print()"),
+            parts(seed=b"1"),
+            parts(evaluator_cmd=b"./other"),
+            [Part("submission[source]", b"print()\n", "other.py"), *parts()[1:]],
+            [Part("submission[other]", b"print()\n", "solution.py"), *parts()[1:]],
+        ]
+        self.assertEqual(len({self.digest(one) for one in sent}), len(sent))
+
+    def test_key(self) -> None:
+        """The key comes along."""
+        self.assertEqual(self.receive(form(parts()), key="k").key, "k")
+        self.assertEqual(self.receive(form(parts())).key, None)

@@ -1,0 +1,276 @@
+"""`web`: uploads that are refused while they arrive, or given up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.internet.defer import Deferred
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+
+from tawebeval.config import Configuration, LimitSettings
+from tawebeval.evaluations import registry
+from tawebeval.evaluations.uploads import BATCH
+from tawebeval.sandbox.workspace import directory_of
+from tests.fakes.clients import MULTIPART, Connection, Part, form, head, parts
+from tests.web.test_problems import RawTestCase
+
+
+class EarlyRefusalTests(RawTestCase):
+    """Forms that are refused before they have arrived."""
+
+    def begin(self, length: int | None = None, **headers: str) -> Connection:
+        """Send the head of a form."""
+        connection = self.connect()
+        fields = {"Content-Type": MULTIPART}
+        if length is None:
+            fields["Transfer-Encoding"] = "chunked"
+        else:
+            fields["Content-Length"] = str(length)
+        fields.update({name.replace("_", "-"): value for name, value in headers.items()})
+        connection.send(head("POST /evaluate", fields))
+        return connection
+
+    def assert_refused(self, connection: Connection, status: int) -> None:
+        """Hold that the answer is there, and that the connection lingers before it is cut."""
+        reactor = self.service.reactor
+        answer = self.check_raw(connection.answer(), status)
+        self.assertEqual(answer.headers["connection"], "close")
+        self.assertFalse(connection.closed)
+        for _ in range(10):
+            connection.send(b"x" * 1000)
+        self.assertEqual(connection.received, b"")
+        reactor.advance(4.9)
+        self.assertFalse(connection.transport.disconnected)
+        reactor.advance(0.1)
+        self.assertTrue(connection.transport.disconnected)
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [])
+        self.assertEqual(self.service.world.spawn.children, [])
+        self.assertEqual(reactor.getDelayedCalls(), [])
+
+    def test_too_large(self) -> None:
+        """413 before the body, where its length is announced."""
+        connection = self.begin(10**6)
+        answer = connection.received
+        for _ in range(20):
+            connection.send(b"x" * 10_000)
+        self.assertEqual(connection.received, answer)
+        self.assert_refused(connection, 413)
+
+    def test_becomes_too_large(self) -> None:
+        """413 in the body, where it is not."""
+        connection = self.begin()
+        body = form(parts(source=b"x" * 200_000))[:110_000]
+        connection.send(b"%x\r\n" % (10**6))
+        for at in range(0, len(body), 1000):
+            if not connection.received:
+                connection.send(body[at : at + 1000])
+        self.assert_refused(connection, 413)
+
+    def test_media_type(self) -> None:
+        """415 before the body."""
+        self.assert_refused(self.begin(10**5, Content_Type="application/json"), 415)
+        connection = self.connect()
+        connection.send(head("POST /evaluate", {"Content-Length": "1000"}))
+        self.check_raw(connection.answer(), 415)
+
+    def test_no_boundary(self) -> None:
+        """400 before the body."""
+        self.assert_refused(self.begin(10**5, Content_Type="multipart/form-data"), 400)
+
+    def test_repeated_header(self) -> None:
+        """400 for a header that stands there twice and has two meanings."""
+        for name, value in (("Content-Type", MULTIPART), ("Idempotency-Key", "k")):
+            connection = self.connect()
+            fields = [("Content-Type", MULTIPART), ("Content-Length", "100000"), (name, value)]
+            connection.send(head("POST /evaluate", [*fields, (name, value)]))
+            self.assert_refused(connection, 400)
+
+    def test_full(self) -> None:
+        """503 before the body, for nothing would come of it."""
+        for _ in range(4):
+            self.evaluate()
+        connection = self.begin(1000)
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertGreater(int(answer.headers["retry-after"]), 0)
+        connection.lose()
+
+    def test_disk(self) -> None:
+        """503 before the body, where it would not fit beside the uploads that there are."""
+        spool = self.service.registry.spool
+        self.service.registry.spool.take(spool.limit - 1000)
+        connection = self.begin(1001)
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertGreater(int(answer.headers["retry-after"]), 0)
+        connection.lose()
+        connection = self.begin(1000)
+        self.assertEqual(connection.received, b"")
+        connection.lose()
+        self.assertEqual(spool.held, spool.limit - 1000)
+
+    def test_disk_becomes_full(self) -> None:
+        """503 in the body, where others were faster; what had come is removed, and not counted."""
+        spool = self.service.registry.spool
+        connection = self.begin(90_000)
+        connection.send(form(parts(source=b"x" * 80_000))[:50_000])
+        self.assertEqual((connection.received, spool.held), (b"", 50_000))
+        spool.take(spool.limit - 50_000)
+        connection.send(b"x")
+        self.assert_refused(connection, 503)
+        self.assertEqual(spool.held, spool.limit - 50_000)
+
+    def test_stop(self) -> None:
+        """503 in the body, where the daemon begins to stop meanwhile."""
+        connection = self.begin(90_000)
+        connection.send(form(parts(source=b"x" * 80_000))[:50_000])
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.successResultOf(closed)
+        connection.send(b"x")
+        self.assert_refused(connection, 503)
+        self.assertEqual(self.service.registry.spool.held, 0)
+
+    def test_counted(self) -> None:
+        """What has come counts until its evaluation is over, or at once no more."""
+        spool, body = self.service.registry.spool, form(parts())
+        for status, sent in ((200, body), (400, form(parts(commit_oid=b"x")))):
+            connection = self.begin(len(sent))
+            connection.send(sent)
+            self.assertEqual(connection.answer().status, status)
+            self.assertEqual(spool.held, len(body))
+        self.service.world.end()
+        self.assertEqual(spool.held, 0)
+
+    def test_broken_field(self) -> None:
+        """400 at the first part that is wrong; what has come so far is removed."""
+        connection = self.begin(90_000)
+        body = form([*parts(), Part("submission[BAD]", b"x" * 50_000)])
+        connection.send(body[:1500])
+        self.assert_refused(connection, 400)
+
+    def test_no_form(self) -> None:
+        """400 at the first byte that is no form."""
+        connection = self.begin(90_000)
+        connection.send(b"{}" * 100 + form([]))
+        self.assert_refused(connection, 400)
+
+    def test_expect(self) -> None:
+        """A client that asks for leave gets it, or is refused without."""
+        connection = self.begin(len(form(parts())), Expect="100-continue")
+        self.assertEqual(connection.received, b"HTTP/1.1 100 Continue\r\n\r\n")
+        connection.transport.clear()
+        connection.send(form(parts()))
+        self.assertEqual(connection.answer().status, 200)
+        connection = self.begin(10**6, Expect="100-continue")
+        self.check_raw(connection.answer(), 413)
+        connection.lose()
+
+    def test_whole_body(self) -> None:
+        """A client that sends all of a refused body has its answer, and no later cut."""
+        connection = self.begin(1000, Content_Type="text/plain")
+        connection.send(b"x" * 1000)
+        self.check_raw(connection.answer(), 415)
+        self.assertTrue(connection.closed)
+        connection.lose()
+        self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+
+    def test_nothing_after_a_refusal(self) -> None:
+        """What a client sends after a refused body is no request any more."""
+        connection = self.begin(1000, Content_Type="text/plain")
+        self.check_raw(connection.answer(), 415)
+        connection.send(b"x" * 1000 + head("GET /health", {}))
+        self.assertEqual(connection.received, b"")
+
+    def test_disk_full(self) -> None:
+        """503 where the disk does not take it, with a time and without a path; nothing counts."""
+        (self.root / "uploads").rename(self.root / "elsewhere")
+        (self.root / "uploads").write_text("no directory")
+        connection = self.begin(len(form(parts())))
+        with capturedLogs() as events:
+            connection.send(form(parts()))
+        answer = self.check_raw(connection.answer(), 503)
+        self.assertIn("retry-after", answer.headers)
+        self.assertIn(b"the form cannot be stored: Not a directory", answer.body)
+        self.assertNotIn(str(self.root).encode(), answer.body)
+        (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
+        self.assertIn(str(self.root), said)
+        (self.root / "uploads").unlink()
+        (self.root / "uploads").mkdir()
+        connection.lose()
+        spool = self.service.registry.spool
+        self.assertEqual((spool.held, spool.in_memory), (0, 0))
+
+    def test_long_name(self) -> None:
+        """400 where it is the client's own name that the disk does not take."""
+        body = form([Part(f"submission[{'a' * 300}]", b"x", "x"), *parts()])
+        connection = self.begin(len(body))
+        connection.send(body)
+        answer = connection.answer()
+        self.flushLoggedErrors(OSError)
+        self.assertIn(answer.status, (200, 400))
+
+
+class GivenUpTests(RawTestCase):
+    """Clients that go away."""
+
+    configuration = Configuration(limits=LimitSettings(request_body=4 * BATCH))
+
+    def test_in_the_middle(self) -> None:
+        """In the middle of an upload: nothing is left, no file open, no call, no directory."""
+        before = len(os.listdir("/proc/self/fd"))
+        body = form(parts(source=b"x" * 2 * BATCH))
+        for length in (0, 1, 200, BATCH + 1000, len(body) - 1):
+            connection = self.connect()
+            fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
+            connection.send(head("POST /evaluate", fields))
+            connection.send(body[:length])
+            if length > BATCH:
+                self.assertEqual(len(self.service.leftovers()), 1)
+                (upload,) = (self.root / "uploads").iterdir()
+                self.assertTrue((upload / "submission" / "source" / "solution.py").exists())
+            connection.lose()
+            self.assertEqual(self.service.leftovers(), [])
+            self.assertEqual(self.service.reactor.getDelayedCalls(), [])
+        self.assertEqual(len(os.listdir("/proc/self/fd")), before)
+        self.assertEqual(self.service.world.spawn.children, [])
+
+    def test_stalled(self) -> None:
+        """One that stays, but sends no more: it is told so, and the connection is closed."""
+        connection = self.connect()
+        body = form(parts(source=b"x" * 50_000))
+        fields = {"Content-Type": MULTIPART, "Content-Length": str(len(body))}
+        connection.send(head("POST /evaluate", fields))
+        connection.send(body[:20_000])
+        self.service.reactor.advance(31)
+        self.assertEqual(connection.answer().status, 408)
+        self.service.reactor.advance(6)
+        self.assertTrue(connection.closed)
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [])
+
+    def test_after_the_answer(self) -> None:
+        """After the answer: the evaluation goes on."""
+        connection = self.connect()
+        connection.request("POST /evaluate", form(parts()), Content_Type=MULTIPART)
+        identifier = connection.answer().json()["evaluation_id"]
+        connection.lose()
+        self.assertEqual(self.service.leftovers(), [f"evaluations/{directory_of(identifier)}"])
+        self.assertTrue(self.child.running)
+
+    def test_cannot_be_removed(self) -> None:
+        """An upload that cannot be removed counts until it is, which is tried again."""
+        broken = [True, False]
+
+        def fail_once(directory: Path) -> None:
+            if broken.pop(0):
+                raise OSError("no")
+
+        spool, arrears = self.service.registry.spool, self.service.registry._surroundings.arrears
+        self.patch(registry, "remove", fail_once)
+        with capturedLogs() as events:
+            self.post(400, form(parts(seed=b"x", source=b"x" * BATCH)))
+        self.assertGreater(spool.held, 0)
+        (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
+        self.assertIn("the removal of an upload is not done yet", said)
+        arrears.retry_next()
+        self.assertEqual((spool.held, broken), (0, []))

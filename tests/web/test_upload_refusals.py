@@ -1,0 +1,300 @@
+"""`web.upload`: forms that are refused, as early as that can be known."""
+
+from __future__ import annotations
+
+from twisted.logger import capturedLogs, formatEvent
+
+from tawebeval.config import Configuration, LimitSettings, RepositorySettings
+from tawebeval.core.form import MAX_FIELD_NAME
+from tawebeval.errors import Busy, InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
+from tawebeval.evaluations.uploads import BATCH
+from tests.fakes.clients import BOUNDARY, Part, form, parts
+from tests.web.test_upload import UploadTestCase, without
+
+
+class FieldTests(UploadTestCase):
+    """Fields that are missing, repeated or broken: the field is named."""
+
+    def test_missing(self) -> None:
+        """What is required is missed, absent or empty."""
+        for name in ("repository[url]", "commit_oid", "evaluator_cmd"):
+            self.refuse(InvalidField, form(without(name)), name)
+            self.refuse(InvalidField, form([Part(name, b" "), *without(name)]), name)
+        self.refuse(InvalidField, form(without("submission[source]")), "submission")
+        self.refuse(InvalidField, form([]), "submission")
+
+    def test_repeated(self) -> None:
+        """No field may stand there twice, even with the same content."""
+        good = parts(branch=b"main", depth=b"1", directory=b"a", seed=b"1")
+        for part in good:
+            self.refuse(InvalidField, form([*good, part]), part.name)
+
+    def test_broken(self) -> None:
+        """Each field has its rules."""
+        for name, content in (
+            ("url", b"file:///etc"),
+            ("url", b"https://user:secret@example.org/x"),
+            ("url", b"--upload-pack=x"),
+            ("branch", b"-x"),
+            ("branch", b"a..b"),
+            ("depth", b"0"),
+            ("depth", b"-1"),
+            ("depth", b"1.5"),
+        ):
+            self.refuse(InvalidField, form(parts(**{name: content})), f"repository[{name}]")
+        for name, content in (
+            ("commit_oid", b"main"),
+            ("commit_oid", b"c" * 39),
+            ("commit_oid", b"c" * 41),
+            ("commit_oid", b"c" * 40 + b"\n"),
+            ("directory", b"/etc"),
+            ("directory", b"a/../.."),
+            ("directory", b"a\0"),
+            ("evaluator_cmd", b"a\0b"),
+            ("seed", b"-1"),
+            ("seed", b"2147483648"),
+            ("seed", b"x"),
+        ):
+            self.refuse(InvalidField, form(parts(**{name: content})), name)
+
+    def test_protocols(self) -> None:
+        """Which protocols are allowed is configured."""
+        body = form(parts(url=b"file:///srv/x.git"))
+        allowed = Configuration(repositories=RepositorySettings(protocols=("file",)))
+        request = self.receive(body, configuration=allowed).request
+        self.assertEqual(request.repository.url, "file:///srv/x.git")
+
+    def test_not_utf8(self) -> None:
+        """Text fields are UTF-8."""
+        for name in ("evaluator_cmd", "directory", "seed"):
+            self.refuse(InvalidField, form(parts(**{name: b"\xff"})), name)
+
+    def test_names_of_the_submission(self) -> None:
+        """What begins with `submission` and is not of the form is refused, not ignored."""
+        for name in (
+            "submission",
+            "submission[]",
+            "submission[A]",
+            "submission[1a]",
+            "submission[a-b]",
+            "submission[a/b]",
+            "submission[..]",
+            "submission[a][b]",
+            "submission[a]x",
+            "submissions",
+        ):
+            self.refuse(InvalidField, form([*parts(), Part(name, b"x", "x")]), name)
+
+    def test_file_names(self) -> None:
+        """File names that are none are refused, and nothing is written."""
+        for filename in ("", ".", "..", "a/", "a/..", "..\\..", "x" * 256, "é" * 128, "a\0b"):
+            part = Part("submission[a]", b"x", filename)
+            self.refuse(InvalidField, form([part, *parts()]), "submission[a]")
+        self.assertEqual(list(self.uploads.iterdir()), [])
+
+    def test_long_name(self) -> None:
+        """The name of a field has a limit, which the refusal tells; the disk is not tried."""
+        longest = Part(f"submission[{'a' * MAX_FIELD_NAME}]", b"x", "x")
+        self.receive(form([longest, *parts()]))
+        longer = Part(f"submission[{'a' * (MAX_FIELD_NAME + 1)}]", b"x", "x")
+        error = self.refuse(InvalidField, form([longer, *parts()]), longer.name[:80])
+        self.assertIn(f"of up to {MAX_FIELD_NAME} characters", error.detail)
+
+
+class LimitTests(UploadTestCase):
+    """Too much."""
+
+    def test_announced(self) -> None:
+        """A body whose announced length is over the limit is refused before it is sent."""
+        self.receiver(20_000)
+        with self.assertRaises(TooLarge) as caught:
+            self.receiver(20_001)
+        self.assertEqual(caught.exception.members, {"limit": 20_000})
+
+    def test_not_announced(self) -> None:
+        """Without a length it is refused at the first byte over the limit."""
+        body = form(parts(source=b"x" * 30_000))
+        receiver = self.receiver()
+        receiver.feed(body[:20_000])
+        with self.assertRaises(TooLarge) as caught:
+            receiver.feed(body[20_000:20_001])
+        self.assertEqual(caught.exception.members, {"limit": 20_000})
+        receiver.abandon(self.discard)
+
+    def test_exactly(self) -> None:
+        """As much as the limit is allowed."""
+        body = form(parts(source=b""))
+        body = form(parts(source=b"x" * (20_000 - len(body))))
+        self.assertEqual(len(body), 20_000)
+        receiver = self.receiver(20_000)
+        receiver.feed(body)
+        self.finish(receiver)
+
+    def test_text(self) -> None:
+        """A text field over its limit is refused and named; at its limit it is taken."""
+        self.receive(form(parts(evaluator_cmd=b"x" * 1024)))
+        error = self.refuse(TooLarge, form(parts(evaluator_cmd=b"x" * 1025)), "evaluator_cmd")
+        self.assertEqual(error.members["limit"], 1024)
+
+    def test_each_text(self) -> None:
+        """Each text field has a limit of its own, in bytes of UTF-8; the error tells how much came.
+
+        Fields that have no other are bounded by `limits.field`, and so are all where that is less.
+        """
+        fields = {
+            "repository[url]": ("url", 2048, b"https://example.org/"),
+            "repository[branch]": ("branch", 255, b""),
+            "directory": ("directory", 4096, b""),
+            "evaluator_cmd": ("evaluator_cmd", 65_536, b""),
+        }
+        usual = Configuration(limits=LimitSettings(request_body=200_000))
+        for name, (short, limit, before) in fields.items():
+            most = (before + "é".encode() * ((limit - len(before)) // 2)).ljust(limit, b"x")
+            receiver = self.receiver(configuration=usual)
+            receiver.feed(form(parts(**{short: most})))
+            self.finish(receiver)
+            receiver = self.receiver(configuration=usual)
+            with self.assertRaises(TooLarge) as caught:
+                receiver.feed(form(parts(**{short: most + b"y"})))
+            self.assertEqual(
+                caught.exception.members, {"field": name, "size": limit + 1, "limit": limit}
+            )
+            self.assertIn(f"{name}: {limit + 1} bytes have come so far", caught.exception.detail)
+            own = name != "evaluator_cmd"
+            self.assertEqual("limits.field" in caught.exception.detail, not own)
+        for name in ("depth", "commit_oid", "seed"):
+            receiver = self.receiver(configuration=usual)
+            with self.assertRaises(TooLarge) as caught:
+                receiver.feed(form(parts(**{name: b"1" * 65})))
+            self.assertEqual(caught.exception.members["limit"], 64)
+        error = self.refuse(TooLarge, form(parts(url=b"https://" + b"x" * 1017)), "repository[url]")
+        self.assertEqual(error.members["limit"], 1024)
+        self.assertIn("the limit is 1024 (limits.field)", error.detail)
+
+    def test_text_that_is_ignored(self) -> None:
+        """What is ignored is not kept, and has no limit of its own."""
+        self.receive(form([*parts(), Part("other", b"x" * 5000)]))
+
+    def test_number(self) -> None:
+        """The number of fields is limited, those that are ignored among them."""
+        extra = [Part(f"x{number}", b"") for number in range(6)]
+        self.receive(form([*parts(), *extra]))
+        self.refuse(TooLarge, form([*parts(), *extra, Part("y", b"")]))
+
+    def test_headers(self) -> None:
+        """So are the headers of each."""
+        long = b"X-Long: " + b"x" * 5000 + b"\r\n" + parts()[1].encode()
+        self.refuse(TooLarge, form([long]))
+        many = b"".join(b"X-%d: x\r\n" % number for number in range(20)) + parts()[1].encode()
+        self.refuse(TooLarge, form([many]))
+
+
+class MalformedTests(UploadTestCase):
+    """What is no form."""
+
+    def test_media_type(self) -> None:
+        """Another media type is refused, and named."""
+        for other in ("application/json", "application/x-www-form-urlencoded", "multipart/mixed"):
+            with self.assertRaises(UnsupportedMediaType) as caught:
+                self.receiver(content_type=f"{other}; boundary=x")
+            self.assertIn(other, caught.exception.detail)
+        with self.assertRaises(UnsupportedMediaType):
+            self.receiver(content_type="")
+
+    def test_boundary(self) -> None:
+        """A boundary is needed, quoted or not, the type in upper case or not."""
+        with self.assertRaises(MalformedRequest):
+            self.receiver(content_type="multipart/form-data")
+        with self.assertRaises(MalformedRequest):
+            self.receiver(content_type='multipart/form-data; boundary=""')
+        for content_type in (
+            f'multipart/form-data; charset=utf-8; boundary="{BOUNDARY}"',
+            f"Multipart/Form-Data; BOUNDARY={BOUNDARY}",
+        ):
+            self.receive(form(parts()), content_type=content_type)
+
+    def test_cut_off(self) -> None:
+        """A form that is cut off anywhere is no form."""
+        body = form(parts())
+        for length in [*range(1, len(body) - 2, 13), len(body) - 3]:
+            receiver = self.receiver()
+            receiver.feed(body[:length])
+            with self.assertRaises(MalformedRequest):
+                self.finish(receiver)
+            receiver.abandon(self.discard)
+
+    def test_nothing(self) -> None:
+        """Neither is nothing."""
+        with self.assertRaises(MalformedRequest):
+            self.finish(self.receiver(0))
+
+    def test_garbage(self) -> None:
+        """Nor what does not hold together."""
+        good = parts()[1].encode()
+        for body in (
+            b"hello",
+            b"x" + form(parts()),
+            b"x" * 20
+            + form([Part("token", b"x"), *parts()]),  # of which a cut hides the first part
+            b"hello\r\n" + form(parts()),
+            form(parts()).replace(b"\r\n", b"\n"),
+            form([b"no header\r\n\r\nx"]),
+            form([b'Content-Disposition: form-data; name="a";\n\r\n\r\nx', *parts()]),
+            form([b"\r\n\r\nx"]),
+            form([good.replace(b"form-data", b"attachment")]),
+            form([b"Content-Length: 3\r\n" + good]),
+            form([good]).replace(BOUNDARY.encode() + b"--", BOUNDARY.encode() + b"xx"),
+        ):
+            self.refuse(MalformedRequest, body)
+
+    def test_headers_not_utf8(self) -> None:
+        """Headers of a part that are not UTF-8 are told so, with the field if that can be read."""
+        said = "the headers of a part have to be UTF-8, with the names in them"
+        for header, field in (
+            (b'form-data; name="submission[a]"; filename="caf\xe9.py"', "submission[a]"),
+            (b'form-data; filename="caf\xe9.py"; name=oid', "commit_oid"),
+            (b'form-data; name="' + b"a" * 100 + b'"; x="\xe9"', "a" * 80),
+        ):
+            part = b"Content-Disposition: " + header + b"\r\n\r\nx"
+            error = self.refuse(InvalidField, form([part, *parts()]), field)
+            self.assertEqual(error.detail, f"{field}: {said}")
+        for part in (
+            b'Content-Disposition: form-data; name="\xe9"\r\n\r\nx',
+            b'Content-Disposition: form-data; name="submission[\xe9]"; filename="x"\r\n\r\nx',
+            b"X-Caf\xe9: x\r\n" + parts()[1].encode(),
+        ):
+            error = self.refuse(MalformedRequest, form([part]))
+            self.assertEqual(error.detail, f"the form cannot be read: {said}")
+
+    def test_longer_than_announced(self) -> None:
+        """More than was announced is not taken."""
+        body = form(parts())
+        receiver = self.receiver(len(body) - 10)
+        with self.assertRaises(MalformedRequest):
+            receiver.feed(body)
+        receiver.abandon(self.discard)
+
+    def test_abandoned(self) -> None:
+        """What is given up in the middle counts no more, whether it was on the disk or not."""
+        large = Configuration(limits=LimitSettings(request_body=4 * BATCH))
+        for size in (10_000, 2 * BATCH):
+            receiver = self.receiver(configuration=large)
+            receiver.feed(form(parts(source=b"x" * size))[:-1000])
+            self.assertEqual(receiver.received, self.spool.held)
+            self.assertEqual(len(list(self.uploads.iterdir())), size > BATCH)
+            receiver.abandon(self.discard)
+            self.assertEqual((self.spool.held, self.spool.in_memory), (0, 0))
+            self.assertEqual(list(self.uploads.iterdir()), [])
+
+    def test_disk(self) -> None:
+        """What the disk does not take is said without its path, which the log has."""
+        self.uploads.rmdir()
+        for why in ("No such file or directory", "Not a directory"):
+            receiver = self.receiver()
+            receiver.feed(form(parts()))
+            with capturedLogs() as events, self.assertRaises(Busy) as caught:
+                self.finish(receiver)
+            self.assertEqual(caught.exception.detail, f"the form cannot be stored: {why}")
+            self.assertIn(str(self.uploads), formatEvent(events[0]))
+            if not self.uploads.exists():
+                self.uploads.write_text("no directory")

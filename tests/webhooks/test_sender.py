@@ -1,0 +1,460 @@
+"""`webhooks.sender`: the result of one attempt; the agent that is pinned to one address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ipaddress import ip_address
+from socket import EAI_AGAIN, gaierror
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from OpenSSL.SSL import Error as TlsError
+from service_identity import VerificationError
+from treq.testing import RequestTraversalAgent
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import CancelledError, Deferred, fail, succeed
+from twisted.internet.error import ConnectError, ConnectingCancelledError, ConnectionLost
+from twisted.internet.task import Clock
+from twisted.internet.testing import MemoryReactorClock, StringTransport
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from twisted.web.client import (
+    BrowserLikePolicyForHTTPS,
+    RequestTransmissionFailed,
+    ResponseFailed,
+    ResponseNeverReceived,
+)
+from twisted.web.http import datetimeToString
+from twisted.web.http_headers import Headers
+from twisted.web.iweb import IAgent, IPolicyForHTTPS, IResponse
+from twisted.web.resource import Resource
+from twisted.web.server import NOT_DONE_YET
+from zope.interface import implementer
+
+from tawebeval.config import CallbackSettings
+from tawebeval.core.backoff import Verdict
+from tawebeval.core.hosts import Address, HostPolicy, Target
+from tawebeval.errors import ForbiddenHost
+from tawebeval.resolver import CheckedResolver
+from tawebeval.webhooks.callback import web_target
+from tawebeval.webhooks.sender import (
+    MAX_ANSWER,
+    AttemptResult,
+    CachedPolicyForHTTPS,
+    PinnedAgent,
+    Sender,
+    open_sender,
+)
+from tests.fakes.resolver import FakeResolver
+from tests.fakes.world import EPOCH
+
+URL = "http://receiver.example/hook?key=1"
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+class Receiver(Resource):
+    """Takes what is posted, and answers as a test says."""
+
+    isLeaf = True  # noqa: N815  (Twisted's name)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = 204
+        self.headers: dict[str, str] = {}
+        self.answer: Any = b""
+        self.received: list[tuple[bytes, bytes, Headers, bytes]] = []
+
+    def render(self, request: Any) -> Any:
+        """Note the request, and answer."""
+        body = request.content.read()
+        self.received.append((request.method, request.uri, request.requestHeaders, body))
+        request.setResponseCode(self.status)
+        for name, value in self.headers.items():
+            request.setHeader(name, value)
+        if self.answer is NOT_DONE_YET and self.status < 400:
+            request.write(b"the first of many")
+        return self.answer
+
+
+@implementer(IAgent)
+class Broken:
+    """An agent whose every request ends in some way."""
+
+    def __init__(self, outcome: Callable[[], Deferred[Any]]) -> None:
+        self._outcome = outcome
+
+    def request(self, *_: Any, **__: Any) -> Deferred[Any]:
+        """Return how it ends."""
+        return self._outcome()
+
+
+@implementer(IAgent)
+class Response:
+    """An agent whose answer has just these headers."""
+
+    code, length = 503, 0
+
+    def __init__(self, headers: Headers) -> None:
+        self.headers = headers
+
+    def request(self, *_: Any, **__: Any) -> Deferred[Any]:
+        """Return itself."""
+        return succeed(self)
+
+
+class Transport(StringTransport):
+    """Notes that it was aborted, and loses the connection by that."""
+
+    aborted = False
+
+    def abortConnection(self) -> None:
+        self.aborted = True
+
+
+@implementer(IPolicyForHTTPS)
+class Policy:
+    """Notes for which names certificates are wanted."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[bytes, int]] = []
+
+    def creatorForNetloc(self, hostname: bytes, port: int) -> Any:
+        """Return what Twisted's own returns."""
+        self.asked.append((hostname, port))
+        return BrowserLikePolicyForHTTPS().creatorForNetloc(hostname, port)
+
+
+class SenderTestCase(SynchronousTestCase):
+    """A receiver in memory, and a resolver that the test scripts."""
+
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.receiver = Receiver()
+        self.agent: Any = RequestTraversalAgent(self.receiver)
+        self.resolver = FakeResolver()
+        self.policy = HostPolicy(section="callbacks")
+        self.reached: list[tuple[str, str]] = []
+
+    def sender(self) -> Sender:
+        """Return what posts."""
+
+        def agent(target: Target, address: Address) -> Any:
+            self.reached.append((target.host, str(address)))
+            return self.agent
+
+        return Sender(
+            CheckedResolver(self.policy, self.resolver, self.clock),
+            agent,
+            self.clock,
+            lambda: EPOCH + self.clock.seconds(),
+            15,
+        )
+
+    def post(self, url: str = URL) -> Deferred[AttemptResult]:
+        """Make an attempt."""
+        sender = self.sender()
+        posted = Deferred.fromCoroutine(sender.post(url, {"Webhook-Id": "evt_1"}, b'{"a": 1}'))
+        if isinstance(self.agent, RequestTraversalAgent):
+            self.agent.flush()
+        return posted
+
+    def result(self, url: str = URL) -> AttemptResult:
+        """Return what comes of an attempt."""
+        return self.successResultOf(self.post(url))
+
+
+class ExchangeTests(SenderTestCase):
+    """What is sent, and answers."""
+
+    def test_taken(self) -> None:
+        """The document arrives as it is, with its type and the headers that were given."""
+        self.assertEqual(self.result(), AttemptResult(Verdict.TAKEN, "the status 204"))
+        ((method, uri, headers, body),) = self.receiver.received
+        self.assertEqual((method, uri, body), (b"POST", b"/hook?key=1", b'{"a": 1}'))
+        for name, value in (
+            *(("Content-Type", "application/json"), ("Content-Length", "8")),
+            *(("Webhook-Id", "evt_1"), ("Host", "receiver.example")),
+        ):
+            self.assertEqual(headers.getRawHeaders(name), [value])
+        self.assertIn("tawebeval/", (headers.getRawHeaders("User-Agent") or [""])[0])
+        self.assertEqual(self.reached, [("receiver.example", "8.8.8.8")])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_statuses(self) -> None:
+        """A status is told, and what it means; a redirect is not followed."""
+        self.receiver.headers = {"Location": "http://elsewhere.example/"}
+        self.receiver.answer = b"x" * 100_000
+        for status, expected in (
+            *((200, Verdict.TAKEN), (302, Verdict.REFUSED), (307, Verdict.REFUSED)),
+            *((404, Verdict.REFUSED), (429, Verdict.AGAIN), (500, Verdict.AGAIN)),
+        ):
+            self.receiver.status = status
+            self.assertEqual(self.result(), AttemptResult(expected, f"the status {status}"))
+        self.assertEqual(len(self.receiver.received), 6)
+        self.assertEqual({host for host, _ in self.reached}, {"receiver.example"})
+
+    def test_path(self) -> None:
+        """A URL is asked for as it was written."""
+        for path in ("/a%2Fb%20c?x=%41&&y;z=a+b=", "/a//../b?/?", "/:@!$&'()*,;="):
+            self.result(f"http://receiver.example{path}")
+            self.assertEqual(self.receiver.received[-1][1].decode(), path)
+
+    def test_retry_after(self) -> None:
+        """Seconds, or a date; what is neither asks for nothing."""
+        self.receiver.status = 503
+        for value, asked in (
+            *(("7", 7), (" 7 ", 7), ("0", 0), ("999999999", 999999999), ("9" * 5000, 0)),
+            *(("", 0), ("-1", 0), ("soon", 0), ("1e9", 0), ("\u0661", 0)),
+            *((datetimeToString(EPOCH + 90).decode(), 90), ("Mon, 99 Foo 2023 99:99:99 GMT", 0)),
+        ):
+            self.receiver.headers = {"Retry-After": value}
+            self.assertEqual(self.result().retry_after, asked, value)
+
+    def test_slow(self) -> None:
+        """Who does not answer in time is asked again; a status in time is enough."""
+        self.receiver.answer = NOT_DONE_YET
+        for status, expected in (
+            (500, AttemptResult(Verdict.AGAIN, "no answer came within 15 seconds")),
+            (200, AttemptResult(Verdict.TAKEN, "the status 200")),
+        ):
+            self.receiver.status = status
+            posted = self.post()
+            self.clock.advance(14.9)
+            self.assertNoResult(posted)
+            self.clock.advance(0.1)
+            self.assertEqual(self.successResultOf(posted), expected)
+
+    def test_cancelled(self) -> None:
+        """To cancel an attempt ends it; a status that has come by then counts."""
+        self.receiver.answer = NOT_DONE_YET
+        self.receiver.status = 500
+        posted = self.post()
+        posted.cancel()
+        self.failureResultOf(posted, CancelledError)
+        self.receiver.status = 200
+        posted = self.post()
+        posted.cancel()
+        self.assertIs(self.successResultOf(posted).verdict, Verdict.TAKEN)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+
+class RetryAfterTests(SenderTestCase):
+    """`Retry-After`, whatever stands in it."""
+
+    @given(st.one_of(st.binary(), st.from_regex(r"[A-Z][a-z]{2}, [0-9 a-zA-Z:-]*")))
+    def test_any(self, value: bytes | str) -> None:
+        """Nothing that a receiver sends is a defect of ours."""
+        self.setUp()
+        raw = value if isinstance(value, bytes) else value.encode()
+        self.agent = Response(Headers({b"Retry-After": [raw]}))
+        assert self.result().verdict is Verdict.AGAIN
+
+
+class FailureTests(SenderTestCase):
+    """What does not even become an answer."""
+
+    def test_hosts(self) -> None:
+        """A host that is not permitted is a refusal, one that is not found just now is none."""
+        for answers in (["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"]):
+            self.resolver = FakeResolver(answers)
+            result = self.result()
+            self.assertIs(result.verdict, Verdict.REFUSED)
+            self.assertIn("callbacks.private_networks", result.reason)
+            self.assertNotIn(answers[-1], result.reason)
+        self.assertIs(self.result("http://127.0.0.1/").verdict, Verdict.REFUSED)
+        self.policy = HostPolicy(deny=["receiver.example"], section="callbacks")
+        self.assertIn("callbacks.deny_hosts", self.result().reason)
+        self.policy = HostPolicy()
+        self.resolver = FakeResolver([], gaierror(EAI_AGAIN, "Temporary failure"))
+        for words in ("does not exist, or has no address", "could not be looked up: Temporary"):
+            result = self.result()
+            self.assertIs(result.verdict, Verdict.AGAIN)
+            self.assertIn(f"the host receiver.example {words}", result.reason)
+        self.assertEqual(self.reached, [])
+
+    def test_looked_up_each_time(self) -> None:
+        """Each attempt looks the name up for itself, and connects where it was found."""
+        self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
+        verdicts = [self.result().verdict for _ in range(3)]
+        self.assertEqual(verdicts, [Verdict.TAKEN, Verdict.TAKEN, Verdict.REFUSED])
+        self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
+
+    def test_check(self) -> None:
+        """What a URL itself tells can be asked beforehand."""
+        sender = self.sender()
+        sender.check(URL)
+        self.assertRaises(ForbiddenHost, sender.check, "https://10.0.0.1/")
+        self.assertEqual(self.resolver.asked, [])
+
+    def test_slow_look_up(self) -> None:
+        """A resolver that is silent counts against the same time."""
+        self.resolver.silent = True
+        posted = self.post()
+        self.clock.advance(15)
+        self.assertIn("15 seconds", self.successResultOf(posted).reason)
+
+    def test_no_answer(self) -> None:
+        """What fails on the way is said without a word of what was received."""
+        banner = [Failure(ValueError("SSH-2.0-secret"))]
+        tls = [Failure(TlsError([("", "", "verify failed")]))]
+        for error, words in (
+            (ConnectError(string="no route"), "no connection: "),
+            (ConnectError(), "no connection"),
+            (ResponseFailed(banner), "no answer, or no whole one"),
+            (RequestTransmissionFailed(banner), "no answer, or no whole one"),
+            (ResponseNeverReceived(tls), "TLS failed"),
+            (ResponseNeverReceived([Failure(VerificationError([]))]), "TLS failed"),
+        ):
+            self.agent = Broken(lambda error=error: fail(error))  # type: ignore[misc]
+            result = self.result()
+            self.assertIs(result.verdict, Verdict.AGAIN)
+            self.assertIn(words, result.reason)
+            self.assertNotIn("secret", result.reason)
+
+    def test_names(self) -> None:
+        """A host that the resolver knows, and that is no name by the rules of IDNA, is refused."""
+        for url in ("http://a-.example/", "http://a_b.example/", "http://xn--a.example/"):
+            result = self.result(url)
+            self.assertIs(result.verdict, Verdict.REFUSED)
+            self.assertIn("is no valid name", result.reason)
+
+    def test_cancelled_connection(self) -> None:
+        """An attempt that is out of time says so, also if the connection calls it its failure."""
+        for error in (
+            ResponseNeverReceived([Failure(CancelledError())]),
+            ConnectingCancelledError(IPv4Address("TCP", "8.8.8.8", 80)),
+        ):
+            self.agent = Broken(lambda error=error: Deferred(lambda one: one.errback(error)))
+            posted = self.post()
+            self.clock.advance(15)
+            self.assertIn("within 15 seconds", self.successResultOf(posted).reason)
+
+
+class PinnedAgentTests(SynchronousTestCase):
+    """A reactor in memory."""
+
+    def setUp(self) -> None:
+        self.reactor: Any = MemoryReactorClock()
+        self.policy = Policy()
+        self.transport = Transport()
+
+    def ask(
+        self, url: str = "http://name.example/x?y=z", address: str = "8.8.8.8", **headers: str
+    ) -> Deferred[IResponse]:
+        """Ask for a URL by an agent that is bound to an address."""
+        target = web_target(url)
+        agent = PinnedAgent(self.reactor, self.policy, 15, target, ip_address(address))
+        sent = Headers({name: [value] for name, value in headers.items()})
+        return agent.request(b"POST", url.encode(), sent, None)
+
+    def connect(self) -> Any:
+        """Let the connection be made; return its protocol."""
+        protocol = self.reactor.tcpClients[0][2].buildProtocol(None)
+        protocol.makeConnection(self.transport)
+        return protocol
+
+    def test_address(self) -> None:
+        """The connection goes to the address, and the request still names the host."""
+        for url, address, port in (
+            ("http://name.example/x", "8.8.8.8", 80),
+            ("http://name.example:8080/x", "2001:4860::8888", 8080),
+            ("https://name.example/x", "8.8.4.4", 443),
+        ):
+            self.ask(url, address)
+            self.assertEqual(self.reactor.tcpClients[-1][:2], (address, port))
+        self.assertEqual(self.policy.asked, [(b"name.example", 443)])
+        self.connect()
+        lines = self.transport.value().split(b"\r\n")
+        self.assertEqual(lines[0], b"POST /x HTTP/1.1")
+        self.assertIn(b"Host: name.example", lines)
+        self.assertIn(b"Connection: close", lines)
+
+    def test_trust(self) -> None:
+        """What is trusted for a host is found out once, and for each host by itself."""
+        trust = CachedPolicyForHTTPS(self.policy)
+        one = trust.creatorForNetloc(b"a.example", 443)
+        self.assertIs(trust.creatorForNetloc(b"a.example", 443), one)
+        self.assertIsNot(trust.creatorForNetloc(b"b.example", 443), one)
+        self.assertEqual(self.policy.asked, [(b"a.example", 443), (b"b.example", 443)])
+
+    def test_unpacked_by_nobody(self) -> None:
+        """Nothing packed is asked for, and of an answer's headers only one is shown."""
+        asked = self.ask(**{"Accept-Encoding": "gzip", "X-Own": "1"})
+        protocol = self.connect()
+        self.assertNotIn(b"accept-encoding", self.transport.value().lower())
+        self.assertIn(b"X-Own: 1", self.transport.value())
+        protocol.dataReceived(
+            HEAD + b"Content-Encoding: gzip\r\nSet-Cookie: a=b\r\nRetry-After: 7\r\n"
+            b"Content-Length: 0\r\n\r\n"
+        )
+        headers = self.successResultOf(asked).headers
+        self.assertEqual(list(headers.getAllRawHeaders()), [(b"Retry-After", [b"7"])])
+
+    def test_bytes(self) -> None:
+        """An answer that goes on and on is cut off, be it in its headers or its body."""
+        for end in (b"", b"\r\n"):
+            self.setUp()
+            asked = self.ask()
+            protocol = self.connect()
+            protocol.dataReceived(HEAD + end)
+            left = MAX_ANSWER - len(HEAD + end)
+            line = b"X-Y: " + b"z" * 994 + b"\r\n"
+            while left >= len(line):
+                protocol.dataReceived(line)
+                left -= len(line)
+            protocol.dataReceived(line[:left])
+            self.assertFalse(self.transport.aborted)
+            protocol.dataReceived(b"z")
+            self.assertTrue(self.transport.aborted)
+            protocol.connectionLost(Failure(ConnectionLost()))
+            if end:
+                self.assertEqual(self.successResultOf(asked).code, 200)
+            else:
+                self.failureResultOf(asked, ResponseFailed)
+
+    def test_seconds(self) -> None:
+        """A connection that is kept open is aborted in time; one that has ended leaves no timer."""
+        self.ask()
+        protocol = self.connect()
+        protocol.dataReceived(HEAD + b"\r\n")
+        self.reactor.advance(14.9)
+        self.assertFalse(self.transport.aborted)
+        self.reactor.advance(0.2)
+        self.assertTrue(self.transport.aborted)
+        protocol.connectionLost(Failure(ConnectionLost()))
+        self.setUp()
+        asked = self.ask()
+        self.connect().connectionLost(Failure(ConnectionLost()))
+        self.failureResultOf(asked, ResponseFailed)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+
+class OpenTests(SynchronousTestCase):
+    """By settings."""
+
+    def test_settings(self) -> None:
+        """Hosts, networks and the time are those of the settings."""
+        reactor: Any = MemoryReactorClock()
+        settings = CallbackSettings(
+            allow_hosts=("8.8.8.8", "10.0.0.1", "10.1.0.1"),
+            deny_hosts=("8.8.4.4",),
+            private_networks=("10.0.0.0/24",),
+            timeout=7,
+        )
+        trust: Any = None
+        sender = open_sender(settings, trust, FakeResolver(), reactor, lambda: EPOCH)
+        for host, word in (
+            ("8.8.4.4", "callbacks.deny_hosts"),
+            ("1.1.1.1", "callbacks.allow_hosts"),
+            ("10.1.0.1", "callbacks.private_networks"),
+        ):
+            error = self.assertRaises(ForbiddenHost, sender.check, f"http://{host}/")
+            self.assertIn(word, str(error))
+        for number, host in enumerate(("8.8.8.8", "10.0.0.1"), 1):
+            posted = Deferred.fromCoroutine(sender.post(f"http://{host}/", {}, b""))
+            self.assertEqual([one[0] for one in reactor.tcpClients][number - 1 :], [host])
+            reactor.advance(6.9)
+            self.assertNoResult(posted)
+            reactor.advance(0.1)
+            self.assertIn("within 7 seconds", self.successResultOf(posted).reason)

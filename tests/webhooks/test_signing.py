@@ -1,0 +1,95 @@
+"""`webhooks.signing`: the file of secrets, read at the start and again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from twisted.logger import LogLevel, capturedLogs, formatEvent
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval.errors import ConfigurationError
+from tawebeval.webhooks.signing import SecretsFile, find_secrets, read_signing
+from tests.webhooks.test_signatures import NEW, OLD, written
+
+
+class SigningTests(SynchronousTestCase):
+    """A file in a directory."""
+
+    def setUp(self) -> None:
+        self.path = Path(self.mktemp()).absolute()
+        self.write(f"alice {written(OLD)}\n")
+
+    def write(self, text: str) -> None:
+        """Change the file."""
+        self.path.write_text(text)
+        self.path.chmod(0o600)
+
+    def test_read(self) -> None:
+        """What stands in the file counts; without a file nobody has a secret."""
+        self.assertTrue(SecretsFile(self.path).current.has("alice"))
+        none = SecretsFile()
+        self.assertFalse(none.current.has("alice"))
+        self.assertEqual(list(none.reloadables()), [])
+
+    def test_unusable(self) -> None:
+        """A file that cannot be used is named with its setting; nothing in it is shown."""
+        for content, words in (
+            (b"alice s3cret", "line 1: "),
+            (b"\xff", "UTF-8"),
+            (None, "cannot be read: No such file"),
+        ):
+            if content is None:
+                self.path.unlink()
+            else:
+                self.path.write_bytes(content)
+            error = self.assertRaises(ConfigurationError, read_signing, self.path)
+            self.assertTrue(str(error).startswith(f"callbacks.secrets: {self.path}: "), str(error))
+            self.assertIn(words, str(error))
+            self.assertNotIn("s3cret", str(error))
+
+    def test_reload(self) -> None:
+        """A change counts when it is read again; with a mistake all stays as it was."""
+        signing = SecretsFile(self.path)
+        (reloadable,) = signing.reloadables()
+        self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
+        before = signing.current.sign("alice", "e", 1, b"")
+        self.write(f"alice {written(NEW)}\n")
+        self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
+        secrets = reloadable.read()
+        self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
+        reloadable.apply(secrets)
+        after = signing.current.sign("alice", "e", 1, b"")
+        self.assertNotEqual(after, before)
+        self.write("alice s3cret")
+        said = str(self.assertRaises(ConfigurationError, reloadable.read))
+        self.assertIn(f"callbacks.secrets: {self.path}: line 1", said)
+        self.assertNotIn("s3cret", said)
+        self.assertEqual(signing.current.sign("alice", "e", 1, b""), after)
+
+    def test_readable_by_others(self) -> None:
+        """A file that every user can read is warned of."""
+        with capturedLogs() as logged:
+            read_signing(self.path)
+            self.path.chmod(0o604)
+            read_signing(self.path)
+        (event,) = logged
+        self.assertEqual(event["log_level"], LogLevel.warn)
+        self.assertIn(str(self.path), formatEvent(event))
+
+
+class FindTests(SynchronousTestCase):
+    """Where the file is."""
+
+    def test_found(self) -> None:
+        """Where it is configured, else what systemd hands over; with neither nothing starts."""
+        folder = Path(self.mktemp()).absolute()
+        folder.mkdir()
+        environment = {"CREDENTIALS_DIRECTORY": str(folder)}
+        self.assertEqual(find_secrets("/x/y", environment), Path("/x/y"))
+        for nowhere in (environment, {}):
+            error = self.assertRaises(ConfigurationError, find_secrets, "", nowhere)
+            self.assertIn("LoadCredential=callback-secrets", str(error))
+        Path("callback-secrets").touch()  # where the daemon happens to be started
+        self.assertRaises(ConfigurationError, find_secrets, "", {})
+        (folder / "callback-secrets").write_text("")
+        self.assertEqual(find_secrets("", environment), folder / "callback-secrets")
