@@ -21,10 +21,10 @@ from tempfile import TemporaryDirectory
 import orjson
 
 from benchmarks import repositories
+from benchmarks.booted import PORT, Machine, installed, missing
 from benchmarks.client import evaluate, events, get
 from benchmarks.measure import CannotRun, Round, Row, interleave
 from benchmarks.visitors import LOST, Conversation, Fate, Slowly, Visitors
-from tests.integration.machine import PORT, Machine, installed, missing
 
 _SERVICE = "tawebeval.service"
 _AROUND = 1.0  # seconds of load before a restart and after it

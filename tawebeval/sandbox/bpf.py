@@ -36,7 +36,7 @@ def fail_with(number: int) -> int:
 
 
 @attrs.frozen
-class Condition:
+class ArgumentTest:
     """The condition that the lower 32 bits of an argument are one of `values`.
 
     - `argument`: its index, from 0 to 5.
@@ -57,7 +57,7 @@ class Case:
     """The answer to calls that meet all of the conditions."""
 
     answer: int
-    conditions: tuple[Condition, ...]
+    conditions: tuple[ArgumentTest, ...]
 
 
 @attrs.frozen

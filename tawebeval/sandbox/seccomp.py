@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.sandbox.bpf import ALLOW, Case, Condition, Decision, assemble, fail_with
+from tawebeval.sandbox.bpf import ALLOW, ArgumentTest, Case, Decision, assemble, fail_with
 
 # Names of other architectures, and names that this libseccomp does not know, have no effect.
 ALLOWED: Mapping[str, str] = {
@@ -111,7 +111,7 @@ _FILE_REQUESTS = (
     *(0xC0506617, 0xC0406618),  # FS_IOC_ADD_ENCRYPTION_KEY, FS_IOC_REMOVE_ENCRYPTION_KEY
 )
 # All of btrfs, such as subvolumes and snapshots; and FICLONE, without which cp(1) copies.
-_BTRFS_REQUESTS = Condition(1, (0x9400,), mask=0xFF00)
+_BTRFS_REQUESTS = ArgumentTest(1, (0x9400,), mask=0xFF00)
 _F_NOTIFY, _F_SETPIPE_SZ = 1026, 1031
 _PR_SET_SECCOMP, _PR_SCHED_CORE = 22, 62
 # No priority on the disk above others': none, best effort from the usual level downwards, idle.
@@ -127,7 +127,7 @@ _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0o4000
 _AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
 # Of sockets of IPv4 and IPv6: stream, datagram and raw, which needs a privilege. Others are of
 # protocols that the kernel has to load, such as DCCP.
-_KINDS = Condition(1, (1, 2, 3), mask=0xF)
+_KINDS = ArgumentTest(1, (1, 2, 3), mask=0xF)
 _PROTOCOLS = (
     0,  # what the kind of socket has by default
     1,  # IPPROTO_ICMP
@@ -142,11 +142,11 @@ def _allow_except(*cases: Case) -> Decision:
 
 
 def _refuse_values(argument: int, *values: int, answer: int = _REFUSE) -> Case:
-    return Case(answer, (Condition(argument, values),))
+    return Case(answer, (ArgumentTest(argument, values),))
 
 
 def _refuse_bits(argument: int, *bits: int, answer: int = _REFUSE) -> Case:
-    return Case(answer, (Condition(argument, bits, has_bit=True),))
+    return Case(answer, (ArgumentTest(argument, bits, has_bit=True),))
 
 
 # Which calls are answered by their arguments, or with another error than the rest.
@@ -171,9 +171,9 @@ _DECISIONS: Mapping[str, Decision] = {
     # A filter takes of the machine's memory for BPF; a core of one's own idles its sibling.
     "prctl": _allow_except(_refuse_values(0, _PR_SET_SECCOMP, _PR_SCHED_CORE, answer=_NO_OPTION)),
     "setsockopt": _allow_except(
-        Case(_REFUSE, (Condition(1, (_SOL_SOCKET,)), Condition(2, _SO_ATTACH))),
+        Case(_REFUSE, (ArgumentTest(1, (_SOL_SOCKET,)), ArgumentTest(2, _SO_ATTACH))),
     ),
-    "ioprio_set": Decision(_REFUSE, (Case(ALLOW, (Condition(2, _IO_PRIORITIES),)),)),
+    "ioprio_set": Decision(_REFUSE, (Case(ALLOW, (ArgumentTest(2, _IO_PRIORITIES),)),)),
     # Huge pages, which the operator has set apart for something else.
     "mmap": _allow_except(_refuse_bits(3, _MAP_HUGETLB, answer=fail_with(errno.ENOMEM))),
     "memfd_create": _allow_except(_refuse_bits(1, _MFD_HUGETLB, answer=_NO_OPTION)),
@@ -224,10 +224,10 @@ def _list_decisions(*, internet: bool) -> Iterator[tuple[str, Decision]]:
 
 def _decide_sockets(*, internet: bool) -> Decision:
     """Return which sockets may be made: network namespaces do not cover all families."""
-    cases = [Case(ALLOW, (Condition(0, (_AF_UNIX,)),))]
+    cases = [Case(ALLOW, (ArgumentTest(0, (_AF_UNIX,)),))]
     if internet:
-        families = Condition(0, (_AF_INET, _AF_INET6))
-        cases.append(Case(ALLOW, (families, _KINDS, Condition(2, _PROTOCOLS))))
+        families = ArgumentTest(0, (_AF_INET, _AF_INET6))
+        cases.append(Case(ALLOW, (families, _KINDS, ArgumentTest(2, _PROTOCOLS))))
         cases.append(Case(fail_with(errno.EPROTONOSUPPORT), (families,)))
     return Decision(fail_with(errno.EAFNOSUPPORT), tuple(cases))
 

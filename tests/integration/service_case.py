@@ -12,10 +12,10 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from benchmarks.booted import Connection, installed, missing, wait_until
 from tawebeval.core.tokens import new_token
 from tests.cases.patience import PATIENCE
 from tests.fakes.world import straw
-from tests.integration.machine import Connection, installed, missing, wait_until
 from tests.integration.raw import BOUNDARY, body_of, part
 from tests.integration.repositories import GitRepository
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from benchmarks.booted import Machine, missing
 from tawebeval import __version__
 from tests.cases.links import leading_nowhere, links
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
-from tests.integration.machine import Machine, missing
 from tests.run import ROOT
 
 SERVICE = "tawebeval.service"

@@ -11,11 +11,11 @@ from typing import Any
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
+from benchmarks.booted import missing
 from tawebeval import __version__
 from tests.cases.documented import doctors
 from tests.cases.links import leading_nowhere, links
 from tests.cases.patience import PATIENCE
-from tests.integration.machine import missing
 from tests.integration.service_case import SERVICE, STATE, TOKENS, ServiceTestCase
 from tests.run import ROOT
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from http.client import BadStatusLine
 from typing import Any
 
+from benchmarks.booted import wait_until
 from tawebeval.core.tokens import new_token
 from tests.cases.documented import OPERATIONS, Example, examples
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.world import straw
-from tests.integration.machine import wait_until
 from tests.integration.service_case import (
     CONFIGURATION,
     GATE,

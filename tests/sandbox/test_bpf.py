@@ -12,8 +12,8 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.sandbox.bpf import (
     ALLOW,
     KILL_PROCESS,
+    ArgumentTest,
     Case,
-    Condition,
     Decision,
     assemble,
     fail_with,
@@ -26,7 +26,7 @@ OTHERWISE = fail_with(38)
 _words = st.integers(0, 7) | st.sampled_from([2**31, 2**32 - 1])
 _answers = st.sampled_from([ALLOW, fail_with(0), fail_with(1), fail_with(38)])
 _conditions = st.builds(
-    Condition,
+    ArgumentTest,
     st.integers(0, 5),
     st.lists(_words, min_size=1, max_size=4).map(tuple),
     st.booleans(),
@@ -54,7 +54,7 @@ def expected(table: Mapping[int, Decision], number: int, arguments: list[int]) -
     return table[number].otherwise
 
 
-def meets(condition: Condition, word: int) -> bool:
+def meets(condition: ArgumentTest, word: int) -> bool:
     """Return whether the lower half of an argument meets a condition."""
     word &= condition.mask
     if condition.has_bit:
@@ -99,6 +99,6 @@ class AssembleTests(SynchronousTestCase):
 
     def test_too_long(self) -> None:
         """A condition that no jump can skip is refused, not cut."""
-        condition = Condition(0, tuple(range(300)))
+        condition = ArgumentTest(0, tuple(range(300)))
         with self.assertRaises(struct.error):
             assembled({0: Decision(ALLOW, (Case(OTHERWISE, (condition,)),))})

@@ -1,4 +1,4 @@
-"""A machine for a test: this one once more, under a systemd of its own.
+"""A machine for tests and benchmarks: this one once more, under a systemd of its own.
 
 It has its own processes, network, mounts and cgroups, and nothing that is done there is left
 here. It starts in a second, needs root, and nothing that Debian does not bring anyway.
@@ -23,12 +23,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.cases.patience import LONG_PATIENCE, PATIENCE
-from tests.run import ROOT
+ROOT = Path(__file__).resolve().parent.parent
 
 PORT = 8080
 """Where the installed service listens there."""
 
+_PATIENCE = 120.0  # seconds for an answer, a program's start or its end
+_LONG_PATIENCE = 600.0  # seconds for an installation
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _CLONE_NEWNET = 0x40000000
 _PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -55,7 +56,7 @@ def _cgroup2() -> Path | None:
     return None
 
 
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = _PATIENCE) -> Any:
     """Wait for `condition()` to be true and return its value; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -69,7 +70,7 @@ class Connection(http.client.HTTPConnection):
     """A connection to a port of a machine."""
 
     def __init__(self, machine: Machine, port: int) -> None:
-        super().__init__("127.0.0.1", port, timeout=PATIENCE)
+        super().__init__("127.0.0.1", port, timeout=_PATIENCE)
         self._machine = machine
 
     def connect(self) -> None:
@@ -170,7 +171,7 @@ class Machine:
             input=text,
             capture_output=True,
             text=True,
-            timeout=LONG_PATIENCE,
+            timeout=_LONG_PATIENCE,
         )
 
     def run(self, *command: str, text: str = "") -> str:
@@ -214,7 +215,7 @@ def installed() -> Machine:
     with tempfile.TemporaryDirectory(prefix="tawebeval-layer-") as layer:
         install = [_SYSTEM_PYTHON, ROOT / "scripts" / "install", "--pip", sys.executable]
         done = subprocess.run(
-            [*install, "--destdir", layer], capture_output=True, text=True, timeout=LONG_PATIENCE
+            [*install, "--destdir", layer], capture_output=True, text=True, timeout=_LONG_PATIENCE
         )
         if done.returncode:
             raise AssertionError(done.stdout + done.stderr)
