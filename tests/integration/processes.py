@@ -54,8 +54,9 @@ def command_line(pid: int) -> bytes:
 
 
 def descriptors(pid: int) -> list[str] | None:
-    """Return which descriptors a process has open, None if it is gone."""
-    with suppress(FileNotFoundError, ProcessLookupError):
+    """Return which descriptors a process has open, None if it is gone or about to be."""
+    # The kernel refuses an ordinary user those of a process that exits.
+    with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
         return os.listdir(f"/proc/{pid}/fd")
     return None
 
