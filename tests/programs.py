@@ -54,7 +54,7 @@ FOR_ROOT = (
     "tests.linux.test_credentials tests.linux.test_ownership tests.web.server.test_transport "
     + _integration(
         f"{_BOOTED} test_cgroups test_descriptors test_doctor test_faulty_disk test_full_disk"
-        " test_git_attacks test_lookups test_overlays test_privileges test_try"
+        " test_git_attacks test_lookups test_overlays test_privileges test_try test_writable_trees"
     )
 )
 """Modules of which some tests, or all, are skipped for ordinary users."""

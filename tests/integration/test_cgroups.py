@@ -22,7 +22,7 @@ from tests.integration.processes import alive
 DAEMON = '''
 import ctypes, json, os, pathlib, signal, subprocess, sys, time
 from tawebeval.linux.cgroups.group import open_cgroups
-from tawebeval.config import MIB, Limits
+from tawebeval.config import MIB, LimitSettings
 
 NOBODY = 65534
 name, proc, result = sys.argv[1], pathlib.Path(sys.argv[2]), {}
@@ -31,7 +31,7 @@ os.setgroups([])
 os.setresgid(NOBODY, NOBODY, NOBODY)
 os.setresuid(NOBODY, NOBODY, NOBODY)
 result["enforced"], result["problems"] = sorted(cgroups.enforced), cgroups.problems
-LIMITS = Limits(memory=32 * MIB, processes=16)
+LIMITS = LimitSettings(memory=32 * MIB, processes=16)
 
 def start(group, inside):
     """Run a function in a group, in a process whose parent is this one; return its number."""
@@ -308,7 +308,7 @@ result["entrances"] = [each for each in group.list_entry_files() if os.path.exis
         """Processes that fork as fast as they can are gone within the time of `remove`."""
         result = self.daemon(
             """
-group = cgroups.make("bomb", Limits(processes=100, memory=512 * MIB))
+group = cgroups.make("bomb", LimitSettings(processes=100, memory=512 * MIB))
 pid = start(group, bomb)
 until(group.exceeded)
 group.remove()
