@@ -291,8 +291,53 @@ class _PidReader:
         """Do nothing: the reactor stops, and the child with it."""
 
 
+class Producer(Protocol):
+    """The stdout of a process, which can be paused (`IPushProducer`)."""
+
+    def pauseProducing(self) -> None:
+        """Stop reading stdout."""
+
+    def resumeProducing(self) -> None:
+        """Read stdout again."""
+
+
+class ProcessTransport(Producer, Protocol):
+    """A process whose output and exit drive a `ProcessProtocol`: what a run of an evaluator needs.
+
+    Implemented by `ChildProcess`, for children of the daemon. The duties:
+
+    - call `makeConnection(self)` of the protocol first;
+    - call `childDataReceived(1 or 2, data)` with all bytes of stdout and stderr, in order and
+      once, and `childConnectionLost(1 or 2)` at their ends; between `pauseProducing` and
+      `resumeProducing` read no stdout, so that the process blocks once its pipe is full;
+    - call `processExited(reason)` once at the process's own end: `ProcessDone`, or
+      `ProcessTerminated` with the exit code or the signal; `running` is False from then on;
+    - call `processEnded(reason)` once after that and after both ends of output.
+
+    `usage` is the resource usage, None until the end. `delay` is the processor time of slow reads,
+    in seconds.
+    """
+
+    pid: int
+    usage: struct_rusage | None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process itself runs, whatever its own children do."""
+
+    @property
+    def delay(self) -> float:
+        """The processor time of slow reads of stdout and stderr, in seconds."""
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group, also after the process's own end."""
+
+    def read_remaining(self) -> None:
+        """Read the bytes that the pipes hold now, and close them: other processes may hold them."""
+
+
 class ChildProcess:
-    """A running child: the transport of its `ProcessProtocol`.
+    """A running child: the transport of its `ProcessProtocol`, and a `ProcessTransport`.
 
     Of `IProcessTransport` it has `pid` and the methods of a producer; there is no stdin to write
     to, and signals go to the whole process group. `usage` is the resource usage of the child and of

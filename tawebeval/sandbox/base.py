@@ -26,7 +26,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure, over_limit
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
-from tawebeval.linux.child import ChildProcess, StartedProcess
+from tawebeval.linux.child import ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.linux.reaper import Orphans, descendants, send_signal
 from tawebeval.sandbox.disk import BLOCK, LARGE_USAGE, DiskMeter
@@ -94,7 +94,7 @@ class SandboxedRun(ABC):
             floor=limits.free_disk,
             held=workspace.quota_directory is not None,
         )
-        self._first: ChildProcess | None = None
+        self._first: ProcessTransport | None = None
 
     @property
     def view(self) -> WorkspaceView:
@@ -139,7 +139,7 @@ class SandboxedRun(ABC):
         """
 
     @abstractmethod
-    def send_signal(self, child: ChildProcess, number: int) -> None:
+    def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to all processes of the run; `child` is the first, and still runs."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class SandboxedRun(ABC):
         Raises: EvaluationError, if the evaluator was not even started.
         """
 
-    def set_first_process(self, child: ChildProcess) -> None:
+    def set_first_process(self, child: ProcessTransport) -> None:
         """Set the run's first process, once it was adopted."""
         self._first = child
 
@@ -315,7 +315,7 @@ class UnsandboxedRun(SandboxedRun):
             limits={getattr(resource, f"RLIMIT_{name.upper()}"): bounds[name] for name in bounds},
         )
 
-    def send_signal(self, child: ChildProcess, number: int) -> None:
+    def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the process group, and to descendants that have left it."""
         strays = descendants(child.pid)
         child.signal_group(number)

@@ -32,7 +32,7 @@ from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.cgroups.group import Cgroups
-from tawebeval.linux.child import ChildProcess
+from tawebeval.linux.child import ProcessTransport
 from tawebeval.linux.filetree import add_path
 from tawebeval.linux.launcher_client import FIRST_DESCRIPTOR, LaunchSpec
 from tawebeval.linux.reaper import Orphans, descendants, send_signal
@@ -55,7 +55,7 @@ def reopen_filter(filter_: int) -> int:
     return os.open(f"/proc/self/fd/{filter_}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def signal_sandbox(child: ChildProcess, number: int) -> None:
+def signal_sandbox(child: ProcessTransport, number: int) -> None:
     """Send a signal to the processes in a sandbox, of which `child` is bwrap.
 
     bwrap itself gets none: it ends after the processes inside. If nothing is inside but the first
@@ -286,7 +286,7 @@ class BubblewrapRun(SandboxedRun):
         options = (f"--{name}={soft}:{_shown(hard)}" for name, (soft, hard) in bounds)
         return ["/usr/bin/prlimit", *options, "--"]
 
-    def send_signal(self, child: ChildProcess, number: int) -> None:
+    def send_signal(self, child: ProcessTransport, number: int) -> None:
         """Send a signal to the processes in the sandbox."""
         signal_sandbox(child, number)
 
