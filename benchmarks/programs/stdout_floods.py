@@ -50,9 +50,9 @@ class Store:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: self._clock.callLater(0, call))
         parser = Parser(markers, max_value=VALUE, max_file=FILE)
-        share = budget.add_share(on_room=lambda: self._intake.on_room())
-        self._intake = StdoutPump(self._clock, parser, self._ring, share, self)
-        self._intake.start(self)
+        share = budget.add_share(on_room=lambda: self._pump.on_room())
+        self._pump = StdoutPump(self._clock, parser, self._ring, share, self)
+        self._pump.start(self)
         self._file = bytes(FILE)
 
     def turns(self, stdout: bytes) -> Iterator[float]:
@@ -60,16 +60,16 @@ class Store:
         for place in range(0, len(stdout), _READ):
             chunk = stdout[place : place + _READ]
             begin = time.thread_time()
-            self._intake.received(chunk)
+            self._pump.feed(chunk)
             yield time.thread_time() - begin
             while self.paused:
                 begin = time.thread_time()
                 self._clock.advance(_TURN)
                 yield time.thread_time() - begin
         begin = time.thread_time()
-        self._intake.ended()
+        self._pump.end()
         yield time.thread_time() - begin
-        assert self._intake.done.is_set
+        assert self._pump.done.is_set
 
     def pauseProducing(self) -> None:
         """Give no more."""
@@ -79,13 +79,13 @@ class Store:
         """Give more."""
         self.paused = False
 
-    def printed(self) -> None:
+    def on_events(self) -> None:
         """Acknowledge, if that is due."""
         if self._ring.size >= _CAPACITY / 2:
             self._ring.acknowledge(self._ring.newest)
-            self._intake.acknowledged()
+            self._pump.on_acknowledge()
 
-    def hold(self, held: bool) -> None:
+    def on_pause(self, paused: bool) -> None:
         """Do nothing: no clock runs."""
 
     async def read_file(self, wanted: WantedFile) -> bytes:
@@ -93,7 +93,7 @@ class Store:
         content, self._file = self._file, b"x"
         return content
 
-    def lose_output(self) -> None:
+    def on_lost_events(self) -> None:
         """Refuse: no figure would be true."""
         raise AssertionError("output was lost")
 

@@ -51,20 +51,20 @@ class Store:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
         parser = Parser(Markers.fresh(os.urandom))
-        share = budget.add_share(on_room=lambda: self.intake.on_room())
-        self.intake = StdoutPump(reactor, parser, self._ring, share, self)
+        share = budget.add_share(on_room=lambda: self.pump.on_room())
+        self.pump = StdoutPump(reactor, parser, self._ring, share, self)
 
-    def printed(self) -> None:
+    def on_events(self) -> None:
         """Acknowledge, if that is due."""
         if self._ring.size >= _CAPACITY / 2:
             self._ring.acknowledge(self._ring.newest)
-            self.intake.acknowledged()
+            self.pump.on_acknowledge()
 
-    def hold(self, held: bool) -> None:
+    def on_pause(self, paused: bool) -> None:
         """Stop the clock, or let it go on."""
-        self.run.hold(held)
+        self.run.set_paused(paused)
 
-    def lose_output(self) -> None:
+    def on_lost_events(self) -> None:
         """Refuse: no figure would be true."""
         raise AssertionError("output was lost")
 
@@ -86,7 +86,7 @@ def main() -> None:
         NoSandbox(LimitSettings(output=2**40), Cgroups([], {}, {}), Orphans(reactor, spawner)),
     )
     threads = WorkerThreads(reactor, reactor.getThreadPool())
-    run = store.run = MeasuredRun(stopwatch, reactor, store.intake, 2, cell, threads)
+    run = store.run = MeasuredRun(stopwatch, reactor, store.pump, 2, cell, threads)
     spawner(run, argv, {}, "/")
     run.ended.add_callback(lambda _: reactor.stop())
     reactor.run()

@@ -183,9 +183,9 @@ class Trial:
             status = await show_events(pages, self._screen, show, self._folder)
         finally:
             stop()  # stdout may have been lost
-            while not evaluation.over.is_set:
+            while not evaluation.cleaned_up.is_set:
                 try:
-                    await evaluation.over.wait()
+                    await evaluation.cleaned_up.wait()
                 except CancelledError:
                     on_cancel()
         if unread is not None:

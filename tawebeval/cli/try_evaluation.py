@@ -157,7 +157,7 @@ class LocalEnvironment:
                 root, place, TreeLimits(limits.tree_files, limits.tree_bytes), threads
             ),
             sandbox=open_sandbox(configuration, place / _ACCOUNTS, cgroups, orphans),
-            watch=LimitMonitor(reactor, threads, threads),
+            monitor=LimitMonitor(reactor, threads, threads),
             budget=Budget(
                 buffers.total, buffers.evaluation, 1, lambda call: reactor.callLater(0, call)
             ),
@@ -232,7 +232,7 @@ async def read_pages(
         if page.events.count:
             yield parse_page(page.encode(), after)
             ring.acknowledge(ring.oldest + page.events.count)
-            evaluation.acknowledged()
+            evaluation.on_acknowledge()
         if page.final:
             return
         after = page.end

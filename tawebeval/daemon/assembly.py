@@ -36,7 +36,7 @@ from tawebeval.daemon.systemd import Notifier, Watchdog, find_notifier, longest_
 from tawebeval.deferreds import UNBOUNDED, FairQueue, WorkerThreads, count_slots
 from tawebeval.errors import ConfigurationError
 from tawebeval.evaluations.context import EvaluationContext
-from tawebeval.evaluations.registry import EndCallbacks, Registry
+from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.git.command import Git
 from tawebeval.git.commits import TreeLimits
@@ -322,7 +322,7 @@ def make_service(
     sources = (reload, parts.callbacks, access, monitoring.readers, keyring)
     reloader = Reloader(sources, copies, notifier, reactor)
     chores = (
-        *(registry.expire, orphans.reap, startup.mend, parts.surroundings.arrears.retry_next),
+        *(registry.expire, orphans.reap, startup.mend, parts.surroundings.cleanups.retry_next),
         *(repositories.note_uses, repositories.maintain, monitoring.readiness.check),
     )
     for part in (
@@ -350,9 +350,7 @@ def _make_parts(base: Foundation) -> Parts:
     )
     slots = (running, *_queue_bounds(configuration, base.access))
     identities = Identifiers(directories.key, os.urandom, configuration.service.name)
-    registry = Registry(
-        surroundings, identities, slots, directories.evaluations, EndCallbacks(callbacks)
-    )
+    registry = Registry(surroundings, identities, slots, directories.evaluations, callbacks)
     monitoring = Monitoring.open(directories, registry, surroundings, base.pools.check)
     application = _make_application(base, registry, monitoring)
     return Parts(
@@ -422,9 +420,9 @@ def _make_surroundings(
         spawn=base.spawn,
         repositories=repositories,
         sandbox=base.sandbox,
-        watch=LimitMonitor(reactor, pools.watch, pools.count),
+        monitor=LimitMonitor(reactor, pools.watch, pools.count),
         # One caller, whose servers may be slow, has half of the slots at most.
-        fetches=FairQueue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
+        fetch_slots=FairQueue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
         budget=Budget(
             configuration.buffers.total,
             configuration.buffers.evaluation,

@@ -162,7 +162,7 @@ class DaemonMetrics(Collector):
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.running)
         yield _gauge("places", "Places to run.", queue.places)
-        fetches = self.surroundings.fetches
+        fetches = self.surroundings.fetch_slots
         yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.running)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiting)
 
@@ -207,7 +207,7 @@ class DaemonMetrics(Collector):
         limit = self.surroundings.configuration.http.connections
         yield _gauge("connections", "Connections that are open.", self.connections.total)
         yield _gauge("connections_limit", "Connections that may be.", limit)
-        yield _gauge("streams", "Streams of events.", len(self.registry.followers))
+        yield _gauge("streams", "Streams of events.", len(self.registry.subscriptions))
 
     def _callbacks(self) -> Iterator[Metric]:
         ended = {state.value: self.callbacks.ended[state] for state in _DELIVERY_ENDS}

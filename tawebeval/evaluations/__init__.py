@@ -1,11 +1,24 @@
-"""One evaluation from the queue to its end, and the registry of all.
+"""One evaluation from the queue to its end, and the registry of all evaluations.
 
-`registry` is what the web calls: it accepts, finds, reads, cancels and forgets evaluations, with
-`acceptance` (who may begin one), `records` (which there are) and `following` (who reads events, and
-what each reader still needs).
+The layer `web` calls `Registry` with values and gets values; it never touches an evaluation.
+`daemon.assembly` builds the one `Registry`; `tawebeval try` runs an `Evaluation` without it.
 
-`evaluation` is one of them: it waits for its place, fetches its tree, and starts a `run`, which
-holds the limits and watches the child. `intake` takes the child's stdout into the ring, and pauses
-it while the ring is full. `context` has what all evaluations use: clock, threads, sandbox, the
-source of trees. Where these trees come from is not known here.
+- `registry`: `Registry` accepts, lists, reads, cancels and expires evaluations. Admission, the
+  queue for run slots and the callback at the end are part of it.
+- `records`: `Records`, the index of evaluations by identifier, caller and age; `Subscription`,
+  one stream; `Readers`, the streams and pages of one evaluation, which decide when the ring may
+  discard events.
+- `evaluation`: `Evaluation` goes through the states of `core.states`: it waits for a slot, has its
+  commit checked out, starts the evaluator, ends and cleans up.
+- `run`: `Run` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to the
+  parser and events to the ring, and pauses stdout while the ring is full.
+- `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
+  source of checkouts. So this package knows nothing of git.
+- `uploads`: `UploadWriter` writes the files of a form as they arrive.
+- `status`: the status document. `shutdown`: the drain when the daemon stops.
+
+Stdout reaches the ring through three modules: `linux.child` reads the pipe, `run` counts and pumps,
+`core.segi` parses. A `Run` knows the evaluator only as a `linux.child.ProcessTransport`, which
+delivers stdout, stderr and the exit, and can be paused: the seam for evaluators that outlive the
+daemon. `Evaluation` obtains it from `SandboxedRun.start` and `Spawner.adopt`.
 """

@@ -1,4 +1,4 @@
-"""What evaluations need from the world, and are given."""
+"""Dependencies of evaluations, handed in by `daemon.assembly` and `tawebeval try`."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ from tawebeval.sandbox.monitor import LimitMonitor
 
 
 class RunSlots(Protocol):
-    """Where evaluations run, and wait for that, each under its identifier."""
+    """Queue for run slots; `name` is the identifier of an evaluation."""
 
     def reserve(self, name: str, caller: str) -> None:
-        """Keep the turn of one that cannot run yet."""
+        """Reserve the turn of an evaluation that is not ready to run."""
 
     def acquire(self, name: str, caller: str) -> Deferred[None]:
-        """Return what fires when there is a place; cancelling that gives up waiting."""
+        """Return a Deferred that fires with a slot; cancel it to leave the queue."""
 
     def release(self, name: str) -> None:
-        """Give back a place, or a turn."""
+        """Give back a slot or a reserved turn."""
 
 
 class CheckoutSource(Protocol):
-    """Where commits come from."""
+    """Source of checked-out commits, which is the cache of `git.checkouts`."""
 
     def needs_network(self, repository: Repository, oid: str, caller: str) -> bool:
-        """Tell whether `check_out` would fetch over a network. Raises EvaluationError."""
+        """Return whether `check_out` would fetch over a network. Raises: EvaluationFailure."""
 
     async def check_out(
         self, repository: Repository, oid: str, caller: str, *, again: bool = False
     ) -> Checkout:
-        """Return the commit and its tree, to be released. Raises EvaluationError.
+        """Return a commit and its tree, which the evaluation releases. Raises: EvaluationFailure.
 
-        `again` is for the second time that an evaluation asks.
+        `again` is true for the second request of the same evaluation.
         """
 
 
 @attrs.define(eq=False)
 class EvaluationContext:
-    """What evaluations need from the world, handed in; a reload changes the configuration.
+    """Dependencies that all evaluations share; a reload replaces `configuration`.
 
-    `fetches` are places to fetch over a network, beside those to run.
+    `random(n)` returns n random bytes, as `os.urandom`; `time()` is in seconds since the epoch.
+    `fetch_slots` bounds fetches over a network, beside the run slots. `cleanups` repeats
+    removals that have failed.
     """
 
     configuration: Configuration
@@ -63,12 +65,12 @@ class EvaluationContext:
     spawn: Spawner
     repositories: CheckoutSource
     sandbox: Sandbox
-    watch: LimitMonitor
+    monitor: LimitMonitor
     budget: Budget
-    fetches: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNBOUNDED))
+    fetch_slots: FairQueue = attrs.field(factory=lambda: FairQueue(1, UNBOUNDED))
     time: Callable[[], float] = time.time
-    quota_directories: DeferredQueue[Path] | None = None  # that are free; None without quotas
+    quota_directories: DeferredQueue[Path] | None = None  # the free ones; None without quotas
     tally: EvaluationTally = attrs.field(factory=EvaluationTally)
-    arrears: RetryQueue = attrs.field(
+    cleanups: RetryQueue = attrs.field(
         default=attrs.Factory(lambda self: RetryQueue(self.threads), takes_self=True)
     )

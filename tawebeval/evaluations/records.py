@@ -1,10 +1,10 @@
-"""Following one evaluation to its end, as streams do.
+"""Records of evaluations, and the readers of their events.
 
-What a connection was given is not yet the client's: the kernels of both ends, and proxies between
-them, hold megabytes of it, which are lost when the connection is cut. So a stream says for each
-piece at which place in the connection's bytes it ended, and the connection tells, whenever the
-ring needs room, up to which place the client has read. A client may also say so itself; then only
-its word counts.
+The ring discards only what no reader needs any more. Pages acknowledge what is before them. Of a
+stream the kernels of both ends, and proxies between them, hold megabytes that are lost if the
+connection is cut. So a stream notes for each piece the position in the connection's bytes at which
+the piece ends; when the ring needs room, the connection says up to which position the client has
+read. A client may also acknowledge events itself; then only its acknowledgements count.
 """
 
 from __future__ import annotations
@@ -30,27 +30,42 @@ from tawebeval.evaluations.evaluation import Evaluation
 RESUME = 30.0
 """Seconds for which events are kept for the client of a stream that was cut."""
 
-_NOTED = 8 * 1024  # bytes of a connection between two places that are noted, at least
+_NOTED = 8 * 1024  # bytes of a connection between two positions that are noted, at least
+
+
+@attrs.frozen
+class Upload:
+    """A form that has arrived, with its files below `directory`.
+
+    `key` is the `Idempotency-Key`, None without one; `digest` identifies the form's content.
+    `size` is the number of bytes that the form takes of the space for uploads.
+    """
+
+    request: EvaluationRequest
+    directory: Path
+    key: str | None = None
+    digest: bytes = b""
+    size: int = 0
 
 
 class Connection(Protocol):
-    """A connection that shows how much of what it was given the client has read."""
+    """A connection that knows how much of its output the client has read."""
 
     def progress(self) -> tuple[int, int]:
-        """Return the bytes that were given to it, and how many of them the client has read."""
+        """Return the bytes written to the connection, and the bytes that the client has read."""
 
     def probe(self, wanted: bool) -> None:
-        """Have the client's machine asked again and again what `progress` tells, or no more.
+        """Start or stop asking the client's machine for its acknowledgements.
 
-        Without new data it need not say that more was read.
+        Without new data that machine need not report that the client has read more.
         """
 
 
 class UnprobedConnection:
-    """A connection that shows nothing: all that it was given counts as read."""
+    """A connection without knowledge of the client: all bytes written count as read."""
 
     def progress(self) -> tuple[int, int]:
-        """Return that nothing is on the way."""
+        """Return that no byte is on the way."""
         return 0, 0
 
     def probe(self, wanted: bool) -> None:
@@ -59,11 +74,11 @@ class UnprobedConnection:
 
 @attrs.define
 class Readers:
-    """Who reads one evaluation: live streams, and pages.
+    """The readers of one evaluation: streams, and clients that ask for pages.
 
-    Pages count as being read until `paged`, a time of the clock, in seconds. (Whoever waits for one
-    longer has everything.) `sent` is whether a stream has sent all there was to be, and its end.
-    `furthest` is the last cursor up to which anybody has read.
+    A client of pages is expected back until `paged`, in seconds of the clock. (A client that waits
+    longer for a page has all events.) `sent` is whether a stream has sent all events and the end.
+    `furthest` is the last cursor up to which a client has read.
     """
 
     evaluation: Evaluation
@@ -72,164 +87,148 @@ class Readers:
     paged: float = float("-inf")
     sent: bool = False
     furthest: int = 0
-    _followings: dict[Subscription, None] = attrs.field(factory=dict)
-    _due: IDelayedCall | None = None
+    _streams: dict[Subscription, None] = attrs.field(factory=dict)
+    _retry: IDelayedCall | None = None
 
-    def enter(self, following: Subscription) -> Reader:
-        """Keep for a stream what its client has yet to take."""
-        self._followings[following] = None
-        return self.retention.add_reader(following.position)
+    def add_stream(self, stream: Subscription) -> Reader:
+        """Keep the events that the client of a stream has yet to read."""
+        self._streams[stream] = None
+        return self.retention.add_reader(stream.position)
 
-    def leave(self, following: Subscription, reader: Reader, *, cut: bool) -> None:
-        """Let a stream end; if it was cut its client has `RESUME` seconds to come back."""
-        del self._followings[following]
+    def remove_stream(self, stream: Subscription, reader: Reader, *, cut: bool) -> None:
+        """Remove a stream; if it was `cut` the client has `RESUME` seconds to come back."""
+        del self._streams[stream]
         if cut:
-            self.retention.cut(reader, following.position, self._clock.seconds() + RESUME)
+            self.retention.cut(reader, stream.position, self._clock.seconds() + RESUME)
         else:
             self.retention.remove_reader(reader)
         self.make_room()
 
     def acknowledge(self, after: int) -> None:
-        """Take that a page after that cursor is asked for."""
+        """Record that a client has asked for the page after a cursor."""
         self.furthest = max(self.furthest, after)
-        if self.retention.acknowledge(after):  # most are asked for again, and make no room
+        if self.retention.acknowledge(after):  # most pages are asked for twice: no new room
             self.make_room()
 
     def make_room(self) -> None:
-        """Discard what nobody needs, and let the evaluator print into the room.
+        """Discard events that no reader needs, and let the evaluator write on.
 
-        To be called whenever somebody needs less, and when the evaluator would have to wait.
+        To be called when a reader needs less, and when the ring has become full.
         """
-        for following in self._followings:
-            following.look()
+        for stream in self._streams:
+            stream.update_taken()
         now = self._clock.seconds()
         paged = now < self.paged
         self.retention.make_room(self.evaluation.share.limit, now=now, paged=paged)
-        self.evaluation.acknowledged()
-        self._look_again(now)
+        self.evaluation.on_acknowledge()
+        self._plan_retry(now)
 
-    def _look_again(self, now: float) -> None:
-        """See to it that an evaluator goes on that waits for pages, or a resume, in vain.
+    def _plan_retry(self, now: float) -> None:
+        """Call `make_room` again when no page, or no resumed stream, is expected any longer.
 
-        Its streams may have everything, and then nothing else would happen any more.
+        All streams may have read all events, and then nothing else would call it.
         """
         times = (self.paged, self.retention.resumable or self.paged)
         expected = [time - now for time in times if time > now]
         held = bool(len(self.retention) and expected) and self.evaluation.share.full
-        if held and self._due is None:
-            self._due = self._clock.callLater(min(expected), self._is_due)
-        elif not held and self._due is not None:
-            self._due.cancel()
-            self._due = None
+        if held and self._retry is None:
+            self._retry = self._clock.callLater(min(expected), self._on_retry)
+        elif not held and self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
-    def _is_due(self) -> None:
-        self._due = None
+    def _on_retry(self) -> None:
+        self._retry = None
         self.make_room()
-
-
-@attrs.define
-class Subscriptions:
-    """All who follow an evaluation just now."""
-
-    _present: dict[Subscription, None] = attrs.field(factory=dict)
-
-    def __len__(self) -> int:
-        return len(self._present)
-
-    def enter(self, following: Subscription) -> None:
-        """Note one more."""
-        self._present[following] = None
-
-    def leave(self, following: Subscription) -> None:
-        """Note one less."""
-        del self._present[following]
 
 
 @attrs.define(eq=False)
 class Subscription:
-    """A stream that follows an evaluation; `position` is the cursor after what it has read.
+    """A stream's subscription to the events of an evaluation, and a context manager.
 
-    A context manager: within it nothing is discarded that its client has yet to take, and it reads
-    on also when the evaluation is forgotten. `left()` is called after it. `connection` is set
-    before that, where there is one that shows what the client takes.
+    Within the context no event is discarded that the client has yet to read, and the stream reads
+    on even if the evaluation is forgotten. `position` is the cursor after the last event read from
+    the ring. `registered` are all subscriptions of the registry; `on_left()` is called after the
+    context. Set `connection` before the context if the connection knows what the client has read.
     """
 
     position: int
     _readers: Readers
-    _followers: Subscriptions
-    _left: Callable[[], object]
+    _registered: set[Subscription]
+    _on_left: Callable[[], object]
     connection: Connection = attrs.field(factory=UnprobedConnection)
     _reader: Reader = attrs.field(init=False)
-    _said: bool = False  # whether the client says by itself what it has
-    # Where pieces ended: bytes given to the connection, and the cursor after the events.
-    _places: deque[tuple[int, int]] = attrs.field(factory=deque)
+    _has_acknowledged: bool = False  # whether the client acknowledges events itself
+    # Ends of pieces: bytes written to the connection, and the cursor after the events.
+    _written: deque[tuple[int, int]] = attrs.field(factory=deque)
 
     def __enter__(self) -> None:
-        self._reader = self._readers.enter(self)
-        self._followers.enter(self)
-        # Where the ring is full and this stream has all of it, nothing else would make room.
+        self._reader = self._readers.add_stream(self)
+        self._registered.add(self)
+        # If the ring is full and this stream has read all of it, nothing else would make room.
         self._readers.make_room()
 
-    def __exit__(self, broken_off: type[BaseException] | None, *_: object) -> None:
-        ended = broken_off is None and self.ended
-        if ended:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        is_complete = error is None and self.has_ended
+        if is_complete:
             self._readers.sent = True
-        self._readers.leave(self, self._reader, cut=not ended)
-        self._followers.leave(self)
-        self._left()
+        self._readers.remove_stream(self, self._reader, cut=not is_complete)
+        self._registered.remove(self)
+        self._on_left()
 
     @property
-    def ended(self) -> bool:
-        """Whether everything was read, and no event will follow."""
+    def has_ended(self) -> bool:
+        """Whether all events were read, and no event will follow."""
         ring = self._readers.evaluation.ring
         return ring.closed and self.position == ring.newest
 
-    def asks(self) -> bool:
-        """Ask the connection how far the client has read, if the evaluator may wait for that.
-
-        Tell whether it may: it waits, and the client was sent all events but has not shown that it
-        has them.
-        """
-        held = self._readers.evaluation.share.full and self._reader.taken < self.position
-        self.connection.probe(held and not self._said)
-        return held
-
     def read(self, limit: int) -> Batch:
-        """Return what follows, up to `limit` bytes or one event; it is empty for now, or ever."""
+        """Read the next events, at most `limit` bytes but at least one event if there are any."""
         batch = self._readers.evaluation.ring.read(self.position, limit)
         self.position += batch.count
         return batch
 
-    def changed(self) -> Deferred[None]:
-        """Return a Deferred of the next events, or the end."""
+    def wait_for_events(self) -> Deferred[None]:
+        """Return a Deferred that fires at the next events, or at the end."""
         return self._readers.evaluation.changed.wait()
 
-    def handed_over(self) -> None:
-        """Note that the connection was given all that was read."""
-        if not self._said:
-            given, _ = self.connection.progress()
-            if len(self._places) > 1 and given - self._places[-2][0] < _NOTED:
-                self._places.pop()
-            self._places.append((given, self.position))
+    def note_written(self) -> None:
+        """Record that all events read so far were written to the connection."""
+        if not self._has_acknowledged:
+            written, _ = self.connection.progress()
+            if len(self._written) > 1 and written - self._written[-2][0] < _NOTED:
+                self._written.pop()
+            self._written.append((written, self.position))
         self._readers.make_room()
 
-    def look(self) -> None:
-        """Note what the client has taken by now: it may be discarded when need be."""
-        if self._said:
-            self._places.clear()
-        elif self._places:
+    def probe_client(self) -> bool:
+        """Have the connection probe the client if the evaluator may wait for this client.
+
+        Return whether it may: the ring is full, and the client was sent events that it has not
+        shown to have.
+        """
+        held = self._readers.evaluation.share.full and self._reader.taken < self.position
+        self.connection.probe(held and not self._has_acknowledged)
+        return held
+
+    def update_taken(self) -> None:
+        """Record what the client has read by now: those events may be discarded."""
+        if self._has_acknowledged:
+            self._written.clear()
+        elif self._written:
             _, read = self.connection.progress()
-            while self._places and self._places[0][0] <= read:
-                self._take(self._places.popleft()[1])
+            while self._written and self._written[0][0] <= read:
+                self._take(self._written.popleft()[1])
 
     def acknowledge(self, cursor: int) -> bool:
-        """Take from the client that it has all events before `cursor`; False if it cannot have.
+        """Record the client's acknowledgement of all events before `cursor`.
 
-        From the first time on nothing else shows what it has.
+        From the first acknowledgement on, only acknowledgements count. Return False for a cursor
+        beyond the events sent.
         """
         if cursor > self.position:
             return False
-        self._said = True
+        self._has_acknowledged = True
         if cursor > self._reader.taken:
             self._take(cursor)
             self._readers.make_room()
@@ -240,28 +239,13 @@ class Subscription:
         self._readers.furthest = max(self._readers.furthest, cursor)
 
 
-@attrs.frozen
-class Upload:
-    """A form that has arrived: its files lie below `directory`.
-
-    `key` is the `Idempotency-Key`, if one was given, and `digest` tells forms apart. `size` is
-    what it counts for among the uploads on the disk, in bytes.
-    """
-
-    request: EvaluationRequest
-    directory: Path
-    key: str | None = None
-    digest: bytes = b""
-    size: int = 0
-
-
 @attrs.define(eq=False)
 class Record:
-    """What is noted about an evaluation.
+    """The registry's record of one evaluation.
 
-    `key`, `digest`, which tells forms with one key apart, and `size` are of its upload. `number`
-    tells in which order they were accepted, `asked` when a client last asked, in seconds of the
-    clock. `fate` is DRAINED or EXPIRED when it is forgotten.
+    `key`, `digest` and `size` are those of the upload. `number` counts accepted evaluations;
+    `asked` is the time of a client's last request, in seconds of the clock. `final_state` is
+    DRAINED or EXPIRED once the evaluation is forgotten.
     """
 
     evaluation: Evaluation
@@ -272,70 +256,121 @@ class Record:
     number: int
     asked: float
     readers: Readers
-    fate: State | None = None
+    final_state: State | None = None
 
     @property
-    def awaited(self) -> bool:
-        """Whether somebody waits for it, or follows it, just now.
+    def is_awaited(self) -> bool:
+        """Whether a client waits for events just now, has a stream, or awaits the callback.
 
-        Who has asked for a callback waits for the end, unless that does not come without a reader.
+        A callback does not count while the ring is full: without a reader there is no end.
         """
         evaluation = self.evaluation
         if len(evaluation.changed) or len(self.readers.retention):
             return True
-        told = evaluation.callback is not None and not evaluation.over.is_set
-        return told and not evaluation.share.full
+        is_due = evaluation.callback is not None and not evaluation.cleaned_up.is_set
+        return is_due and not evaluation.share.full
 
-    def settle(self) -> None:
-        """Let the evaluation be gone if it is forgotten, nothing of it lives, and nobody reads."""
+    def release_if_unused(self) -> None:
+        """Release the events once the record is forgotten, the run over, and no stream reads."""
         if (
-            self.fate is not None
-            and self.evaluation.over.is_set
+            self.final_state is not None
+            and self.evaluation.cleaned_up.is_set
             and not len(self.readers.retention)
         ):
-            self.evaluation.forget(self.fate)
+            self.evaluation.forget(self.final_state)
 
 
 class Records:
-    """The evaluations that are known. To each caller there are only its own.
-
-    `accepted` counts all that there were.
-    """
+    """Index of the records that are not forgotten; `accepted` is the number of all until now."""
 
     def __init__(self, identities: Identifiers, clock: IReactorTime) -> None:
         self._identities = identities
         self._clock = clock
         self._records: dict[str, Record] = {}
-        # Of those that are over and the others, in the order in which clients last asked for
-        # them; the end of an evaluation counts as that, too.
-        self._living: OrderedDict[str, Record] = OrderedDict()
+        # Evaluations that are not cleaned up, and the others, each by the time of the last request.
+        # The end of an evaluation counts as a request, too.
+        self._active: OrderedDict[str, Record] = OrderedDict()
         self._kept: OrderedDict[str, Record] = OrderedDict()
-        self._sent: dict[str, Record] = {}  # of these, what streams have sent to the end
+        self._sent: dict[str, Record] = {}  # of `_kept`, those that a stream has sent to the end
         self._keys: dict[tuple[str, str], Record] = {}
-        self._kept_of: Counter[str] = Counter()  # by caller
+        self._kept_counts: Counter[str] = Counter()  # by caller
         self.accepted = 0
 
     def __contains__(self, identifier: str) -> bool:
         return identifier in self._records
 
-    @property
-    def kept(self) -> int:
-        """How many are over, and not forgotten."""
-        return len(self._kept)
-
-    def kept_of(self, caller: str) -> int:
-        """Return how many of those are a caller's."""
-        return self._kept_of[caller]
-
     def __getitem__(self, identifier: str) -> Record:
         return self._records[identifier]
 
+    @property
+    def kept(self) -> int:
+        """Number of evaluations that have ended and are not forgotten."""
+        return len(self._kept)
+
+    def count_kept(self, caller: str) -> int:
+        """Count the evaluations of a caller that have ended and are not forgotten."""
+        return self._kept_counts[caller]
+
+    def find(self, identifier: str, caller: str, *, reads: bool = True) -> Record | None:
+        """Return a record, None for a forgotten one. Raises: EvaluationNotFound.
+
+        The request keeps the evaluation from being expired. If the request `reads` no events it
+        does so only while the evaluator runs and the ring has room: otherwise events that no
+        client reads would be kept for ever.
+        """
+        record = self._records.get(identifier)
+        if (record is None or record.caller != caller) and not self._identities.is_issued(
+            identifier, caller
+        ):
+            raise EvaluationNotFound
+        if record is not None:
+            needs_reader = record.evaluation.state.ended or record.evaluation.share.full
+            if reads or not needs_reader:
+                self.touch(record)
+        return record
+
+    def find_by_key(self, key: str | None, caller: str) -> Record | None:
+        """Return the caller's record with an `Idempotency-Key`, if there is one."""
+        return None if key is None else self._keys.get((caller, key))
+
+    def find_abandoned(self, seconds: float) -> list[Record]:
+        """Return running and queued evaluations that no client has asked for in `seconds`."""
+        return self._find_unasked(self._active, seconds)
+
+    def find_unread(self, seconds: float) -> list[Record]:
+        """Return ended evaluations that no client has asked for in `seconds`."""
+        return self._find_unasked(self._kept, seconds)
+
+    def _find_unasked(self, records: OrderedDict[str, Record], seconds: float) -> list[Record]:
+        latest = self._clock.seconds() - seconds
+        found = []
+        for record in records.values():
+            if record.asked > latest:
+                break
+            if not record.is_awaited:
+                found.append(record)
+        return found
+
+    def find_paged(self) -> list[str]:
+        """Return the identifiers of evaluations whose next page a client is expected to ask for."""
+        now = self._clock.seconds()
+        return [name for name, record in self._records.items() if now < record.readers.paged]
+
+    def list_of(self, caller: str, after: int, limit: int) -> list[Record]:
+        """Return up to `limit` records of a caller after the `number` `after`, in order."""
+        records = self._records.values()
+        return nsmallest(
+            limit,
+            (record for record in records if record.caller == caller and record.number > after),
+            key=lambda record: record.number,
+        )
+
     def add(self, evaluation: Evaluation, upload: Upload, caller: str) -> Record:
-        """Note a new evaluation; `end` is for when it is over."""
+        """Add the record of a new evaluation, and return it."""
         self.accepted += 1
         identifier = evaluation.identifier
         readers = Readers(evaluation, Retention(evaluation.ring), self._clock)
-        record = self._records[identifier] = self._living[identifier] = Record(
+        record = self._records[identifier] = self._active[identifier] = Record(
             evaluation,
             upload.key,
             upload.digest if upload.key is not None else b"",
@@ -349,117 +384,64 @@ class Records:
             self._keys[caller, upload.key] = record
         return record
 
-    def end(self, record: Record) -> None:
-        """Note that nothing is left of an evaluation but its events."""
+    def touch(self, record: Record) -> None:
+        """Record a client's request for an evaluation, unless the evaluation is forgotten."""
         identifier = record.evaluation.identifier
-        if self._living.pop(identifier, None) is not None:
+        if identifier in self._records:
+            record.asked = self._clock.seconds()
+            (self._active if identifier in self._active else self._kept).move_to_end(identifier)
+
+    def make_room(self, record: Record) -> None:
+        """Discard what can be discarded of a full ring; if nothing can, the evaluator waits."""
+        if record.evaluation.callback is not None:
+            self.touch(record)  # until now the callback has kept it
+        record.readers.make_room()
+
+    def end(self, record: Record) -> None:
+        """Record that only the events of an evaluation are left."""
+        identifier = record.evaluation.identifier
+        if self._active.pop(identifier, None) is not None:
             self._kept[identifier] = record
-            self._kept_of[record.caller] += 1
-            self._left(record)
-        record.settle()
+            self._kept_counts[record.caller] += 1
+            self._note_left(record)
+        record.release_if_unused()
 
-    def leave(self, record: Record) -> None:
-        """Note that a stream has left it."""
-        self._left(record)
-        record.settle()
+    def note_unsubscribed(self, record: Record) -> None:
+        """Record that a stream of an evaluation has ended."""
+        self._note_left(record)
+        record.release_if_unused()
 
-    def _left(self, record: Record) -> None:
-        """Note when it was left, by its evaluator or a stream, and whether all of it was sent."""
+    def _note_left(self, record: Record) -> None:
         self.touch(record)
         if record.readers.sent and record.evaluation.identifier in self._kept:
             self._sent[record.evaluation.identifier] = record
 
-    def make_room(self, record: Record) -> None:
-        """Let an evaluation go on that has no room, if that can be; it waits for a reader else."""
-        if record.evaluation.callback is not None:
-            self.touch(record)  # until now somebody has waited for its end
-        record.readers.make_room()
-
-    def keyed(self, key: str | None, caller: str) -> Record | None:
-        """Return the record of an `Idempotency-Key`, if there is one."""
-        return None if key is None else self._keys.get((caller, key))
-
-    def find(self, identifier: str, caller: str, *, reads: bool = True) -> Record | None:
-        """Return a record, None for one that is forgotten. Raises UnknownEvaluation.
-
-        Who does not read counts as asking for it only while it gets on without a reader: one that
-        is held, or has ended, would keep the memory for ever of what nobody reads.
-        """
-        record = self._records.get(identifier)
-        if (record is None or record.caller != caller) and not self._identities.is_issued(
-            identifier, caller
-        ):
-            raise EvaluationNotFound
-        if record is not None:
-            waits = record.evaluation.state.ended or record.evaluation.share.full
-            if reads or not waits:
-                self.touch(record)
-        return record
-
-    def touch(self, record: Record) -> None:
-        """Note that a client asks for it, unless it is forgotten."""
-        identifier = record.evaluation.identifier
-        if identifier in self._records:
-            record.asked = self._clock.seconds()
-            (self._living if identifier in self._living else self._kept).move_to_end(identifier)
-
-    def forget(self, identifier: str, fate: State) -> None:
-        """Drop a record; one that is not there is forgotten already."""
+    def forget(self, identifier: str, final_state: State) -> None:
+        """Drop a record, if it is there; `final_state` is DRAINED or EXPIRED."""
         record = self._records.pop(identifier, None)
         if record is None:
             return
-        if self._living.pop(identifier, None) is None:
+        if self._active.pop(identifier, None) is None:
             del self._kept[identifier]
             self._sent.pop(identifier, None)
-            self._kept_of[record.caller] -= 1
-            if not self._kept_of[record.caller]:
-                del self._kept_of[record.caller]
+            self._kept_counts[record.caller] -= 1
+            if not self._kept_counts[record.caller]:
+                del self._kept_counts[record.caller]
         if record.key is not None:
             del self._keys[record.caller, record.key]
-        record.fate = fate
-        record.settle()
+        record.final_state = final_state
+        record.release_if_unused()
 
     def forget_sent(self, caller: str | None = None) -> bool:
-        """Forget one, of that caller, that a stream has sent to the end; tell whether one was.
+        """Forget one evaluation that a stream has sent to the end; return whether there was one.
 
-        It is that for which this was so first, and that nobody is reading again.
+        The oldest such evaluation of the caller, or of all callers for None, that no client reads
+        again.
         """
         now = self._clock.seconds()
         for identifier, record in self._sent.items():
-            read = record.awaited or now < record.readers.paged
-            if caller in (None, record.caller) and not read:
+            is_read = record.is_awaited or now < record.readers.paged
+            if caller in (None, record.caller) and not is_read:
                 self.forget(identifier, State.EXPIRED)
                 return True
         return False
-
-    def abandoned(self, patience: float) -> list[Record]:
-        """Return those not over for which nobody has asked in so many seconds, nor waits now."""
-        return self._unasked(self._living, patience)
-
-    def unread(self, patience: float) -> list[Record]:
-        """Return those over for so many seconds for which nobody has asked since, nor waits."""
-        return self._unasked(self._kept, patience)
-
-    def _unasked(self, records: OrderedDict[str, Record], patience: float) -> list[Record]:
-        latest = self._clock.seconds() - patience
-        found = []
-        for record in records.values():
-            if record.asked > latest:
-                break
-            if not record.awaited:
-                found.append(record)
-        return found
-
-    def read_by_pages(self) -> list[str]:
-        """Return the identifiers of those for whose next page somebody is expected to ask."""
-        now = self._clock.seconds()
-        return [name for name, record in self._records.items() if now < record.readers.paged]
-
-    def of(self, caller: str, after: int, limit: int) -> list[Record]:
-        """Return up to `limit` records of a caller in order, from that `number` on, without it."""
-        records = self._records.values()
-        return nsmallest(
-            limit,
-            (record for record in records if record.caller == caller and record.number > after),
-            key=lambda record: record.number,
-        )

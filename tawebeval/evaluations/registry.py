@@ -1,16 +1,15 @@
-"""Whether one more evaluation is accepted, or begins: what may be unread and what may wait."""
+"""All evaluations of the daemon: admission, reading, listing, expiry and shutdown."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import attrs
 import orjson
-from twisted.internet.defer import TimeoutError as WaitedInVain
+from twisted.internet.defer import TimeoutError as WaitTimedOut
 from twisted.logger import Logger
 
 from tawebeval.core.budget import Spool
@@ -31,98 +30,31 @@ from tawebeval.errors import (
 )
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import Record, Records, Subscription, Subscriptions, Upload
+from tawebeval.evaluations.records import Record, Records, Subscription, Upload
 from tawebeval.evaluations.shutdown import Drain
-from tawebeval.evaluations.status import shown_time, status, summary
+from tawebeval.evaluations.status import build_status, build_summary, format_time
 from tawebeval.linux.filetree import remove
 from tawebeval.sandbox.workspace import Workspace, directory_of
 from tawebeval.webhooks.callback import Callback
 from tawebeval.webhooks.deliveries import Callbacks
 
-_RETRY_AFTER = 5  # seconds, where a place in the queue is missing
-_RETRY_LATER = 30  # seconds, where readers are behind
-
-
-class AdmissionControl:
-    """Knows what there is of everything, and how much there may be.
-
-    What is a caller's own fault is said first, for that the caller can mend. `queue` has these
-    `bounds`, and lets in whom `admits` does.
-    """
-
-    def __init__(
-        self, surroundings: EvaluationContext, records: Records, bounds: tuple[int, int, int, int]
-    ) -> None:
-        self._surroundings = surroundings
-        self._records = records
-        self.queue = FairQueue(*bounds, admits=self.admits)
-
-    def check(self, caller: str) -> None:
-        """Raise OverShare where the caller has its share of something, Busy where all is full.
-
-        What streams have sent to the end, and is kept only in case that some of it was lost, is
-        forgotten before anybody is refused for it.
-        """
-        while self._kept_share_used(caller) and self._records.forget_sent(caller):
-            pass
-        while self._too_much_kept() and self._records.forget_sent():
-            pass
-        if self._kept_share_used(caller):
-            raise OverShare(
-                "as many of your evaluations have ended and are not read to the end as may: read"
-                " some, or discard them by asking for their events with after=end",
-                _RETRY_LATER,
-            )
-        if not self.admits(caller):
-            raise OverShare(
-                "the events of your evaluations take as much memory as they may: read some, or"
-                " discard those that have ended by asking for their events with after=end",
-                _RETRY_LATER,
-            )
-        if self._too_much_kept():
-            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
-        if self.queue.share_used(caller):
-            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
-        if self.queue.is_full(caller):
-            raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
-
-    def admits(self, caller: str) -> bool:
-        """Whether what a caller has waiting may begin: not while it has its share of the memory.
-
-        The queue goes on when the caller has less again.
-        """
-        budget = self._surroundings.budget
-        while budget.share_used(caller) and self._records.forget_sent(caller):
-            pass
-        if not budget.share_used(caller):
-            return True
-        budget.call_on_relief(caller, self.queue.dispatch)
-        return False
-
-    def _too_much_kept(self) -> bool:
-        return (
-            self._records.kept >= self._surroundings.configuration.evaluations.kept
-            or self._surroundings.budget.is_spent
-        )
-
-    def _kept_share_used(self, caller: str) -> bool:
-        configuration = self._surroundings.configuration
-        share = configuration.callers.kept
-        if caller == ANONYMOUS or not 0 < share < configuration.evaluations.kept:
-            return False
-        return self._records.kept_of(caller) >= share
-
-
-_MOST = 100  # evaluations in one answer
-_MARK = 5  # bytes
+_RETRY_AFTER = 5  # seconds, if the queue is full
+_RETRY_LATER = 30  # seconds, if too many events are unread
+_NEXT_PAGE = 30.0  # seconds after a page in which its reader is expected to ask for the next
+_LISTED = 100  # evaluations in one answer, at most
+_MARK = 5  # random bytes in the cursors of lists
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+
+log = Logger()
 
 
 @attrs.frozen
 class Listing:
-    """Some of a caller's evaluations, in the order in which they were accepted.
+    """Some evaluations of one caller, in the order of their acceptance.
 
-    `end` is the cursor after the last of them, None where no other follows now.
+    `begin` is the cursor before the first of them, None at the start of the list; `end` is the
+    cursor after the last of them, None if no other evaluation follows now. `data` are the
+    summaries.
     """
 
     begin: str | None
@@ -130,31 +62,327 @@ class Listing:
     data: list[dict[str, Any]]
 
 
-@attrs.frozen
-class Listings:
-    """What one daemon lists from its start to its end; `random` is as `os.urandom`."""
+class Registry:
+    """All evaluations of the daemon, whose directories lie below `root`.
 
-    _records: Records
-    _random: Callable[[int], bytes]
-    _mark: str = attrs.field(init=False)
+    `bounds` are the arguments of the queue for run slots (`FairQueue`). `callbacks` delivers the
+    status document of an ended evaluation to the URL in its form.
 
-    @_mark.default
-    def _drawn(self) -> str:
-        return self._random(_MARK).hex()
+    The parameter `caller` of the methods is the name of the caller that makes the request. An
+    evaluation of another caller raises the same error as an unknown identifier: EvaluationNotFound.
+    """
 
-    def evaluations(self, after: str | None, caller: str) -> Listing:
-        """Return a caller's evaluations that come after that cursor; an empty one is as none.
+    def __init__(
+        self,
+        context: EvaluationContext,
+        identities: Identifiers,
+        bounds: tuple[int, int, int, int],
+        root: Path,
+        callbacks: Callbacks,
+    ) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._started = format_time(context.time())
+        self._identities = identities
+        self._root = root
+        self._callbacks = callbacks
+        self._records = Records(identities, context.clock)
+        self._mark = context.random(_MARK).hex()  # cursors of another start are refused by it
+        self.queue = FairQueue(*bounds, admits=self._has_memory)
+        # Evaluations with a process or a directory left, also those without a record.
+        self._alive: dict[str, Record] = {}
+        self.subscriptions: set[Subscription] = set()
+        self._drain = Drain(self._alive, self._records, self.subscriptions, self._clock)
+        self.spool = Spool(context.configuration.limits.uploads)
 
-        Raises InvalidCursor for one that was not given out here.
+    # Admission
+
+    def check_open(self) -> None:
+        """Raise Stopping if the daemon is about to stop."""
+        if self._drain.has_begun:
+            raise Stopping
+
+    def check_admission(self, caller: str = "") -> None:
+        """Raise Stopping, OverShare or Busy if a new evaluation would be refused.
+
+        OverShare, which the caller can remedy, comes before Busy. Before a refusal the registry
+        forgets evaluations that a stream has sent to the end: they are kept only for clients that
+        have lost some of the events.
         """
-        found = self._records.of(caller, self._number(after) if after else 0, _MOST + 1)
-        return Listing(
-            after or None,
-            f"{self._mark}-{found[_MOST - 1].number}" if len(found) > _MOST else None,
-            [summary(record.evaluation) for record in found[:_MOST]],
+        self.check_open()
+        while self._has_kept_share(caller) and self._records.forget_sent(caller):
+            pass
+        while self._has_too_much_kept() and self._records.forget_sent():
+            pass
+        if self._has_kept_share(caller):
+            raise OverShare(
+                "as many of your evaluations have ended and are not read to the end as may: read"
+                " some, or discard them by asking for their events with after=end",
+                _RETRY_LATER,
+            )
+        if not self._has_memory(caller):
+            raise OverShare(
+                "the events of your evaluations take as much memory as they may: read some, or"
+                " discard those that have ended by asking for their events with after=end",
+                _RETRY_LATER,
+            )
+        if self._has_too_much_kept():
+            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
+        if self.queue.share_used(caller):
+            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
+        if self.queue.is_full(caller):
+            raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+
+    def _has_memory(self, caller: str) -> bool:
+        """Return whether a caller may use more memory for events; the queue asks, too.
+
+        If not, the queue is dispatched as soon as the caller uses less.
+        """
+        budget = self._context.budget
+        while budget.share_used(caller) and self._records.forget_sent(caller):
+            pass
+        if not budget.share_used(caller):
+            return True
+        budget.call_on_relief(caller, self.queue.dispatch)
+        return False
+
+    def _has_too_much_kept(self) -> bool:
+        return (
+            self._records.kept >= self._context.configuration.evaluations.kept
+            or self._context.budget.is_spent
         )
 
-    def _number(self, cursor: str) -> int:
+    def _has_kept_share(self, caller: str) -> bool:
+        """Return whether a caller has as many unread finished evaluations as `callers.kept`."""
+        configuration = self._context.configuration
+        share = configuration.callers.kept
+        if caller == ANONYMOUS or not 0 < share < configuration.evaluations.kept:
+            return False
+        return self._records.count_kept(caller) >= share
+
+    # Life of an evaluation
+
+    def accept(self, upload: Upload, caller: str = "") -> str:
+        """Queue a new evaluation and return its identifier.
+
+        A form with an `Idempotency-Key` that the caller has used before is discarded; its answer
+        is the identifier of the first evaluation.
+
+        Raises: KeyReused (the first form was another one), Stopping, OverShare, Busy, InvalidField
+        (the daemon does not call the `callback_url`).
+        """
+        known = self._records.find_by_key(upload.key, caller)
+        if known is not None:
+            if known.digest != upload.digest:
+                raise KeyReused("this Idempotency-Key was used before, with another form")
+            self.discard_upload(upload.directory, upload.size)
+            return known.evaluation.identifier
+        url = upload.request.callback_url
+        callback = None if url is None else self._callbacks.expect(url, caller)
+        self.check_admission(caller)
+        evaluation = self._make_evaluation(upload, caller, callback)
+        self._alive[evaluation.identifier] = self._records.add(evaluation, upload, caller)
+        evaluation.cleaned_up.add_callback(self._on_cleaned_up)
+        evaluation.begin(self.queue)
+        return evaluation.identifier
+
+    def _make_evaluation(
+        self, upload: Upload, caller: str, callback: Callback | None
+    ) -> Evaluation:
+        identifier = self._identities.issue(caller)
+        seed = upload.request.seed
+        return Evaluation(
+            identifier=identifier,
+            request=upload.request,
+            seed=draw_seed(self._context.random) if seed is None else seed,
+            upload=upload.directory,
+            workspace=Workspace(self._root / directory_of(identifier)),
+            context=self._context,
+            caller=caller,
+            callback=callback,
+            on_full=self._on_full,
+        )
+
+    def _on_full(self, evaluation: Evaluation) -> None:
+        self._records.make_room(self._alive[evaluation.identifier])
+
+    def _on_cleaned_up(self, evaluation: Evaluation) -> None:
+        record = self._alive[evaluation.identifier]
+        try:
+            # Before `end`: it changes the state of an evaluation that has no record any more.
+            self._notify(evaluation)
+        finally:
+            self._records.end(record)
+            del self._alive[evaluation.identifier]
+            self.spool.give_back(record.size)
+            self.queue.dispatch()
+            self._drain.on_progress()
+
+    def _notify(self, evaluation: Evaluation) -> None:
+        """Send the callback of an evaluation that has ended, if its form asks for one."""
+        callback = evaluation.callback
+        if callback is not None:
+            self._callbacks.send(
+                callback, evaluation.name, lambda: orjson.dumps(build_status(evaluation, None))
+            )
+
+    def discard_upload(self, directory: Path, size: int) -> None:
+        """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
+        attempt = self._context.cleanups.attempt(
+            "the removal of an upload",
+            remove,
+            directory,
+            made=lambda: self.spool.give_back(size),
+        )
+        in_background(attempt, log, "an upload could not be removed")
+
+    async def cancel(self, identifier: str, caller: str = "") -> None:
+        """Stop an evaluation and return when only its events are left.
+
+        An evaluation that has ended is left as it is. Raises: EvaluationNotFound.
+        """
+        record = self._records.find(identifier, caller, reads=False)
+        record = record or self._alive.get(identifier)
+        if record is not None:
+            record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
+            await record.evaluation.cleaned_up.wait()
+
+    # Events: pages and streams
+
+    def read_page(
+        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
+    ) -> EventPage:
+        """Return the page as `peek_page` does, and acknowledge the events before it."""
+        record = self._find_at(identifier, after, caller)
+        if record is None:
+            self._drop_read(identifier)
+            return end_page()
+        page = self._read(record, after, limit)
+        begin = locate(record.evaluation.ring, page.begin)
+        self._drain.add_page_reader(identifier)
+        self._expect_next_page(record)
+        record.readers.acknowledge(begin)
+        return page
+
+    def peek_page(
+        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
+    ) -> EventPage:
+        """Return the page that begins at the cursor `after`, without an acknowledgement.
+
+        The page has at most `limit` bytes of events, at most `buffers.page`, and at least one
+        event if there are any.
+
+        Raises: the RequestErrors of the contract, section 3.
+        """
+        record = self._find_at(identifier, after, caller)
+        return end_page() if record is None else self._read(record, after, limit)
+
+    async def wait_for_page(
+        self,
+        identifier: str,
+        after: str | None,
+        wait: float,
+        caller: str = "",
+        limit: int | None = None,
+    ) -> EventPage:
+        """Return the page of `read_page` when there are new events, or after `wait` seconds.
+
+        To be called right after `read_page` has returned a page without news. Raises: as
+        `read_page`.
+        """
+        record = self._records[identifier]
+        try:
+            with suppress(WaitTimedOut):
+                await record.evaluation.changed.wait().addTimeout(wait, self._clock)
+        finally:  # also when the client has gone: it may ask again
+            self._expect_next_page(record)
+        return self.read_page(identifier, after, caller, limit)
+
+    def subscribe(
+        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+    ) -> Subscription | None:
+        """Return a subscription to the events from `skip` events after the cursor `after` on.
+
+        The cursor of the very end acknowledges all events, as with pages: the evaluation is
+        forgotten, and the answer is None. Raises: as `peek_page`.
+        """
+        record = self._find_at(identifier, after, caller)
+        if record is None:
+            self._drop_read(identifier)
+            return None
+        return Subscription(
+            locate(record.evaluation.ring, after or None, skip),
+            record.readers,
+            self.subscriptions,
+            lambda: self._on_unsubscribed(record),
+        )
+
+    def can_subscribe(
+        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
+    ) -> bool:
+        """Return whether `subscribe` would return a subscription, without an acknowledgement.
+
+        Raises: as `peek_page`.
+        """
+        record = self._find_at(identifier, after, caller)
+        if record is not None:
+            locate(record.evaluation.ring, after or None, skip)
+        return record is not None
+
+    def _find_at(self, identifier: str, after: str | None, caller: str) -> Record | None:
+        """Return the record in which to read after a cursor; None after the very end."""
+        cursor = parse_cursor(after)
+        record = self._records.find(identifier, caller)
+        if record is None and cursor != DUMMY_END:
+            raise EvaluationExpired(self._started)
+        if cursor == DUMMY_END and (record is None or record.evaluation.ring.closed):
+            return None
+        return record
+
+    def _read(self, record: Record, after: str | None, limit: int | None) -> EventPage:
+        most = self._context.configuration.buffers.page
+        size = most if limit is None else min(limit, most)
+        return read_page(record.evaluation.ring, after or None, size)
+
+    def _expect_next_page(self, record: Record) -> None:
+        record.readers.paged = self._clock.seconds() + _NEXT_PAGE
+
+    def _on_unsubscribed(self, record: Record) -> None:
+        self._records.note_unsubscribed(record)
+        self.queue.dispatch()  # what the stream has sent may have been in a caller's way
+        self._drain.on_progress()
+
+    def _drop_read(self, identifier: str) -> None:
+        """Forget an evaluation that was read to its end."""
+        self._records.forget(identifier, State.DRAINED)
+        self._drain.on_progress()
+
+    # Status and lists
+
+    def get_status(self, identifier: str, caller: str = "") -> dict[str, Any]:
+        """Return the status document. Raises: EvaluationNotFound, EvaluationExpired.
+
+        A look at the status does not keep an evaluation that waits for a reader of its events.
+        """
+        record = self._records.find(identifier, caller, reads=False)
+        if record is None:
+            raise EvaluationExpired(self._started)
+        return build_status(record.evaluation, self.queue.position(identifier))
+
+    def list_evaluations(self, after: str | None, caller: str = "") -> Listing:
+        """Return up to 100 evaluations of a caller that were accepted after a cursor.
+
+        None and the empty cursor stand for the start of the list. Raises: InvalidCursor.
+        """
+        number = self._parse_list_cursor(after) if after else 0
+        found = self._records.list_of(caller, number, _LISTED + 1)
+        return Listing(
+            after or None,
+            f"{self._mark}-{found[_LISTED - 1].number}" if len(found) > _LISTED else None,
+            [build_summary(record.evaluation) for record in found[:_LISTED]],
+        )
+
+    def _parse_list_cursor(self, cursor: str) -> int:
         mark, _, number = cursor.partition("-")
         if (
             mark != self._mark
@@ -167,288 +395,32 @@ class Listings:
             )
         return int(number)
 
-
-@attrs.frozen
-class EndCallbacks:
-    """Tells by callbacks."""
-
-    _callbacks: Callbacks
-
-    def expect(self, url: str | None, caller: str) -> Callback | None:
-        """Return the callback that a form asks for, if it does. Raises InvalidField."""
-        return None if url is None else self._callbacks.expect(url, caller)
-
-    def tell(self, evaluation: Evaluation) -> None:
-        """Tell, if it was asked for, that nothing is left of an evaluation but its events."""
-        callback = evaluation.callback
-        if callback is not None:
-            self._callbacks.send(
-                callback, evaluation.name, lambda: orjson.dumps(status(evaluation, None))
-            )
-
-
-_NEXT_PAGE = 30.0  # seconds after an answer for which a reader of pages is expected to ask again
-
-log = Logger()
-
-
-class Registry:
-    """All evaluations of one daemon, in directories below `root`.
-
-    `caller` is always who asks. What another has begun is to it as if it had never been. `bounds`
-    are those of its `queue`: how many run and wait, of all and of one caller (`admission.Queue`).
-    """
-
-    def __init__(
-        self,
-        surroundings: EvaluationContext,
-        identities: Identifiers,
-        bounds: tuple[int, int, int, int],
-        root: Path,
-        telling: EndCallbacks,
-    ) -> None:
-        self._surroundings = surroundings
-        self._clock = surroundings.clock
-        self._started = shown_time(surroundings.time())
-        self._identities = identities
-        self._root = root
-        self._telling = telling
-        self._records = Records(identities, surroundings.clock)
-        self._lists = Listings(self._records, surroundings.random)
-        self._acceptance = AdmissionControl(surroundings, self._records, bounds)
-        self.queue = self._acceptance.queue
-        # Those of which a process or a directory may be left, also when they are forgotten.
-        self._alive: dict[str, Record] = {}
-        self.followers = Subscriptions()
-        self._closing = Drain(self._alive, self._records, self.followers, self._clock)
-        self.spool = Spool(surroundings.configuration.limits.uploads)
-
-    def check_open(self) -> None:
-        """Raise Stopping where the daemon is about to stop."""
-        if self._closing.begun:
-            raise Stopping
-
-    def check_admission(self, caller: str = "") -> None:
-        """Raise Busy, or OverShare, where a new evaluation would not be accepted."""
-        self.check_open()
-        self._acceptance.check(caller)
-
-    def accept(self, upload: Upload, caller: str = "") -> str:
-        """Begin an evaluation and return its identifier.
-
-        With an `Idempotency-Key` that this caller has sent before, return what it was answered
-        then. Raises KeyReused when that was for another form, Busy, OverShare, and InvalidField
-        where no callback is to be had.
-        """
-        known = self._records.keyed(upload.key, caller)
-        if known is not None:
-            if known.digest != upload.digest:
-                raise KeyReused("this Idempotency-Key was used before, with another form")
-            self.discard(upload.directory, upload.size)
-            return known.evaluation.identifier
-        callback = self._telling.expect(upload.request.callback_url, caller)
-        self.check_admission(caller)
-        identifier = self._identities.issue(caller)
-        seed = upload.request.seed
-        if seed is None:
-            seed = draw_seed(self._surroundings.random)
-        evaluation = Evaluation(
-            identifier=identifier,
-            request=upload.request,
-            seed=seed,
-            upload=upload.directory,
-            workspace=Workspace(self._root / directory_of(identifier)),
-            surroundings=self._surroundings,
-            caller=caller,
-            callback=callback,
-            on_full=self._make_room,
-        )
-        self._alive[identifier] = self._records.add(evaluation, upload, caller)
-        evaluation.over.add_callback(self._over)
-        evaluation.begin(self.queue)
-        return identifier
-
-    def _make_room(self, evaluation: Evaluation) -> None:
-        """Take that the ring of an evaluation has become full."""
-        self._records.make_room(self._alive[evaluation.identifier])
-
-    def _over(self, evaluation: Evaluation) -> None:
-        record = self._alive[evaluation.identifier]
-        try:
-            # Before it is forgotten, if it is already, for that changes its state.
-            self._telling.tell(evaluation)
-        finally:
-            self._records.end(record)
-            del self._alive[evaluation.identifier]
-            self.spool.give_back(record.size)
-            self.queue.dispatch()
-            self._closing.progress()
-
-    def discard(self, upload: Path, size: int) -> None:
-        """Remove the directory of a form that no evaluation takes over, and of that size."""
-        attempt = self._surroundings.arrears.attempt(
-            "the removal of an upload",
-            remove,
-            upload,
-            made=lambda: self.spool.give_back(size),
-        )
-        in_background(attempt, log, "an upload could not be removed")
-
-    def _at(self, identifier: str, after: str | None, caller: str) -> Record | None:
-        """Return the record in which to read after that cursor; None after the very end."""
-        cursor = parse_cursor(after)
-        record = self._records.find(identifier, caller)
-        if record is None and cursor != DUMMY_END:
-            raise EvaluationExpired(self._started)
-        if cursor == DUMMY_END and (record is None or record.evaluation.ring.closed):
-            return None
-        return record
-
-    def peek(
-        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
-    ) -> EventPage:
-        """Return the page that begins at the cursor `after`; nothing is acknowledged.
-
-        Its events have up to `limit` bytes, and up to `buffers.page`, but for the first of them.
-        Raises the RequestErrors of the contract, section 3.
-        """
-        record = self._at(identifier, after, caller)
-        return end_page() if record is None else self._read(record, after, limit)
-
-    def _read(self, record: Record, after: str | None, limit: int | None) -> EventPage:
-        most = self._surroundings.configuration.buffers.page
-        size = most if limit is None else min(limit, most)
-        return read_page(record.evaluation.ring, after or None, size)
-
-    def page(
-        self, identifier: str, after: str | None, caller: str = "", limit: int | None = None
-    ) -> EventPage:
-        """Return the page as `peek` does, acknowledging what is before it."""
-        record = self._at(identifier, after, caller)
-        if record is None:
-            self._drained(identifier)
-            return end_page()
-        page = self._read(record, after, limit)
-        begin = locate(record.evaluation.ring, page.begin)
-        self._closing.note_reader(identifier)
-        self._expect_next_page(record)
-        record.readers.acknowledge(begin)
-        return page
-
-    async def next_page(
-        self,
-        identifier: str,
-        after: str | None,
-        wait: float,
-        caller: str = "",
-        limit: int | None = None,
-    ) -> EventPage:
-        """Return the page in which `page` has just found no news, with news or `wait` seconds on.
-
-        Raises as `page` does.
-        """
-        record = self._records[identifier]
-        try:
-            with suppress(WaitedInVain):
-                await record.evaluation.changed.wait().addTimeout(wait, self._clock)
-        finally:  # also when the client has gone: it may ask again
-            self._expect_next_page(record)
-        return self.page(identifier, after, caller, limit)
-
-    def _expect_next_page(self, record: Record) -> None:
-        record.readers.paged = self._clock.seconds() + _NEXT_PAGE
-
-    def follow(
-        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
-    ) -> Subscription | None:
-        """Return what follows an evaluation, from `skip` events after the cursor `after`.
-
-        After the very end there is nobody: as with pages that shows that everything has
-        arrived, and the evaluation is forgotten. Raises as `peek` does.
-        """
-        record = self._at(identifier, after, caller)
-        if record is None:
-            self._drained(identifier)
-            return None
-        return Subscription(
-            locate(record.evaluation.ring, after or None, skip),
-            record.readers,
-            self.followers,
-            lambda: self._left(record),
-        )
-
-    def can_follow(
-        self, identifier: str, after: str | None, caller: str = "", skip: int = 0
-    ) -> bool:
-        """Tell whether `follow` would return anybody; nothing is forgotten. Raises as it does."""
-        record = self._at(identifier, after, caller)
-        if record is not None:
-            locate(record.evaluation.ring, after or None, skip)
-        return record is not None
-
-    def _left(self, record: Record) -> None:
-        """Take that a stream has left."""
-        self._records.leave(record)
-        self.queue.dispatch()  # where what it has sent was in somebody's way
-        self._closing.progress()
-
-    def _drained(self, identifier: str) -> None:
-        """Forget what was read to its end."""
-        self._records.forget(identifier, State.DRAINED)
-        self._closing.progress()
-
-    def status(self, identifier: str, caller: str = "") -> dict[str, Any]:
-        """Return the status document. Raises UnknownEvaluation, EvaluationGone.
-
-        Who only looks at it keeps no evaluation that waits for somebody to read its events.
-        """
-        record = self._records.find(identifier, caller, reads=False)
-        if record is None:
-            raise EvaluationExpired(self._started)
-        return status(record.evaluation, self.queue.position(identifier))
-
-    def evaluations(self, after: str | None, caller: str = "") -> Listing:
-        """Return the caller's evaluations that were accepted after that cursor, some at a time.
-
-        Raises InvalidCursor.
-        """
-        return self._lists.evaluations(after, caller)
-
-    async def cancel(self, identifier: str, caller: str = "") -> None:
-        """End an evaluation; return when nothing of it is left but its events.
-
-        Raises UnknownEvaluation. One that has ended is left as it is.
-        """
-        record = self._records.find(identifier, caller, reads=False)
-        record = record or self._alive.get(identifier)
-        if record is not None:
-            record.evaluation.stop(EvaluationFailure("cancelled", "the evaluation was cancelled"))
-            await record.evaluation.over.wait()
+    # Housekeeping and shutdown
 
     def expire(self) -> None:
-        """Kill those for which nobody has asked for too long; forget them, and what is unread.
+        """Forget evaluations that no client asks for, and stop those whose readers are too slow.
 
-        Those that wait too long for their readers end. To be called about once a second.
+        To be called about once a second.
         """
-        settings = self._surroundings.configuration.evaluations
-        for record in self._records.abandoned(settings.abandon_after):
+        settings = self._context.configuration.evaluations
+        for record in self._records.find_abandoned(settings.abandon_after):
             record.evaluation.abandon()
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
-        for record in self._records.unread(settings.retain):
+        for record in self._records.find_unread(settings.retain):
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
         for identifier, wanted in self.queue.holders():
             record = self._alive[identifier]
             record.evaluation.check_readers(record.readers.furthest, wanted=wanted)
-        self.queue.dispatch()  # where pages were read until now
+        self.queue.dispatch()  # the time in which pages are expected may have passed
 
     def stop_now(self) -> None:
-        """Let nothing run any longer, now that everything is to end."""
-        self._closing.stop_now()
+        """End the time that `close` gives to running evaluations."""
+        self._drain.stop_now()
 
     async def close(self, drain: float = 0) -> bool:
-        """Accept nothing more, end everything, and return when nothing is left.
+        """Accept nothing more, end all evaluations and return when their processes are gone.
 
-        What runs has `drain` seconds to end by itself, and readers have some to take the ends.
-        Tell whether there was anything to end, or anybody.
+        Running evaluations have `drain` seconds to end by themselves; readers then have some
+        seconds for the last events. Return whether there was an evaluation or a reader.
         """
-        return await self._closing.close(drain)
+        return await self._drain.close(drain)

@@ -1,8 +1,8 @@
-"""The end of the daemon, told to those who are there: no connection just drops."""
+"""Shutdown: the drain of all evaluations, whose readers still get the last events."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import attrs
 from twisted.internet.defer import gatherResults
@@ -13,68 +13,69 @@ from tawebeval.core.states import State
 from tawebeval.deferreds import Condition, poll_until
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.evaluation import Evaluation
-from tawebeval.evaluations.records import Record, Records, Subscriptions
+from tawebeval.evaluations.records import Record, Records, Subscription
 
-_FAREWELL = 5.0  # seconds in which readers can still take what they have not, at the end
+_LAST_READ = 5.0  # seconds in which readers can still take the last events
 
 log = Logger()
 
 
 @attrs.define
 class Drain:
-    """What is done from the moment when nothing more is accepted until nothing is left.
+    """Shutdown of the registry, from the last accepted evaluation until nothing is left.
 
-    `progress()` is to be called whenever an evaluation is over, one is forgotten, or a stream
-    has left.
+    `alive` are the evaluations with a process or a directory. The registry calls `on_progress`
+    whenever an evaluation is cleaned up or forgotten, or a stream ends.
     """
 
     _alive: Mapping[str, Record]
     _records: Records
-    _followers: Subscriptions
+    _subscriptions: Collection[Subscription]
     _clock: IReactorTime
-    begun: bool = False
-    _hurried: bool = False
-    _readers: dict[str, None] = attrs.field(factory=dict)
+    has_begun: bool = False
+    _is_urgent: bool = False
+    _page_readers: dict[str, None] = attrs.field(factory=dict)
     _progress: Condition[None] = attrs.field(factory=Condition)
 
-    def progress(self) -> None:
-        """Look whether what is waited for has come about."""
+    def on_progress(self) -> None:
+        """Check again whether `close` can go on."""
         self._progress.notify(None)
 
-    def note_reader(self, identifier: str) -> None:
-        """Note that pages of an evaluation are read: its end is expected to be, too."""
-        if self.begun:
-            self._readers[identifier] = None
+    def add_page_reader(self, identifier: str) -> None:
+        """Expect a client to read the pages of an evaluation to their end, once the drain runs."""
+        if self.has_begun:
+            self._page_readers[identifier] = None
 
     def stop_now(self) -> None:
-        """Let nothing run any longer."""
-        self._hurried = True
-        self.progress()
+        """End the time that running evaluations have."""
+        self._is_urgent = True
+        self.on_progress()
 
     async def close(self, drain: float) -> bool:
-        """End what waits, what runs in `drain` seconds, and return when readers have the ends.
+        """End queued evaluations at once and running ones after `drain` seconds; await readers.
 
-        They have some seconds for that. Tell whether there was anything to end, or anybody.
+        Readers have some seconds for the last events. Return whether there was an evaluation or a
+        reader.
         """
-        self.begun = True
-        active = bool(self._alive)
+        self.has_begun = True
+        was_active = bool(self._alive)
         self._stop([one for one in self._evaluations() if one.state is State.QUEUED])
-        if drain and self._alive and not self._hurried:
+        if drain and self._alive and not self._is_urgent:
             log.info(
                 "{count} evaluations have {drain:g} seconds to end by themselves; another signal"
                 " ends them at once",
                 count=len(self._alive),
                 drain=drain,
             )
-            await self._wait(lambda: self._hurried or not self._alive, drain)
-        over = [one.over.wait() for one in self._evaluations()]
+            await self._wait(lambda: self._is_urgent or not self._alive, drain)
+        ends = [evaluation.cleaned_up.wait() for evaluation in self._evaluations()]
         self._stop(self._evaluations())
-        await gatherResults(over)
-        for identifier in self._records.read_by_pages():
-            self.note_reader(identifier)
-        active = active or bool(self._followers or self._readers)
-        await self._wait(self._all_told, _FAREWELL)
-        return active
+        await gatherResults(ends)
+        for identifier in self._records.find_paged():
+            self.add_page_reader(identifier)
+        was_active = was_active or bool(self._subscriptions or self._page_readers)
+        await self._wait(self._is_all_read, _LAST_READ)
+        return was_active
 
     def _evaluations(self) -> list[Evaluation]:
         return [record.evaluation for record in self._alive.values()]
@@ -83,15 +84,15 @@ class Drain:
         for evaluation in evaluations:
             evaluation.stop(EvaluationFailure("shutdown", "the service was stopped"))
 
-    def _all_told(self) -> bool:
-        """Whether nobody follows, and those who read pages have read theirs to the end."""
-        while self._readers:
-            identifier, _ = self._readers.popitem()
+    def _is_all_read(self) -> bool:
+        """Return whether no stream is left, and readers of pages have read them to the end."""
+        while self._page_readers:
+            identifier, _ = self._page_readers.popitem()
             if identifier in self._records:
-                self._readers[identifier] = None
+                self._page_readers[identifier] = None
                 return False
-        return not self._followers
+        return not self._subscriptions
 
-    async def _wait(self, done: Callable[[], bool], seconds: float) -> None:
-        """Return when it is done, at the latest after so many seconds."""
-        await poll_until(done, self._progress, seconds, self._clock)
+    async def _wait(self, is_done: Callable[[], bool], seconds: float) -> None:
+        """Return when `is_done()` is true, at the latest after `seconds`."""
+        await poll_until(is_done, self._progress, seconds, self._clock)

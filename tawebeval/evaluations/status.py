@@ -11,11 +11,10 @@ from tawebeval.core.states import State
 from tawebeval.evaluations.evaluation import Evaluation
 
 
-def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
-    """Return what can be told about an evaluation, as JSON takes it.
+def build_status(evaluation: Evaluation, position: int | None) -> dict[str, Any]:
+    """Return the status document of an evaluation as a JSON object; null is for unknown values.
 
-    `place` is how many wait before it to run; None when it does not wait. What is not known yet
-    is null.
+    `position` is the number of evaluations before this one in the queue, None outside of it.
     """
     request, commit, ring = evaluation.request, evaluation.commit, evaluation.ring
     result = evaluation.result
@@ -24,7 +23,7 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
         "evaluation_id": evaluation.identifier,
         "log_name": evaluation.name,
         "state": evaluation.state.value,
-        "queue_place": place if evaluation.state is State.QUEUED else None,
+        "queue_place": position if evaluation.state is State.QUEUED else None,
         "repository": request.repository.url,
         "commit_oid": request.commit_oid,
         "tree_oid": commit and commit.tree,
@@ -71,8 +70,8 @@ def status(evaluation: Evaluation, place: int | None) -> dict[str, Any]:
     return document
 
 
-def summary(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the members of the status document that a list shows of each evaluation."""
+def build_summary(evaluation: Evaluation) -> dict[str, Any]:
+    """Return the members of the status document that a list shows."""
     return {
         "evaluation_id": evaluation.identifier,
         "state": evaluation.state.value,
@@ -83,9 +82,9 @@ def summary(evaluation: Evaluation) -> dict[str, Any]:
 
 def _time(evaluation: Evaluation, name: str) -> str | None:
     moment = evaluation.times.get(name)
-    return None if moment is None else shown_time(moment)
+    return None if moment is None else format_time(moment)
 
 
-def shown_time(moment: float) -> str:
-    """Return a time, in seconds since the epoch, as documents have it (RFC 3339)."""
+def format_time(moment: float) -> str:
+    """Format a time, in seconds since the epoch, as in RFC 3339."""
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds")

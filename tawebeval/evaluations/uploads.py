@@ -1,8 +1,8 @@
-"""The files of forms on their way to the disk: gathered in memory, written by threads.
+"""Writing the files of a form to the disk: gathered in memory, written by threads.
 
-A form that is small is written by one call, when it is complete. Of a large one a call writes what
-has come, while what follows is gathered; when that is as much again its connection is not read
-until the call has returned. So a slow disk slows those who send, and nobody else.
+A small form is written by one call of a thread, when the form is complete. Of a large form, one
+call writes a batch while the next batch is gathered; when that is full, too, the connection is not
+read until the call has returned. So a slow disk slows down the client that uploads, and no other.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from tawebeval.deferreds import Condition, WorkerThreads, in_background
 from tawebeval.linux.filetree import add_path
 
 BATCH = 512 * 1024
-"""Bytes of a form that are gathered before a thread writes them, unless the form ends before."""
+"""Bytes of a form that are gathered before a thread writes them; fewer at its end."""
 
-_PER_FILE = 1024  # bytes of memory that a file takes here besides its content
+_PER_FILE = 1024  # bytes of memory that a file takes besides its content
 
 log = Logger()
 
 
 class UploadSource(Protocol):
-    """The request that a form comes from."""
+    """The request that a form arrives in."""
 
     def pause_body(self) -> None:
         """Read no more of the body."""
 
     def resume_body(self) -> None:
-        """Read on; what is not paused stays so."""
+        """Read the body again; no effect if it is not paused."""
 
     def refuse(self, error: Exception) -> None:
-        """Answer that nothing comes of it: an OSError says why."""
+        """Answer the request with an error, which may be an OSError."""
 
 
 @attrs.define
 class _Piece:
-    """A part of a file, which `begins` it or continues it."""
+    """A part of a file; `begins` is whether it is the first part."""
 
     path: Path
     begins: bool
@@ -50,10 +50,10 @@ class _Piece:
 
 @attrs.define(eq=False)
 class UploadWriter:
-    """Writes the files of one form below `directory`, which is made with the first of them.
+    """Writer of the files of one form below `directory`, which the first write creates.
 
-    `used` tells whether there may be anything on the disk. `spool.in_memory` counts what is
-    gathered and what a thread is writing.
+    `used` is whether `directory` may exist. `spool.in_memory` counts the bytes that are gathered or
+    being written.
     """
 
     directory: Path
@@ -62,30 +62,30 @@ class UploadWriter:
     _threads: WorkerThreads
     used: bool = False
     _gathered: list[_Piece] = attrs.field(factory=list)
-    _size: int = 0  # bytes that what is gathered takes in memory
-    _file: Path = Path()  # the one that is arriving
+    _size: int = 0  # bytes of memory of the gathered pieces
+    _file: Path = Path()  # the file that is arriving
     _complete: bool = False
     _writing: bool = False
     _error: Exception | None = None
-    _rest: Condition[None] = attrs.field(factory=Condition)
-    _then: Callable[[], object] | None = None
+    _batch_written: Condition[None] = attrs.field(factory=Condition)
+    _on_idle: Callable[[], object] | None = None
 
     def begin(self, path: Path) -> None:
-        """Begin a file, at a path relative to the directory."""
+        """Begin a file at a path relative to the directory."""
         self._file = path
         self._gather(_Piece(path, begins=True), _PER_FILE)
 
     def add(self, content: bytes | bytearray) -> None:
-        """Add to the file that was begun last."""
+        """Add content to the file that was begun last."""
         if not self._gathered:
             self._gather(_Piece(self._file, begins=False), _PER_FILE)
         self._gathered[-1].content += content
         self._count(len(content))
         if self._writing:
-            if self._due:
+            if self._is_due:
                 self._source.pause_body()
         else:
-            self._write_what_is_due()
+            self._write_if_due()
 
     def _gather(self, piece: _Piece, size: int) -> None:
         self._gathered.append(piece)
@@ -96,70 +96,70 @@ class UploadWriter:
         self._spool.in_memory += size
 
     async def finish(self) -> None:
-        """Return when all is on the disk. Raises OSError; may be cancelled."""
+        """Return when all files are written. May be cancelled. Raises: OSError."""
         self._complete = True
         if not self._writing:
-            self._write_what_is_due()
+            self._write_if_due()
         while self._writing:
-            await self._rest.wait()
+            await self._batch_written.wait()
         if self._error is not None:
             raise self._error
 
-    def abandon(self, then: Callable[[], object]) -> None:
-        """Write nothing more; call `then` when no thread writes any more."""
-        self._forget_gathered()
+    def abandon(self, on_idle: Callable[[], object]) -> None:
+        """Write nothing more; call `on_idle()` when no thread writes any more."""
+        self._take_gathered()
         if self._writing:
-            self._then = then
+            self._on_idle = on_idle
         else:
-            then()
+            on_idle()
 
-    def _forget_gathered(self) -> list[_Piece]:
+    def _take_gathered(self) -> list[_Piece]:
         gathered, self._gathered = self._gathered, []
         self._count(-self._size)
         return gathered
 
     @property
-    def _due(self) -> bool:
-        """Whether what is gathered is to be written, as soon as nothing else of it is."""
+    def _is_due(self) -> bool:
+        """Whether the gathered pieces are to be written once no thread writes."""
         if self._error is not None or not self._gathered:
             return False
         return self._complete or self._size >= BATCH or self._spool.is_crowded
 
-    def _write_what_is_due(self) -> None:
-        if self._due:
+    def _write_if_due(self) -> None:
+        if self._is_due:
             self._writing = self.used = True
             in_background(self._write(), log, "an upload cannot be ended")
 
     async def _write(self) -> None:
         try:
-            while self._due:
+            while self._is_due:
                 size = self._size
-                pieces = self._forget_gathered()
+                pieces = self._take_gathered()
                 self._spool.in_memory += size
                 try:
                     await self._threads.run(_write, self.directory, pieces)
                 finally:
                     self._spool.in_memory -= size
                 self._source.resume_body()
-        except Exception as error:  # noqa: BLE001  (who sends the form is told of any end)
+        except Exception as error:  # noqa: BLE001  (the client is told of any error)
             self._error = error
         self._writing = False
-        self._rest.notify(None)
-        if self._then is not None:
-            self._then()
+        self._batch_written.notify(None)
+        if self._on_idle is not None:
+            self._on_idle()
         elif self._error is not None and not self._complete:
             self._source.refuse(self._error)
 
 
 def _write(directory: Path, pieces: list[_Piece]) -> None:
-    """Write pieces of files, in their order. Blocks. Raises OSError."""
-    # What is around it is not made here: it is for nobody else to look into.
+    """Write pieces of files in order. Blocks. Raises: OSError."""
+    # Not its parents: those are made with a mode that keeps other users out.
     directory.mkdir(mode=0o755, exist_ok=True)
     for piece in pieces:
         path = directory / piece.path
         if piece.begins:
             path.parent.mkdir(mode=0o755, parents=True)
-        # Without a buffer: what the disk has not taken must not be tried again when it is closed.
+        # Unbuffered: bytes that the disk has refused must not be written again by close().
         with add_path(path), open(path, "xb" if piece.begins else "ab", buffering=0) as file:
             rest = memoryview(piece.content)
             while rest:

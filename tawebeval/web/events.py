@@ -83,7 +83,7 @@ class Poll:
 
     def page(self, registry: Registry) -> EventPage | None:
         """Return the page; None where it is still to be waited for. Raises RequestErrors."""
-        page = registry.page(self.identifier, self.after, self.caller, self.limit)
+        page = registry.read_page(self.identifier, self.after, self.caller, self.limit)
         return None if self.wait and not page.has_news else page
 
     async def later(self, registry: Registry) -> EventPage:
@@ -91,7 +91,7 @@ class Poll:
 
         Raises RequestErrors.
         """
-        return await registry.next_page(
+        return await registry.wait_for_page(
             self.identifier, self.after, self.wait, self.caller, self.limit
         )
 
@@ -134,7 +134,7 @@ async def send_events(api: WebContext, request: ApiRequest, identifier: str) -> 
     if wants_websocket(request):
         api.check_websocket(request.requestHeaders)
         take_handshake(request)
-        following = api.registry.follow(
+        following = api.registry.subscribe(
             identifier, argument(request, "after"), request.caller, skip
         )
         heartbeat = api.configuration.streams.heartbeat
@@ -162,7 +162,7 @@ async def read_page(
     limit = _page_limit(request)
     poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait, limit)
     if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
-        page = api.registry.peek(identifier, after, request.caller, limit)
+        page = api.registry.peek_page(identifier, after, request.caller, limit)
     else:
         now = poll.page(api.registry)
         request.waits = now is None
@@ -196,9 +196,9 @@ async def _send_stream(
             after, skip = last, 0
     following = None
     if request.method == b"HEAD":
-        ended = not api.registry.can_follow(identifier, after, request.caller, skip)
+        ended = not api.registry.can_subscribe(identifier, after, request.caller, skip)
     else:
-        following = api.registry.follow(identifier, after, request.caller, skip)
+        following = api.registry.subscribe(identifier, after, request.caller, skip)
         ended = following is None
     if ended and media_type == "text/event-stream":
         request.setResponseCode(NO_CONTENT)  # which tells a browser not to come back

@@ -60,7 +60,7 @@ def make_app(api: WebContext) -> Klein:
     def evaluations(request: IRequest) -> bytes:
         """Return the caller's own evaluations, some at a time."""
         api.check_listing(request.requestHeaders)
-        listing = registry.evaluations(argument(request, "after"), received(request).caller)
+        listing = registry.list_evaluations(argument(request, "after"), received(request).caller)
         if listing.end is not None:
             target = f"{base_path}/evaluations?after={listing.end}"
             request.setHeader(b"Link", f'<{target}>; rel="next"'.encode())
@@ -73,7 +73,7 @@ def make_app(api: WebContext) -> Klein:
     @app.route("/evaluation/<identifier>", methods=["GET"])
     def status(request: IRequest, identifier: str) -> bytes:
         """Return the status document."""
-        return send_json(request, registry.status(identifier, received(request).caller))
+        return send_json(request, registry.get_status(identifier, received(request).caller))
 
     @app.route("/evaluation/<identifier>", methods=["DELETE"])
     async def cancel(request: IRequest, identifier: str) -> bytes:
@@ -143,7 +143,7 @@ class KleinApplication:
 
     def discard(self, directory: Path, size: int) -> None:
         """Remove an abandoned upload of `size` bytes."""
-        self.api.registry.discard(directory, size)
+        self.api.registry.discard_upload(directory, size)
 
     def answered(self, request: IRequest, status: int, seconds: float) -> None:
         """Count a request by its route; log it if that is configured."""

@@ -79,18 +79,18 @@ async def stream(
     """
     with following:
         write(framing.begin)
-        while not following.ended:
+        while not following.has_ended:
             batch = following.read(PIECE)
             if batch.count:
                 write(framing.events(following.position - batch.count, batch))
-            elif following.asks():
-                await _happens(following.changed().addTimeout(_LOOK, flow.clock))
-            elif not await _happens(following.changed().addTimeout(heartbeat, flow.clock)):
+            elif following.probe_client():
+                await _happens(following.wait_for_events().addTimeout(_LOOK, flow.clock))
+            elif not await _happens(following.wait_for_events().addTimeout(heartbeat, flow.clock)):
                 await flow.ready()
                 beat()
             # Also when something has just been printed: more may come in the same turn.
             await flow.ready()
-            following.handed_over()
+            following.note_written()
         write(framing.end)
 
 

@@ -1,6 +1,6 @@
 """Webhooks: signed POST requests that report the end of an evaluation to a URL of the caller.
 
-A form may name a `callback_url` (docs/api.md, "Callbacks"). `evaluations.telling` asks
+A form may name a `callback_url` (docs/api.md, "Callbacks"). `evaluations.Registry` asks
 `Callbacks.expect` for a `Callback` when the evaluation is accepted, and hands it to
 `Callbacks.send` with the status document when the evaluation has ended. From then on the
 evaluation has nothing to do with it. The status document shows the `CallbackState`, the metrics

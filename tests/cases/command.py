@@ -58,7 +58,7 @@ class CommandTestCase(ClientTestCase):
         def page(*_: object) -> None:
             raise next(answers, errors[-1])
 
-        self.patch(self.line.service.registry, "page", page)
+        self.patch(self.line.service.registry, "read_page", page)
 
     def end(self, status: int = 0) -> Any:
         """Return what lets the evaluator print and end, once it has been started."""

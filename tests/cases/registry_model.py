@@ -21,10 +21,11 @@ from tawebeval.core.identifiers import Identifiers
 from tawebeval.core.pages import DUMMY_END, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import RESUME, Subscription
-from tawebeval.evaluations.registry import Registry, directory_of
+from tawebeval.evaluations.registry import Registry
+from tawebeval.sandbox.workspace import directory_of
 from tawebeval.web.streams import Flow, stream
 from tests.cases.event_source import EventSource
-from tests.fakes.callbacks import tell_nobody
+from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
 from tests.fakes.world import IdleThreads, World, straw
 
@@ -126,7 +127,7 @@ class Stream:
     identifier: str
     first: int
     framing: Framing
-    following: Subscription
+    subscription: Subscription
     flow: Flow
     received: bytearray = attrs.field(factory=bytearray)
     slow: bool = False
@@ -135,7 +136,7 @@ class Stream:
     def begin(self) -> None:
         """Come to life."""
         self.over = Deferred.fromCoroutine(
-            stream(self.following, self.flow, self.framing, self.write, lambda: None, 1e6)
+            stream(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
         )
         self.over.addErrback(lambda failure: failure.trap(CancelledError))
 
@@ -192,9 +193,9 @@ class Comparison(RuleBasedStateMachine):
         self.budget = self.world.budget
         self.identities = Identifiers(b"k" * 32, straw(1))
         bounds = (RUNNING, QUEUED, 0, 0)
-        surroundings = self.world.surroundings()
+        context = self.world.context()
         self.registry = Registry(
-            surroundings, self.identities, bounds, Path("/evaluations"), tell_nobody()
+            context, self.identities, bounds, Path("/evaluations"), FakeCallbacks()
         )
         self.models: dict[str, Model] = {}
         self.waiting: list[str] = []
@@ -306,7 +307,7 @@ class Comparison(RuleBasedStateMachine):
         """Note that a stream has ended, or was cut."""
         self.streams.remove(one)
         model = self.models[one.identifier]
-        if not (model.closed and one.following.position == model.newest):
+        if not (model.closed and one.subscription.position == model.newest):
             model.cut = self.now + RESUME
         self.gone.append(one)
         if not self.models[one.identifier].forgotten:
@@ -339,7 +340,7 @@ class Comparison(RuleBasedStateMachine):
         model = self.models[identifier]
         oldest = model.real.ring.oldest
         try:
-            answer: EventPage | errors.RequestError = self.registry.page(identifier, after)
+            answer: EventPage | errors.RequestError = self.registry.read_page(identifier, after)
         except errors.RequestError as error:
             answer = error
         if model.forgotten:

@@ -140,7 +140,7 @@ class PagesTests(SynchronousTestCase):
             7,
             folder / "upload",
             Workspace(folder / "evaluation"),
-            world.surroundings(),
+            world.context(),
         )
 
         found: list[Event] = []
@@ -170,5 +170,5 @@ class PagesTests(SynchronousTestCase):
         )
         assert isinstance(last, ErrorEvent)
         self.assertEqual(last.members["status"], 3)
-        self.assertTrue(evaluation.over.is_set)
+        self.assertTrue(evaluation.cleaned_up.is_set)
         self.assertEqual(evaluation.ring.size, 0)

@@ -138,7 +138,7 @@ class ServiceTests(SynchronousTestCase):
         """All quota directories are free at first; without any no evaluation waits for one."""
         for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
             self.directories = attrs.evolve(self.directories, quotas=quotas)
-            free = self.evaluations(self.make())._registry._surroundings.quota_directories
+            free = self.evaluations(self.make())._registry._context.quota_directories
             self.assertEqual(free and free.pending, [*quotas] or None)
 
     def test_listens(self) -> None:
@@ -169,10 +169,10 @@ class ServiceTests(SynchronousTestCase):
         expected = [*waited, (12, "servers"), (8, "receivers")]
         self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
-        surroundings: Any = evaluations._registry._surroundings
+        surroundings: Any = evaluations._registry._context
         self.assertEqual(surroundings.threads.name, "work")
-        self.assertEqual(surroundings.watch._threads.name, "watch")
-        self.assertEqual(surroundings.watch._others.name, "count")
+        self.assertEqual(surroundings.monitor._threads.name, "watch")
+        self.assertEqual(surroundings.monitor._others.name, "count")
         daemon.privilegedStartService()
         daemon.startService()
         self.assertEqual(self.api().threads.name, "upload")
@@ -379,7 +379,7 @@ class ServiceTests(SynchronousTestCase):
         tokens = str(self.file_with(new_token("alice", straw())[1]))
         for callers, own in ((CallerSettings(), 3), (CallerSettings(tokens=tokens), 2)):
             daemon = self.make(callers=callers, repositories=RepositorySettings(fetches=3))
-            fetches = self.evaluations(daemon)._registry._surroundings.fetches
+            fetches = self.evaluations(daemon)._registry._context.fetch_slots
             places = [fetches.acquire(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
             self.assertEqual(places[3].called, own == 2)
@@ -394,7 +394,7 @@ class ServiceTests(SynchronousTestCase):
             )
             evaluations = self.evaluations(daemon)
             queue = evaluations._registry.queue
-            budget = evaluations._registry._surroundings.budget
+            budget = evaluations._registry._context.budget
             budget.add_share().resize(192 * 1024)  # all but the reserve
             self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
             for number in range(places):
@@ -408,7 +408,7 @@ class ServiceTests(SynchronousTestCase):
         daemon = self.make(callers=CallerSettings(tokens=str(tokens), buffers=2048))
         evaluations = self.evaluations(daemon)
         queue = evaluations._registry.queue
-        share = evaluations._registry._surroundings.budget.add_share("alice")
+        share = evaluations._registry._context.budget.add_share("alice")
         share.resize(2048)
         waiting = queue.acquire("a0", "alice")
         self.assertNoResult(waiting)
@@ -566,7 +566,7 @@ class ServiceTests(SynchronousTestCase):
         log_writer = daemon.log_writer = LogWriter(StringIO(), text_line, "info")
         evaluations = self.evaluations(daemon)
         registry, site = evaluations._registry, self.site()
-        surroundings: Any = registry._surroundings
+        surroundings: Any = registry._context
         repositories: Any = evaluations._repositories
         queue = registry.queue
         queue.set_bounds(2, 2, 1)

@@ -71,7 +71,7 @@ class MetricsTestCase(WebTestCase):
         registry = self.service.registry
         self.metrics.register(
             DaemonMetrics(
-                registry._surroundings,
+                registry._context,
                 self.service.world.repositories,  # type: ignore[arg-type]
                 registry,
                 self.callbacks,

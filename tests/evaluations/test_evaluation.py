@@ -1,17 +1,14 @@
-"""`evaluations.evaluation`: one life from the queue to its end, in a world of fakes."""
+"""`evaluations.evaluation`: one evaluation from the queue to its end, with fakes."""
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from typing import Any
 
-from twisted.internet.defer import Deferred, DeferredQueue
+from twisted.internet.defer import DeferredQueue
 from twisted.logger import capturedLogs, formatEvent
-from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
 from tawebeval.core.checkout import Commit
 from tawebeval.core.form import SubmissionFile
 from tawebeval.core.states import IllegalTransition, State
@@ -19,111 +16,10 @@ from tawebeval.deferreds import UNBOUNDED, FairQueue
 from tawebeval.errors import EvaluationFailure, over_limit
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.sandbox.workspace import Workspace
+from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.gates import Gate
 from tests.fakes.sandbox import FakeSandboxedRun
-from tests.fakes.world import EPOCH, OID, TREE, World, make_request
-
-CANCELLED = EvaluationFailure("cancelled", "the evaluation was cancelled")
-
-
-class EvaluationTestCase(SynchronousTestCase):
-    """One evaluation with directories of its own; `slot` is its place to run."""
-
-    configuration = Configuration(
-        evaluations=EvaluationSettings(environment={"TZ": "UTC", "LANG": "it"}),
-        limits=LimitSettings(wall_clock=10),
-        buffers=BufferSettings(evaluation=1024),
-    )
-
-    def setUp(self) -> None:
-        self.root = Path(self.mktemp()).resolve()
-        self.root.mkdir()
-        self.world = World(configuration=self.configuration)
-        self.tree = self.world.repositories.tree = self.root.with_name("checkout")
-        self.tree.mkdir(exist_ok=True)
-        self.slot = Gate()
-        self.reserved = self.released = 0
-        self.evaluation = self.make()
-        self.addCleanup(self.end_all)
-
-    def end_all(self) -> None:
-        """End what still lives."""
-        if self.evaluation.times:
-            self.evaluation.stop(CANCELLED)
-        self.slot.open()
-        self.world.end()
-
-    def make(self, **changes: Any) -> Evaluation:
-        """Return an evaluation that has not begun."""
-        upload = self.root / "upload"
-        (upload / "submission" / "source").mkdir(parents=True)
-        (upload / "submission" / "source" / "solution.py").write_text("print()")
-        return Evaluation(
-            identifier="some",
-            request=make_request(**changes),
-            seed=7,
-            upload=upload,
-            workspace=Workspace(self.root / "some"),
-            surroundings=self.world.surroundings(),
-        )
-
-    def reserve(self, name: str, caller: str) -> None:
-        """Keep its turn."""
-        self.reserved += 1
-
-    def acquire(self, name: str, caller: str) -> Deferred[None]:
-        """Give a place to run."""
-        return Deferred.fromCoroutine(self.slot.wait())
-
-    def release(self, name: str) -> None:
-        """Take the place to run back."""
-        self.released += 1
-
-    def begin(self) -> None:
-        """Bring it to life."""
-        self.evaluation.begin(self)
-
-    def write_file(self) -> bytes:
-        """Write a file as the evaluator may; return the block that names it."""
-        (self.root / "some/tmp/plot.svg").write_text("<svg/>")
-        environment = self.world.child.environment
-        block = "{}\nX-SEGI-As: path\n\n{}\n{}\n".format(
-            environment["EVALUATION_FILE_BEGIN"],
-            environment["TEMPORARY_DIRECTORY"] + "/plot.svg",
-            environment["EVALUATION_FILE_END"],
-        )
-        return block.encode()
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Return the events, as clients will see them."""
-        batch = self.evaluation.ring.read(self.evaluation.ring.oldest, 10**9)
-        return [json.loads(line) for line in batch.lines.splitlines()]
-
-    def assert_over(self, state: State, reason: str | None, printed: str = "") -> dict[str, Any]:
-        """Hold that it has ended so, with one final event, and that nothing is left of it.
-
-        Returns the final event's payload.
-        """
-        self.world.turn()
-        self.assertTrue(self.evaluation.over.is_set)
-        self.assertTrue(self.evaluation.ring.closed)
-        self.assertIs(self.evaluation.state, state)
-        self.assertTrue(state.ended)
-        self.assertEqual(list(self.root.iterdir()), [])
-        self.assertEqual(self.world.repositories.users, 0)
-        self.assertEqual(self.world.clock.getDelayedCalls(), [])
-        lines = self.lines()
-        errors = [line["payload"] for line in lines if line["type"] == "data"]
-        self.assertEqual("".join(e["payload"] for e in lines if e["type"] == "text"), printed)
-        if reason is None:
-            self.assertEqual(errors, [])
-            self.assertIsNone(self.evaluation.failure)
-            return {}
-        self.assertEqual([error["reason"] for error in errors], [reason])
-        self.assertEqual(lines[-1]["payload"], errors[0])
-        self.assertEqual(errors[0]["type"], "evaluation_error")
-        self.assertTrue(errors[0]["message"])
-        return errors[0]
+from tests.fakes.world import EPOCH, OID, TREE
 
 
 class LifeTests(EvaluationTestCase):
@@ -236,7 +132,7 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(self.lines(), [{"type": "data", "payload": [1.0]}])
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.over.is_set)
+        self.assertTrue(self.evaluation.cleaned_up.is_set)
         self.evaluation = self.make()
         self.begin()
         self.assertNotEqual(self.world.child.environment["EVALUATION_DATA_BEGIN"], begin)
@@ -255,26 +151,26 @@ class LifeTests(EvaluationTestCase):
         self.world.child.end()
 
     def test_orphans(self) -> None:
-        """What the run has left behind is gone before its end, and its cell after that."""
+        """Processes left by the run are gone before its end; then the sandboxed run closes."""
         self.world.sandbox.orphans.shut = True
         self.begin()
-        cell = self.world.sandbox.last
+        sandboxed = self.world.sandbox.last
         self.world.child.exit()
         self.world.turn()
         self.assertFalse(self.evaluation.state.ended)
-        self.assertEqual(cell.closed, 0)
+        self.assertEqual(sandboxed.closed, 0)
         self.assertTrue((self.root / "some").exists())
         self.world.sandbox.orphans.open()
         self.assert_over(State.FINISHED, None)
-        self.assertEqual((len(cell.started_as), cell.closed), (1, 1))
+        self.assertEqual((len(sandboxed.started_as), sandboxed.closed), (1, 1))
 
     def test_sandbox(self) -> None:
-        """What is started is what the cell says, and paths are those that it shows."""
-        cell = FakeSandboxedRun(
+        """What is started is what the sandboxed run says, and paths are those that it shows."""
+        sandboxed = FakeSandboxedRun(
             self.world.configuration.limits,
             self.evaluation.workspace.make_sandboxed_view(Path("/inside")),
         )
-        self.patch(self.world.sandbox, "make_run", lambda *given: cell)
+        self.patch(self.world.sandbox, "make_run", lambda *given: sandboxed)
         self.begin()
         child = self.world.child
         self.assertEqual(child.argv, ["/bin/sh", "-c", "./evaluate"])
@@ -293,7 +189,7 @@ class LifeTests(EvaluationTestCase):
         for directory in directories:
             directory.mkdir(parents=True)
             free.put(directory)
-        self.evaluation._surroundings = self.world.surroundings()
+        self.evaluation._context = self.world.context()
         return directories
 
     def test_quota_directory(self) -> None:
@@ -335,11 +231,11 @@ class LifeTests(EvaluationTestCase):
         self.world.turn()
         self.assertEqual(self.world.quota_directories.pending, [])
         emptied.open()
-        self.evaluation._surroundings.arrears.retry_next()
+        self.evaluation._context.cleanups.retry_next()
         self.assertEqual(self.world.quota_directories.pending, [directory])
 
     def test_limit(self) -> None:
-        """A run that goes over a limit, as its cell finds, is stopped and says which."""
+        """A run that goes over a limit, as its sandboxed run finds, is stopped and says which."""
         self.begin()
         self.world.sandbox.last.over = over_limit("memory", "memory", "bytes", 2**20)
         self.world.clock.advance(0.25)
@@ -348,7 +244,7 @@ class LifeTests(EvaluationTestCase):
         self.assert_over(State.FAILED, "memory")
 
     def test_cannot_be_started(self) -> None:
-        """Where the evaluator cannot be started the client is told, and its cell is closed."""
+        """An evaluator that cannot start: the client learns it, the sandboxed run is closed."""
         self.world.sandbox.unable = OSError(24, "Too many open files")
         self.begin()
         self.assert_over(State.FAILED, "lost")
@@ -373,7 +269,7 @@ class LifeTests(EvaluationTestCase):
         self.world.clock.advance(1000)
         self.assertIs(self.evaluation.state, State.RUNNING)
         self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
-        self.evaluation.acknowledged()
+        self.evaluation.on_acknowledge()
         self.assertFalse(self.world.child.paused)
         self.world.clock.advance(10)
         self.assertEqual(self.world.child.signals, [signal.SIGTERM])
@@ -391,7 +287,7 @@ class LifeTests(EvaluationTestCase):
         text = "".join(line["payload"] for line in self.lines())
         self.assertEqual(f"{text}\n", printed.decode())  # the last one is the marker's
         self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
-        self.evaluation.acknowledged()
+        self.evaluation.on_acknowledge()
         self.world.turn()
         self.assertEqual(self.released, 1)
         (event,) = self.lines()
@@ -432,7 +328,7 @@ class LifeTests(EvaluationTestCase):
         """An acknowledgement of nothing, before there is anything, is harmless."""
         self.slot.shut = True
         self.begin()
-        self.evaluation.acknowledged()
+        self.evaluation.on_acknowledge()
         self.assertEqual(len(self.evaluation.changed), 0)
 
 
@@ -445,7 +341,7 @@ class FetchTests(EvaluationTestCase):
         repositories = self.world.repositories
         repositories.remote = repositories.gate.shut = True
         self.fetches = self.world.fetches = FairQueue(1, UNBOUNDED)
-        self.evaluation._surroundings = self.world.surroundings()
+        self.evaluation._context = self.world.context()
 
     def test_fetched_first(self) -> None:
         """It keeps its turn, is fetched, and waits for a place with nothing of the cache in use."""

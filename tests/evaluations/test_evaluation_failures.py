@@ -1,4 +1,4 @@
-"""`evaluations.evaluation`: how it goes wrong, and how it is ended from outside."""
+"""`evaluations.evaluation`: failures, and stops from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tawebeval.core.states import State
 from tawebeval.errors import EvaluationFailure
 from tawebeval.linux.launcher_client import LaunchSpec
 from tawebeval.sandbox.workspace import Workspace
-from tests.evaluations.test_evaluation import CANCELLED, EvaluationTestCase
+from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.sandbox import FakeSandboxedRun
 from tests.fakes.world import SlowThreads
 
@@ -59,11 +59,11 @@ class FailureTests(EvaluationTestCase):
         self.world.repositories.gate.error = lost
         self.begin()
         self.assert_over(State.FAILED, "lost")
-        self.assertIsNone(self.evaluation._surroundings.tally.fault)
+        self.assertIsNone(self.evaluation._context.tally.fault)
 
     def test_fault(self) -> None:
         """What this machine has lost is noted, until an evaluation ends in another way."""
-        tally = self.evaluation._surroundings.tally
+        tally = self.evaluation._context.tally
         self.world.sandbox.unable = OSError(28, "No space left on device")
         self.world.clock.advance(5)
         self.begin()
@@ -71,13 +71,13 @@ class FailureTests(EvaluationTestCase):
         self.assertEqual(tally.fault, (5, error["message"]))
         self.world.sandbox.unable = None
         self.evaluation = self.make()
-        object.__setattr__(self.evaluation._surroundings, "tally", tally)
+        object.__setattr__(self.evaluation._context, "tally", tally)
         self.begin()
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
         self.assertEqual(tally.fault, (5, error["message"]), "that says nothing of the machine")
         self.evaluation = self.make()
-        object.__setattr__(self.evaluation._surroundings, "tally", tally)
+        object.__setattr__(self.evaluation._context, "tally", tally)
         self.begin()
         self.world.child.end()
         self.assert_over(State.FINISHED, None)
@@ -196,7 +196,7 @@ class SlowTestCase(EvaluationTestCase):
     def slow_threads(self) -> SlowThreads:
         """Let its threads make their calls when they are told."""
         threads = self.world.threads = SlowThreads()
-        self.evaluation._surroundings = self.world.surroundings()
+        self.evaluation._context = self.world.context()
         return threads
 
     def run_to_the_clean_up(self, threads: SlowThreads) -> None:
@@ -254,8 +254,8 @@ class StopTests(SlowTestCase):
         threads = self.slow_threads()
         start = FakeSandboxedRun.start
 
-        def stop(cell: FakeSandboxedRun, *given: Any) -> LaunchSpec:
-            launch = start(cell, *given)
+        def stop(sandboxed: FakeSandboxedRun, *given: Any) -> LaunchSpec:
+            launch = start(sandboxed, *given)
             self.evaluation.stop(CANCELLED)
             return launch
 
@@ -373,7 +373,7 @@ class CleanUpTests(SlowTestCase):
     def test_order(self) -> None:
         """The events are closed and the place is free before directories are removed."""
         threads = self.slow_threads()
-        over: Deferred[None] = self.evaluation.over.wait()
+        over: Deferred[None] = self.evaluation.cleaned_up.wait()
         self.run_to_the_clean_up(threads)
         self.assertTrue(self.evaluation.ring.closed)
         self.assertEqual(self.released, 1)
@@ -395,14 +395,14 @@ class CleanUpTests(SlowTestCase):
         self.patch(Workspace, "remove", remove_later)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.over.is_set)
+        self.assertTrue(self.evaluation.cleaned_up.is_set)
         root = self.evaluation.workspace.root
-        arrears = self.evaluation._surroundings.arrears
-        arrears.retry_next()
+        cleanups = self.evaluation._context.cleanups
+        cleanups.retry_next()
         self.assertTrue(root.exists())
         broken.clear()
         for _ in range(2):
-            arrears.retry_next()
+            cleanups.retry_next()
         self.assertFalse(root.exists())
 
     def test_group_stays(self) -> None:
@@ -410,22 +410,22 @@ class CleanUpTests(SlowTestCase):
         self.begin()
         close, closed, broken = FakeSandboxedRun.close, [], [True]
 
-        def close_later(cell: FakeSandboxedRun) -> None:
+        def close_later(sandboxed: FakeSandboxedRun) -> None:
             closed.append(not broken)
             if broken:
                 raise OSError(16, "Device or resource busy")
-            close(cell)
+            close(sandboxed)
 
         self.patch(FakeSandboxedRun, "close", close_later)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.over.is_set)
+        self.assertTrue(self.evaluation.cleaned_up.is_set)
         self.assertFalse(self.evaluation.workspace.root.exists())
-        arrears = self.evaluation._surroundings.arrears
-        arrears.retry_next()
+        cleanups = self.evaluation._context.cleanups
+        cleanups.retry_next()
         broken.clear()
         for _ in range(2):
-            arrears.retry_next()
+            cleanups.retry_next()
         self.assertEqual(closed, [False, False, True])
 
     def test_cannot_be_removed(self) -> None:
@@ -434,5 +434,5 @@ class CleanUpTests(SlowTestCase):
         self.patch(Workspace, "remove", lambda workspace: 1 // 0)
         self.world.child.end()
         self.world.turn()
-        self.assertTrue(self.evaluation.over.is_set)
+        self.assertTrue(self.evaluation.cleaned_up.is_set)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)

@@ -1,4 +1,4 @@
-"""`evaluations.evaluation`: its lines in the log."""
+"""`evaluations.evaluation`: lines in the log."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.core.states import State
 from tawebeval.daemon.logging import json_line
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.status import status
+from tawebeval.evaluations.status import build_status
 from tawebeval.linux.cgroups.group import Usage
-from tests.evaluations.test_evaluation import CANCELLED, EvaluationTestCase
+from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID
 
 
@@ -103,7 +103,7 @@ class StoryTests(EvaluationTestCase):
     def test_clock_set(self) -> None:
         """How long a state lasts has nothing to do with a time of day that somebody sets."""
         times = iter((100.0, 50.0, 60.0, 1e9))
-        object.__setattr__(self.evaluation._surroundings, "time", lambda: next(times, 1e9))
+        object.__setattr__(self.evaluation._context, "time", lambda: next(times, 1e9))
         self.begin()
         self.world.clock.advance(10)
         self.world.end()
@@ -121,6 +121,6 @@ class StoryTests(EvaluationTestCase):
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
         self.assertNotIn("z" * 40, "".join(map(json_line, self.events)))
-        document: dict[str, Any] = status(self.evaluation, None)
+        document: dict[str, Any] = build_status(self.evaluation, None)
         named = {json.loads(json_line(event))["evaluation"] for event in self.events}
         self.assertEqual(named, {document["log_name"]})

@@ -1,4 +1,4 @@
-"""`evaluations.evaluation`: what one takes in memory of all that strangers have sent or printed."""
+"""`evaluations.evaluation`: memory for the text of callers and evaluators."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tawebeval.core.form import (
 )
 from tawebeval.core.states import State
 from tawebeval.evaluations.run import STDERR_TAIL
-from tawebeval.evaluations.status import status
+from tawebeval.evaluations.status import build_status
 from tawebeval.webhooks.callback import Callback
-from tests.evaluations.test_evaluation import EvaluationTestCase
+from tests.cases.evaluations import EvaluationTestCase
 
 KIB = 1024
 USUAL = 8 * KIB
@@ -66,9 +66,9 @@ class MemoryTests(EvaluationTestCase):
 
     def texts(self) -> int:
         """Return how many bytes all strings take that the evaluation leads to, and nobody else."""
-        surroundings = self.evaluation._surroundings
-        others = [*attrs.asdict(surroundings, recurse=False).values(), *self.world.spawn.children]
-        seen = {id(surroundings), *map(id, others)}
+        context = self.evaluation._context
+        others = [*attrs.asdict(context, recurse=False).values(), *self.world.spawn.children]
+        seen = {id(context), *map(id, others)}
         found, waiting = 0, [self.evaluation]
         gc.collect()
         while waiting:
@@ -100,7 +100,7 @@ class MemoryTests(EvaluationTestCase):
         self.world.sandbox.last.started_as.clear()
         kept = len(largest("repository[url]")) + SHOWN_COMMAND + 2048
         self.assertLess(self.texts(), kept + USUAL)
-        shown = status(self.evaluation, None)
+        shown = build_status(self.evaluation, None)
         self.assertEqual(shown["evaluator_cmd"], largest("evaluator_cmd")[: SHOWN_COMMAND - 3])
         self.assertEqual(shown["repository"], self.evaluation.request.repository.url)
         self.world.child.end()
@@ -117,12 +117,12 @@ class MemoryTests(EvaluationTestCase):
         self.assertIs(self.evaluation.state, State.FAILED)
         self.read_all()
         self.assertLess(self.texts(), self.kept() + STDERR_TAIL + USUAL)
-        self.assertEqual(len(status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL)
+        self.assertEqual(len(build_status(self.evaluation, None)["stderr"].encode()), STDERR_TAIL)
 
     def read_all(self) -> None:
         """Let readers have taken all events."""
         self.evaluation.ring.acknowledge(self.evaluation.ring.newest)
-        self.evaluation.acknowledged()
+        self.evaluation.on_acknowledge()
 
     def kept(self) -> int:
         """Return what counts of it beside its ring, and hold that this is what there is."""

@@ -1,10 +1,10 @@
-"""`evaluations.following`: what a stream's client has taken, by its connection or its word."""
+"""`evaluations.records`: what the client of a stream has read, as connection or client report."""
 
 from __future__ import annotations
 
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings
 from tawebeval.evaluations.records import Subscription
-from tests.evaluations.test_registry import RegistryTestCase
+from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.children import FakeChild
 
 LIMIT = 40_000  # bytes in the ring
@@ -29,7 +29,7 @@ class FakeConnection:
         self.probed = wanted
 
 
-class FollowingTests(RegistryTestCase):
+class SubscriptionTests(RegistryTestCase):
     """A stream on a connection that shows what its client has read."""
 
     configuration = Configuration(
@@ -42,15 +42,15 @@ class FollowingTests(RegistryTestCase):
         super().setUp()
         self.identifier, self.child = self.start()
         self.connection = FakeConnection()
-        self.following = self.follow()
-        self.following.connection = self.connection
-        self.following.__enter__()
+        self.subscription = self.follow()
+        self.subscription.connection = self.connection
+        self.subscription.__enter__()
 
     def follow(self, after: str | None = None) -> Subscription:
         """Return another stream."""
-        following = self.registry.follow(self.identifier, after)
-        assert following is not None
-        return following
+        subscription = self.registry.subscribe(self.identifier, after)
+        assert subscription is not None
+        return subscription
 
     @property
     def oldest(self) -> int:
@@ -64,9 +64,9 @@ class FollowingTests(RegistryTestCase):
 
     def send(self) -> None:
         """Give the connection all that there is."""
-        while (batch := self.following.read(PIECE)).count:
+        while (batch := self.subscription.read(PIECE)).count:
             self.connection.given += len(batch.lines)
-            self.following.handed_over()
+            self.subscription.note_written()
 
     def test_not_read(self) -> None:
         """What the connection was given and the client has not read stays, however much that is."""
@@ -82,25 +82,25 @@ class FollowingTests(RegistryTestCase):
         self.send()
         self.connection.read = self.connection.given // 2
         self.assertTrue(self.child.paused)
-        self.following.handed_over()
+        self.subscription.note_written()
         self.assertEqual(self.oldest, 0)  # all of that is kept behind it
         self.assertTrue(self.child.paused)
         self.connection.read = self.connection.given
-        self.following.handed_over()
+        self.subscription.note_written()
         self.assertGreater(self.oldest, 0)
         self.assertFalse(self.child.paused)
 
-    def test_looked_at_for_others(self) -> None:
+    def test_updated_for_other_readers(self) -> None:
         """What it has read is looked at when another stream has taken something, too."""
         other = self.follow()
         with other:
             self.fill()
             self.send()
             other.read(10**6)
-            other.handed_over()
+            other.note_written()
             self.assertTrue(self.child.paused)
             self.connection.read = self.connection.given
-            other.handed_over()
+            other.note_written()
             self.assertFalse(self.child.paused)
 
     def test_many_small_pieces(self) -> None:
@@ -108,41 +108,41 @@ class FollowingTests(RegistryTestCase):
         for _ in range(2000):
             self.child.print(b"x\n")
             self.send()
-        self.assertLess(len(self.following._places), self.connection.given // 8192 + 3)
+        self.assertLess(len(self.subscription._written), self.connection.given // 8192 + 3)
         self.connection.read = self.connection.given - 1
-        self.following.look()
+        self.subscription.update_taken()
         self.connection.read += 1
-        self.following.look()
-        self.assertEqual(len(self.following._places), 0)
+        self.subscription.update_taken()
+        self.assertEqual(len(self.subscription._written), 0)
 
     def test_asks(self) -> None:
         """The client is asked what it has read while the evaluator may wait for that, no longer."""
-        self.assertFalse(self.following.asks())
+        self.assertFalse(self.subscription.probe_client())
         self.fill()
         self.send()
-        self.assertTrue(self.following.asks())
+        self.assertTrue(self.subscription.probe_client())
         self.assertTrue(self.connection.probed)
         self.connection.read = self.connection.given
-        self.following.handed_over()
-        self.assertFalse(self.following.asks())
+        self.subscription.note_written()
+        self.assertFalse(self.subscription.probe_client())
         self.assertFalse(self.connection.probed)
 
     def test_acknowledged(self) -> None:
         """What a client says counts from then on, and not what its connection shows."""
         self.fill()
         self.send()
-        sent = self.following.position
-        self.assertTrue(self.following.acknowledge(1))
+        sent = self.subscription.position
+        self.assertTrue(self.subscription.acknowledge(1))
         self.connection.read = self.connection.given
-        self.following.handed_over()
+        self.subscription.note_written()
         self.assertTrue(self.child.paused)
-        self.assertTrue(self.following.asks())
+        self.assertTrue(self.subscription.probe_client())
         self.assertFalse(self.connection.probed)
-        self.assertFalse(self.following.acknowledge(sent + 1))
+        self.assertFalse(self.subscription.acknowledge(sent + 1))
         self.assertTrue(self.child.paused)
-        self.assertTrue(self.following.acknowledge(sent))
+        self.assertTrue(self.subscription.acknowledge(sent))
         self.assertFalse(self.child.paused)
-        self.assertTrue(self.following.acknowledge(1))  # which it has said before
+        self.assertTrue(self.subscription.acknowledge(1))  # which it has said before
 
     def test_cut(self) -> None:
         """A stream that is cut has events kept for half a minute beside one that has them all."""
@@ -150,9 +150,9 @@ class FollowingTests(RegistryTestCase):
         with other:
             self.fill()
             self.send()
-            self.following.__exit__(ConnectionError, None, None)
+            self.subscription.__exit__(ConnectionError, None, None)
             other.read(10**6)
-            other.handed_over()
+            other.note_written()
             self.world.clock.advance(29.9)
             self.assertEqual((self.oldest, self.child.paused), (0, True))
             self.world.clock.advance(0.1)

@@ -1,134 +1,13 @@
-"""`evaluations.registry`: reading, by the rules of pages."""
+"""`evaluations.registry`: pages and cursors."""
 
 from __future__ import annotations
 
-import json
-import re
-from pathlib import Path
-from typing import Any
-
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.config import BufferSettings, Configuration, EvaluationSettings
-from tawebeval.core.identifiers import Identifiers
-from tawebeval.core.pages import EventPage
 from tawebeval.errors import (
     DiscardedCursor,
     EvaluationExpired,
     InvalidCursor,
-    RequestError,
 )
-from tawebeval.evaluations.registry import Registry, Upload
-from tawebeval.web.events import Poll
-from tests.fakes.callbacks import tell_nobody
-from tests.fakes.children import FakeChild
-from tests.fakes.world import IdleThreads, World, answer, make_request, straw
-
-KEY = b"k" * 32
-END = "end"
-
-
-class RegistryTestCase(SynchronousTestCase):
-    """A registry in a world without a disk."""
-
-    configuration = Configuration(
-        evaluations=EvaluationSettings(abandon_after=900, paused=10**6),
-        buffers=BufferSettings(evaluation=4096, page=1024),
-    )
-    running, queued = 2, 2
-    own = (0, 0)  # of each caller, that run and that wait
-
-    def setUp(self) -> None:
-        self.world = World(
-            configuration=self.configuration, threads=IdleThreads(), running=self.running
-        )
-        self.registry = self.make()
-        self.addCleanup(self.end_all)
-
-    def end_all(self) -> None:
-        """End what still runs."""
-        closed = Deferred.fromCoroutine(self.registry.close())
-        self.world.end()
-        self.world.clock.advance(5)  # for those who might read on
-        self.successResultOf(closed)
-
-    def make(self, seed: int = 1) -> Registry:
-        """Return a registry, such as a daemon makes at its start."""
-        return Registry(
-            self.world.surroundings(),
-            Identifiers(KEY, straw(seed)),
-            (self.running, self.queued, *self.own),
-            Path("/evaluations"),
-            tell_nobody(),
-        )
-
-    def upload(self, key: str | None = None, digest: bytes = b"", **changes: Any) -> Upload:
-        """Return a form that has arrived."""
-        return Upload(make_request(**changes), Path("/uploads/some"), key, digest)
-
-    def accept(self, **settings: Any) -> str:
-        """Begin an evaluation."""
-        return self.registry.accept(self.upload(**settings))
-
-    def expire(self, seconds: float) -> None:
-        """Look, that much later, for what nobody has asked for in time."""
-        self.world.clock.advance(seconds)
-        self.registry.expire()
-        self.world.turn()
-
-    def start(self, printed: bytes = b"") -> tuple[str, FakeChild]:
-        """Begin an evaluation that runs, and let it print."""
-        identifier = self.accept()
-        child = self.world.child
-        if printed:
-            child.print(printed)
-        return identifier, child
-
-    def page(self, identifier: str, after: str | None = None) -> dict[str, Any]:
-        """Return a page, as clients see it."""
-        return self.decode(self.registry.page(identifier, after))
-
-    def decode(self, page: EventPage) -> dict[str, Any]:
-        """Return a page as clients see it: payloads only, for text."""
-        value = json.loads(page.encode())
-        self.assertEqual(list(value), ["begin", "end", "data"])
-        for cursor in (value["begin"], value["end"]):
-            self.assertTrue(cursor is None or re.fullmatch("[A-Za-z0-9_-]+", cursor), cursor)
-        value["data"] = [
-            event["payload"] if event["type"] == "text" else event["payload"]["reason"]
-            for event in value["data"]
-        ]
-        return value
-
-    def ask(self, identifier: str, after: str | None, wait: int) -> Deferred[EventPage]:
-        """Ask for a page and wait for it."""
-        return Deferred.fromCoroutine(answer(Poll("", identifier, after, wait), self.registry))
-
-    def finish(self, child: FakeChild, status: int = 0) -> None:
-        """Let a run end."""
-        child.end(status)
-        self.world.turn()
-
-    def consume(self, identifier: str) -> list[str]:
-        """Read an evaluation that has ended as clients do, and forget it; return its events."""
-        events: list[str] = []
-        page = self.page(identifier)
-        while page["end"] is not None:
-            events += page["data"]
-            following = self.page(identifier, page["end"])
-            self.assertEqual(following["begin"], page["end"])
-            page = following
-        self.assertEqual(page["data"], [])
-        return events
-
-    def assert_refused(
-        self, error: type[RequestError], identifier: str, *cursors: str | None
-    ) -> None:
-        """Hold that these cursors, or any one, are refused so."""
-        for cursor in cursors or (None, "", "0", "1"):
-            with self.assertRaises(error):
-                self.registry.page(identifier, cursor)
+from tests.cases.evaluations import END, RegistryTestCase
 
 
 class PageTests(RegistryTestCase):
@@ -174,7 +53,7 @@ class PageTests(RegistryTestCase):
             page = self.page(identifier, after)
             self.assertEqual(page["begin"], after)
             self.assertTrue(page["data"])
-            raw = self.registry.page(identifier, after).events.lines
+            raw = self.registry.read_page(identifier, after).events.lines
             self.assertLessEqual(len(raw), 1024)
             events += page["data"]
             after, pages = page["end"], pages + 1
@@ -217,7 +96,7 @@ class PageTests(RegistryTestCase):
         self.page(identifier, END)
         self.assert_refused(EvaluationExpired, identifier)
         with self.assertRaises(EvaluationExpired) as caught:
-            self.registry.status(identifier)
+            self.registry.get_status(identifier)
         # When the registry was made, in no words but the clock's.
         self.assertEqual(caught.exception.members, {"started": "2023-11-14T22:13:20.000+00:00"})
         self.assertEqual(self.page(identifier, END)["end"], None)
@@ -253,12 +132,12 @@ class RepetitionTests(RegistryTestCase):
         identifier, _ = self.start(b"a\nb\nc\n")
         self.page(identifier, "2")
         with self.assertRaises(DiscardedCursor) as caught:
-            self.registry.page(identifier, "1")
+            self.registry.read_page(identifier, "1")
         self.assertEqual(caught.exception.members, {"oldest": "2"})
         self.assert_refused(DiscardedCursor, identifier, None, "", "0", "1")
         self.assertEqual(self.page(identifier, "2")["data"], ["b", "\n", "c"])
         self.assertEqual(
-            self.registry.status(identifier)["events"], {"buffered": 3, "discarded": 2}
+            self.registry.get_status(identifier)["events"], {"buffered": 3, "discarded": 2}
         )
 
     def test_first_page_acknowledges_nothing(self) -> None:
@@ -282,4 +161,4 @@ class RepetitionTests(RegistryTestCase):
         while child.paused:
             page = self.page(identifier, page["end"])
             self.assertTrue(page["data"])
-        self.assertEqual(self.registry.status(identifier)["state"], "running")
+        self.assertEqual(self.registry.get_status(identifier)["state"], "running")

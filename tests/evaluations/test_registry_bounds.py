@@ -1,4 +1,4 @@
-"""`evaluations.registry`: what there may be of everything, and what is left in the end: nothing."""
+"""`evaluations.registry`: bounds of queue, memory and records; nothing is left at the end."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, 
 from tawebeval.core.form import Repository
 from tawebeval.errors import Busy, EvaluationExpired
 from tawebeval.evaluations import run
-from tawebeval.evaluations.records import Subscription
-from tawebeval.evaluations.registry import Upload
-from tests.evaluations.test_registry import END, RegistryTestCase
+from tawebeval.evaluations.records import Subscription, Upload
+from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild
 from tests.fakes.world import UntidyThreads, make_request
 
@@ -61,11 +60,11 @@ class KeptTests(RegistryTestCase):
 
     def stream(self, identifier: str, *, whole: bool = True) -> None:
         """Let a stream send all that there is, or be broken off just before the end."""
-        following = self.registry.follow(identifier, None)
-        assert following is not None
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
         try:
-            with following:
-                following.read(10**6)
+            with subscription:
+                subscription.read(10**6)
                 if not whole:
                     raise ConnectionError
         except ConnectionError:
@@ -102,19 +101,19 @@ class KeptTests(RegistryTestCase):
         """What was broken off stays, and so does what somebody is reading again."""
         first, second = self.fill()
         self.stream(first, whole=False)
-        following = self.registry.follow(second, None)
-        assert following is not None
-        with following:
-            following.read(1)
+        subscription = self.registry.subscribe(second, None)
+        assert subscription is not None
+        with subscription:
+            subscription.read(1)
         self.refuse()
         self.stream(first)
         self.page(first)
         self.refuse()
         self.world.clock.advance(29.5)
         self.refuse()
-        following = self.registry.follow(first, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(first, None)
+        assert subscription is not None
+        with subscription:
             self.world.clock.advance(0.5)
             self.refuse()
             self.page(second)
@@ -181,7 +180,7 @@ class PausedTests(RegistryTestCase):
 
     def reason(self, identifier: str) -> str | None:
         """Return why an evaluation has ended badly, None for one that has not."""
-        error = self.registry.status(identifier)["error"]
+        error = self.registry.get_status(identifier)["error"]
         return error and error["reason"]
 
     def test_polls_acknowledge_nothing(self) -> None:
@@ -191,7 +190,7 @@ class PausedTests(RegistryTestCase):
         self.assertEqual(self.reason(identifier), None)
         self.poll(identifier, 1)
         self.assertEqual(self.reason(identifier), "unread")
-        self.assertEqual(self.registry.status(identifier)["paused_seconds"], 600)
+        self.assertEqual(self.registry.get_status(identifier)["paused_seconds"], 600)
         events = self.consume(identifier)
         self.assertEqual((len(events), events[-1]), (4001, "unread"))
 
@@ -202,7 +201,7 @@ class PausedTests(RegistryTestCase):
         other = self.accept()
         self.poll(identifier, 1)
         self.assertEqual(self.reason(identifier), "unread")
-        self.assertEqual(self.registry.status(other)["state"], "running")
+        self.assertEqual(self.registry.get_status(other)["state"], "running")
 
     def test_read(self) -> None:
         """Who reads now and then keeps it, also when others wait."""
@@ -216,7 +215,7 @@ class PausedTests(RegistryTestCase):
                 after = self.page(identifier, after)["end"]
                 self.world.turn()
         self.assertEqual(self.reason(identifier), None)
-        self.assertEqual(self.registry.status(identifier)["paused_seconds"], 200)
+        self.assertEqual(self.registry.get_status(identifier)["paused_seconds"], 200)
 
     def test_read_by_a_stream(self) -> None:
         """What a stream takes counts at once, though much of it stays behind it."""
@@ -227,15 +226,15 @@ class PausedTests(RegistryTestCase):
         identifier, child = self.start(b"x" * 50 + b"\n")
         self.accept()
         child.print((b"x" * 50 + b"\n") * 3000)
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             for _ in range(600):
-                following.read(100)
-                following.handed_over()
+                subscription.read(100)
+                subscription.note_written()
                 self.expire(1)
                 self.assertEqual(child.signals, [])
-            self.assertGreater(self.registry.status(identifier)["paused_seconds"], 500)
+            self.assertGreater(self.registry.get_status(identifier)["paused_seconds"], 500)
             self.expire(200)
             self.assertEqual(child.signals, [SIGTERM])
 
@@ -264,9 +263,10 @@ class TotalTests(RegistryTestCase):
     def used(self) -> int:
         """Return how much is counted, which must be what there is."""
         used = self.world.budget.used
-        known = [item["evaluation_id"] for item in self.registry.evaluations(None).data]
+        known = [item["evaluation_id"] for item in self.registry.list_evaluations(None).data]
         self.assertEqual(
-            used, sum(self.registry.status(identifier)["buffered_bytes"] for identifier in known)
+            used,
+            sum(self.registry.get_status(identifier)["buffered_bytes"] for identifier in known),
         )
         return used
 
@@ -276,7 +276,7 @@ class TotalTests(RegistryTestCase):
         self.assertLess(abs(self.used() - 4096), 200)
         self.flood()
         self.assertLess(abs(self.used() - 4096 - 2048), 300)
-        self.assertTrue(self.registry.status(first)["state"], "running")
+        self.assertTrue(self.registry.get_status(first)["state"], "running")
 
     def test_others_make_room(self) -> None:
         """What one reader takes lets another's evaluator go on, in the next turn."""
@@ -323,12 +323,12 @@ class TotalTests(RegistryTestCase):
         """What a stream takes makes room also where little is free."""
         self.flood()
         identifier, child = self.flood()
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             for _ in range(20):
-                following.read(10**6)
-                following.handed_over()
+                subscription.read(10**6)
+                subscription.note_written()
                 self.assertFalse(child.paused)
                 while not child.paused:
                     child.print(b"x" * 50 + b"\n")
@@ -336,10 +336,10 @@ class TotalTests(RegistryTestCase):
     def test_followed_from_its_newest_event(self) -> None:
         """A stream that begins with all of a full ring does not wait for what cannot come."""
         identifier, child = self.flood()
-        newest = self.registry.status(identifier)["events"]["buffered"]
-        following = self.registry.follow(identifier, str(newest))
-        assert following is not None
-        with following:
+        newest = self.registry.get_status(identifier)["events"]["buffered"]
+        subscription = self.registry.subscribe(identifier, str(newest))
+        assert subscription is not None
+        with subscription:
             self.assertFalse(child.paused)
 
     def test_without_an_event(self) -> None:
@@ -348,13 +348,13 @@ class TotalTests(RegistryTestCase):
         Only then is it noted that others have taken the room, and no event tells the stream.
         """
         identifier, child = self.start()
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             while self.world.budget.used < 3000:
                 child.print(b"x" * 50 + b"\n")
-            following.read(10**6)
-            following.handed_over()
+            subscription.read(10**6)
+            subscription.note_written()
             self.flood()
             child.print(child.environment["EVALUATION_DATA_BEGIN"].encode() + b"\n")
             self.assertFalse(child.paused)
@@ -362,14 +362,14 @@ class TotalTests(RegistryTestCase):
     def test_pages_beside_a_stream(self) -> None:
         """Pages hold up a stream's evaluator until 30 s after the last, and no longer."""
         identifier, child = self.start()
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             self.page(identifier)
             while not child.paused:
                 child.print(b"x" * 50 + b"\n")
-            following.read(10**6)
-            following.handed_over()
+            subscription.read(10**6)
+            subscription.note_written()
             self.world.clock.advance(20)
             self.page(identifier)
             for seconds in (10, 19.5):
@@ -381,31 +381,31 @@ class TotalTests(RegistryTestCase):
     def test_polls_beside_a_stream(self) -> None:
         """As long after a poll: its answer, at once or in vain, or when its client has left."""
         identifier, child = self.start()
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             in_vain = self.ask(identifier, None, 300)
             self.world.clock.advance(300)
             self.assertEqual(self.successResultOf(in_vain).events.count, 0)
-            self.assert_held(following, child)
-            newest = str(following.position)
+            self.assert_held(subscription, child)
+            newest = str(subscription.position)
             left = self.ask(identifier, newest, 300)
             self.world.clock.advance(200)
             left.cancel()
             self.failureResultOf(left, CancelledError)
-            self.assert_held(following, child)
+            self.assert_held(subscription, child)
             child.print(b"a\n")
-            at_once = self.ask(identifier, str(following.position), 300)
+            at_once = self.ask(identifier, str(subscription.position), 300)
             self.assertGreater(self.successResultOf(at_once).events.count, 0)
-            self.assert_held(following, child)
+            self.assert_held(subscription, child)
 
-    def assert_held(self, following: Subscription, child: FakeChild) -> None:
+    def assert_held(self, subscription: Subscription, child: FakeChild) -> None:
         """Hold that pages hold up an evaluator for 30 s from now, whatever its stream takes."""
         for _ in range(200):  # over twice as much as there is room for
             if not child.paused:
                 child.print(b"x" * 50 + b"\n")
-                following.read(10**6)
-                following.handed_over()
+                subscription.read(10**6)
+                subscription.note_written()
         self.world.clock.advance(29.5)
         self.assertTrue(child.paused)
         self.world.clock.advance(0.5)
@@ -415,10 +415,10 @@ class TotalTests(RegistryTestCase):
         """When it has left there is nothing left to wait for."""
         identifier, _ = self.flood()
         self.page(identifier)
-        following = self.registry.follow(identifier, None)
-        assert following is not None
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
         calls = len(self.world.clock.getDelayedCalls())
-        with following:
+        with subscription:
             self.assertEqual(len(self.world.clock.getDelayedCalls()), calls + 1)
         self.assertEqual(len(self.world.clock.getDelayedCalls()), calls)
 
@@ -426,12 +426,12 @@ class TotalTests(RegistryTestCase):
         """What a stream still reads counts, although it is forgotten."""
         identifier, child = self.start(b"a\n")
         self.finish(child)
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             self.page(identifier, END)
             self.assertGreater(self.world.budget.used, 0)
-            self.assertEqual(following.read(1000).count, 2)
+            self.assertEqual(subscription.read(1000).count, 2)
         self.assertEqual(self.world.budget.used, 0)
 
     def test_spent(self) -> None:
@@ -450,11 +450,11 @@ class TotalTests(RegistryTestCase):
         identifier, child = self.start(b"x" * 20_000)
         self.world.clock.advance(1)
         self.assertRaises(Busy, self.accept)
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             self.finish(child)
-            following.read(10**6)
+            subscription.read(10**6)
             self.assertRaises(Busy, self.accept)
         self.accept()
         self.assertEqual(self.used(), 0)
@@ -525,12 +525,12 @@ class NothingLeftTests(RegistryTestCase):
         identifier, child = self.start(b"a line\n" * 100)
         references = self.watch(identifier)
         self.ask(identifier, "0", 20)
-        following = self.registry.follow(identifier, "0")
-        assert following is not None
-        with following:
-            following.read(100)
+        subscription = self.registry.subscribe(identifier, "0")
+        assert subscription is not None
+        with subscription:
+            subscription.read(100)
         self.finish(child)
-        del child, following
+        del child, subscription
         self.consume(identifier)
         self.assert_nothing_left(references)
 
@@ -540,11 +540,11 @@ class NothingLeftTests(RegistryTestCase):
             identifier, child = self.start(b"a line\n")
             references = self.watch(identifier)
             self.finish(child)
-            following = self.registry.follow(identifier, None)
-            assert following is not None
-            with following:
-                following.read(100)
-            del child, following
+            subscription = self.registry.subscribe(identifier, None)
+            assert subscription is not None
+            with subscription:
+                subscription.read(100)
+            del child, subscription
             way(identifier)
             self.registry.expire()
             self.assert_nothing_left(references)

@@ -1,21 +1,15 @@
-"""`evaluations.registry`: the end of an evaluation is told to who wants to know."""
+"""`evaluations.registry`: callbacks at the end of an evaluation."""
 
 from __future__ import annotations
 
 import gc
-from pathlib import Path
-from typing import Any
 
 from twisted.internet.defer import Deferred
 
 from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.identifiers import Identifiers
 from tawebeval.errors import EvaluationExpired, InvalidField
-from tawebeval.evaluations.registry import EndCallbacks, Registry
 from tawebeval.sandbox.workspace import log_name
-from tests.evaluations.test_registry import KEY, RegistryTestCase
-from tests.fakes.callbacks import FakeCallbacks
-from tests.fakes.world import straw
+from tests.cases.evaluations import RegistryTestCase
 
 URL = "https://receiver.example/hook?key=s3cret"
 PLENTY = b"a line\n" * 200_000  # more than the buffer of an evaluation
@@ -29,17 +23,6 @@ class CallbackTests(RegistryTestCase):
         limits=LimitSettings(wall_clock=10**6),
     )
 
-    def make(self, seed: int = 1) -> Registry:
-        """Return a registry that has them."""
-        self.callbacks: Any = FakeCallbacks()
-        return Registry(
-            self.world.surroundings(),
-            Identifiers(KEY, straw(seed)),
-            (self.running, self.queued, *self.own),
-            Path("/evaluations"),
-            EndCallbacks(self.callbacks),
-        )
-
     def test_defect(self) -> None:
         """Where it cannot be told, nothing is left of the evaluation all the same."""
 
@@ -49,7 +32,7 @@ class CallbackTests(RegistryTestCase):
         self.patch(self.callbacks, "send", send)
         identifier = self.accept(callback_url=URL)
         self.finish(self.world.child)
-        self.assertEqual(self.registry.status(identifier)["state"], "finished")
+        self.assertEqual(self.registry.get_status(identifier)["state"], "finished")
         gc.collect()
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
         closed = Deferred.fromCoroutine(self.registry.close())
@@ -67,12 +50,12 @@ class CallbackTests(RegistryTestCase):
             "attempts": 0,
             "last_error": None,
         }
-        self.assertEqual(self.registry.status(identifier)["callback"], waiting)
+        self.assertEqual(self.registry.get_status(identifier)["callback"], waiting)
         self.assertEqual(self.callbacks.sent, [])
         self.finish(child, 3)
         ((evaluation, document),) = self.callbacks.sent
         self.assertEqual(evaluation, log_name(identifier))
-        self.assertEqual(document, self.registry.status(identifier))
+        self.assertEqual(document, self.registry.get_status(identifier))
         self.assertEqual((document["state"], document["exit"]["status"]), ("failed", 3))
         self.assertEqual(document["callback"], {**waiting, "state": "pending"})
         self.assertEqual(self.page(identifier)["data"], ["one", "\n", "exit"])
@@ -81,7 +64,7 @@ class CallbackTests(RegistryTestCase):
         """Without the field nobody is told, and the status has null."""
         identifier, child = self.start()
         self.finish(child)
-        self.assertIsNone(self.registry.status(identifier)["callback"])
+        self.assertIsNone(self.registry.get_status(identifier)["callback"])
         self.assertEqual(self.callbacks.sent, [])
 
     def test_however_it_ends(self) -> None:
@@ -94,7 +77,7 @@ class CallbackTests(RegistryTestCase):
         self.world.child.print(PLENTY)
         self.expire(901)
         self.world.end()
-        self.assertRaises(EvaluationExpired, self.registry.status, abandoned)
+        self.assertRaises(EvaluationExpired, self.registry.get_status, abandoned)
         stopped = self.accept(callback_url=URL)
         self.end_all()
         told = [
@@ -132,7 +115,7 @@ class CallbackTests(RegistryTestCase):
         self.assertEqual(self.world.child.signals, [])
         self.expire(1)
         self.assertEqual(self.world.child.signals, [15])
-        self.assertRaises(EvaluationExpired, self.registry.status, identifier)
+        self.assertRaises(EvaluationExpired, self.registry.get_status, identifier)
 
     def test_expires(self) -> None:
         """When it has ended it is kept as all are, also where its callback could not be sent."""
@@ -150,7 +133,7 @@ class CallbackTests(RegistryTestCase):
         self.callbacks.refuse = True
         with self.assertRaises(InvalidField):
             self.accept(callback_url=URL)
-        self.assertEqual(self.registry.evaluations(None).data, [])
+        self.assertEqual(self.registry.list_evaluations(None).data, [])
 
     def test_repeated(self) -> None:
         """A form that is repeated under its key has one evaluation, and one callback."""

@@ -1,4 +1,4 @@
-"""`evaluations.registry`: callers do not see each other, and each has its share."""
+"""`evaluations.registry`: isolation of callers, and the share of each caller."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import UNBOUNDED
 from tawebeval.errors import Busy, EvaluationExpired, EvaluationNotFound, KeyReused, OverShare
 from tawebeval.web.events import Poll
-from tests.evaluations.test_registry import END, RegistryTestCase
+from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.world import UntidyThreads, answer
 
 
@@ -30,10 +30,10 @@ class CallerTests(RegistryTestCase):
 
         refusals: list[type[Exception] | None] = []
         questions: list[Callable[[], object]] = [
-            lambda: registry.page(identifier, None, caller),
-            lambda: registry.page(identifier, "0", caller),
-            lambda: registry.page(identifier, END, caller),
-            lambda: registry.status(identifier, caller),
+            lambda: registry.read_page(identifier, None, caller),
+            lambda: registry.read_page(identifier, "0", caller),
+            lambda: registry.read_page(identifier, END, caller),
+            lambda: registry.get_status(identifier, caller),
             lambda: registry.cancel(identifier, caller).send(None),
         ]
         for question in questions:
@@ -66,12 +66,12 @@ class CallerTests(RegistryTestCase):
         self.assertEqual(child.signals, [])
         self.finish(child)
         self.assertEqual(self.asked(identifier, "bob"), nothing)
-        self.assertEqual(self.registry.page(identifier, None, "alice").end, END)
-        self.registry.page(identifier, END, "alice")
+        self.assertEqual(self.registry.read_page(identifier, None, "alice").end, END)
+        self.registry.read_page(identifier, END, "alice")
         self.assertEqual(self.asked(identifier, "bob"), nothing)
         with self.assertRaises(EvaluationExpired):
-            self.registry.status(identifier, "alice")
-        self.assertEqual(self.registry.page(identifier, END, "alice").end, None)
+            self.registry.get_status(identifier, "alice")
+        self.assertEqual(self.registry.read_page(identifier, END, "alice").end, None)
 
     def test_repositories(self) -> None:
         """For each of them repositories are fetched in its own name: what it may see of them."""
@@ -87,7 +87,7 @@ class CallerTests(RegistryTestCase):
         self.registry = self.make(2)
         self.assertEqual(self.asked(identifier, "bob"), [EvaluationNotFound] * 6)
         with self.assertRaises(EvaluationExpired):
-            self.registry.page(identifier, None, "alice")
+            self.registry.read_page(identifier, None, "alice")
 
     def test_others_do_not_keep_it(self) -> None:
         """That Bob asks for it does not count as a request."""
@@ -96,7 +96,7 @@ class CallerTests(RegistryTestCase):
         self.asked(identifier, "bob")
         self.expire(1)
         with self.assertRaises(EvaluationExpired):
-            self.registry.page(identifier, None, "alice")
+            self.registry.read_page(identifier, None, "alice")
 
     def test_keys(self) -> None:
         """An `Idempotency-Key` is its caller's own."""
@@ -168,10 +168,10 @@ class KeptShareTestCase(RegistryTestCase):
 
     def read(self, identifier: str, caller: str = "alice") -> None:
         """Let a stream send all that there is."""
-        following = self.registry.follow(identifier, None, caller)
-        assert following is not None
-        with following:
-            following.read(10**6)
+        subscription = self.registry.subscribe(identifier, None, caller)
+        assert subscription is not None
+        with subscription:
+            subscription.read(10**6)
 
     def leave(self, caller: str, count: int = 1) -> list[str]:
         """Let some evaluations end that nobody reads."""
@@ -217,9 +217,9 @@ class KeptShareTests(KeptShareTestCase):
     def test_read(self) -> None:
         """Reading one to its end makes room, and nothing less does."""
         identifier, _ = self.leave("alice", 2)
-        self.registry.page(identifier, None, "alice")
+        self.registry.read_page(identifier, None, "alice")
         self.check_over("alice")
-        self.registry.page(identifier, END, "alice")
+        self.registry.read_page(identifier, END, "alice")
         self.leave("alice")
         self.check_over("alice")
 
@@ -241,7 +241,7 @@ class KeptShareTests(KeptShareTestCase):
         cancelled = Deferred.fromCoroutine(self.registry.cancel(identifier, "alice"))
         self.successResultOf(cancelled)
         self.check_over("alice")
-        self.assertIsNone(self.registry.page(identifier, END, "alice").end)
+        self.assertIsNone(self.registry.read_page(identifier, END, "alice").end)
         self.leave("alice")
 
     def test_cancelled(self) -> None:
@@ -257,7 +257,7 @@ class KeptShareTests(KeptShareTestCase):
         """One that nobody has asked for in time makes room, too; nothing is left of the count."""
         self.leave("alice", 2)
         self.expire(600)
-        self.assertFalse(self.registry._records._kept_of)
+        self.assertFalse(self.registry._records._kept_counts)
         self.leave("alice", 2)
         self.check_over("alice")
 
@@ -310,7 +310,9 @@ class BytesShareTests(KeptShareTestCase):
 
     def states(self, identifiers: list[str]) -> list[str]:
         """Return the states of some of alice's evaluations."""
-        return [self.registry.status(identifier, "alice")["state"] for identifier in identifiers]
+        return [
+            self.registry.get_status(identifier, "alice")["state"] for identifier in identifiers
+        ]
 
     def check_over(self, caller: str) -> None:
         """Hold that nothing is accepted of this caller, who is told what to do."""
@@ -325,7 +327,7 @@ class BytesShareTests(KeptShareTestCase):
         self.leave("alice")
         self.check_over("alice")
         self.leave("bob")
-        self.registry.page(first, END, "alice")
+        self.registry.read_page(first, END, "alice")
         self.leave("alice")
         self.check_over("alice")
 
@@ -364,10 +366,10 @@ class BytesShareTests(KeptShareTestCase):
         first, _, *others = self.fill_queue()
         self.assertEqual(self.states(others), ["running", "queued", "queued"])
         bob = self.registry.accept(self.upload(), "bob")
-        self.assertEqual(self.registry.status(bob, "bob")["state"], "running")
+        self.assertEqual(self.registry.get_status(bob, "bob")["state"], "running")
         self.finish(self.world.child)
         self.assertEqual(self.states(others), ["running", "queued", "queued"])
-        self.registry.page(first, END, "alice")
+        self.registry.read_page(first, END, "alice")
         self.world.turn()
         self.assertEqual(self.states(others), ["running", "running", "queued"])
 
@@ -388,7 +390,7 @@ class BytesShareTests(KeptShareTestCase):
     def test_queue_sent_and_paged(self) -> None:
         """And nobody reads pages of it any more."""
         first, _, *others = self.fill_queue()
-        self.registry.page(first, None, "alice")
+        self.registry.read_page(first, None, "alice")
         self.read(first)
         self.expire(29)
         self.assertEqual(self.states(others), ["running", "queued", "queued"])

@@ -1,18 +1,11 @@
-"""`evaluations.registry`: what nobody asks for any more."""
+"""`evaluations.registry`: expiry of evaluations that no client asks for."""
 
 from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
-from tawebeval.config import Configuration, EvaluationSettings, LimitSettings
 from tawebeval.errors import EvaluationExpired, InvalidCursor
-from tests.evaluations.test_registry import END, RegistryTestCase
-
-PATIENT = Configuration(
-    evaluations=EvaluationSettings(abandon_after=900, paused=100_000, retain=600),
-    limits=LimitSettings(wall_clock=100_000),
-)
-"""Under these settings evaluations are abandoned long before they are over their time."""
+from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
 class ExpireTests(RegistryTestCase):
@@ -36,7 +29,7 @@ class ExpireTests(RegistryTestCase):
         self.world.clock.advance(899)
         self.finish(child)
         self.expire(599.999)
-        self.assertEqual(self.registry.evaluations(None).data[0]["state"], "finished")
+        self.assertEqual(self.registry.list_evaluations(None).data[0]["state"], "finished")
         self.expire(0.001)
         self.assert_refused(EvaluationExpired, identifier)
         self.assertEqual(self.page(identifier, END)["end"], None)
@@ -57,7 +50,7 @@ class ExpireTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         for ask in (
             lambda: self.page(identifier),
-            lambda: self.registry.status(identifier),
+            lambda: self.registry.get_status(identifier),
         ):
             self.expire(899)
             ask()
@@ -71,7 +64,7 @@ class ExpireTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.expire(599)
-        self.registry.status(identifier)
+        self.registry.get_status(identifier)
         self.successResultOf(Deferred.fromCoroutine(self.registry.cancel(identifier)))
         self.expire(1)
         self.assert_refused(EvaluationExpired, identifier)
@@ -81,10 +74,10 @@ class ExpireTests(RegistryTestCase):
         identifier, child = self.start(b"a\n" * self.configuration.buffers.evaluation)
         self.assertTrue(child.paused)
         self.expire(899)
-        self.assertEqual(self.registry.status(identifier)["state"], "running")
+        self.assertEqual(self.registry.get_status(identifier)["state"], "running")
         cursor = self.page(identifier)["end"]
         self.expire(899)
-        self.assertEqual(self.registry.status(identifier)["state"], "running")
+        self.assertEqual(self.registry.get_status(identifier)["state"], "running")
         self.assertEqual(child.signals, [])
         self.expire(1)
         self.assertEqual(child.signals, [15])
@@ -137,6 +130,6 @@ class ExpireTests(RegistryTestCase):
         for identifier in others:
             self.page(identifier)
         self.expire(1)
-        self.assertEqual(self.registry.status(others[1])["state"], "queued")
+        self.assertEqual(self.registry.get_status(others[1])["state"], "queued")
         self.finish(child)
-        self.assertEqual(self.registry.status(others[1])["state"], "running")
+        self.assertEqual(self.registry.get_status(others[1])["state"], "running")

@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval.core.form import MAX_SEED
 from tawebeval.errors import Busy, KeyReused
-from tests.evaluations.test_registry import RegistryTestCase
+from tests.cases.evaluations import RegistryTestCase
 from tests.fakes.world import IdleThreads
 
 
@@ -20,17 +20,17 @@ class AcceptTests(RegistryTestCase):
         identifiers = [self.accept() for _ in range(4)]
         self.assertEqual(len(set(identifiers)), 4)
         for identifier in identifiers:
-            self.assertEqual(self.registry.status(identifier)["evaluation_id"], identifier)
+            self.assertEqual(self.registry.get_status(identifier)["evaluation_id"], identifier)
             self.assertEqual(self.page(identifier)["end"], "0")
 
     def test_places(self) -> None:
         """As many run as may, the others wait in order, and each of them is told its place."""
         identifiers = [self.accept() for _ in range(4)]
-        seen = [self.registry.status(identifier) for identifier in identifiers]
+        seen = [self.registry.get_status(identifier) for identifier in identifiers]
         self.assertEqual([s["state"] for s in seen], ["running", "running", "queued", "queued"])
         self.assertEqual([s["queue_place"] for s in seen], [None, None, 0, 1])
         self.finish(self.world.spawn.children[1])
-        seen = [self.registry.status(identifier) for identifier in identifiers]
+        seen = [self.registry.get_status(identifier) for identifier in identifiers]
         self.assertEqual([s["state"] for s in seen], ["running", "finished", "running", "queued"])
         self.assertEqual([s["queue_place"] for s in seen], [None, None, None, 0])
 
@@ -49,12 +49,12 @@ class AcceptTests(RegistryTestCase):
 
     def test_seed(self) -> None:
         """The seed is the client's, or one is drawn and told."""
-        given = self.registry.status(self.accept(seed=0))["seed"]
+        given = self.registry.get_status(self.accept(seed=0))["seed"]
         self.assertEqual(given, 0)
         self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], "0")
         self.world.random = lambda number: b"\xff" * number
         self.registry = self.make()
-        drawn = self.registry.status(self.accept(seed=None))["seed"]
+        drawn = self.registry.get_status(self.accept(seed=None))["seed"]
         self.assertEqual(drawn, MAX_SEED)
         self.assertEqual(self.world.child.environment["TURINGARENA_SEED"], str(MAX_SEED))
 
@@ -140,14 +140,14 @@ class CancelTests(RegistryTestCase):
         self.assertNoResult(cancelled)
         self.finish(child)
         self.assertIsNone(self.successResultOf(cancelled))
-        self.assertEqual(self.registry.status(identifier)["state"], "cancelled")
+        self.assertEqual(self.registry.get_status(identifier)["state"], "cancelled")
         self.assertEqual(self.consume(identifier), ["a", "\n", "cancelled"])
 
     def test_queued(self) -> None:
         """One that waits is cancelled at once, and makes room for others."""
         identifiers = [self.accept() for _ in range(4)]
         self.successResultOf(self.cancel(identifiers[2]))
-        self.assertEqual(self.registry.status(identifiers[3])["queue_place"], 0)
+        self.assertEqual(self.registry.get_status(identifiers[3])["queue_place"], 0)
         self.accept()
         self.assertEqual(self.consume(identifiers[2]), ["cancelled"])
 

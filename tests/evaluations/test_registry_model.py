@@ -17,7 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import errors
 from tawebeval.core.framing import LINES, Framing
 from tawebeval.core.pages import DUMMY_END, EventPage
-from tawebeval.evaluations.registry import Upload
+from tawebeval.evaluations.records import Upload
 from tawebeval.web import events
 from tawebeval.web.streams import Flow
 from tests.cases.registry_model import (
@@ -108,7 +108,7 @@ class Reading(Comparison):
         first = max(model.newest - back, 0)
         oldest = model.real.ring.oldest
         try:
-            following = self.registry.follow(identifier, str(first))
+            subscription = self.registry.subscribe(identifier, str(first))
         except errors.EvaluationExpired:
             assert model.forgotten
             return
@@ -116,11 +116,11 @@ class Reading(Comparison):
             assert first < oldest
             model.asked = self.now
             return
-        assert following is not None
+        assert subscription is not None
         assert not model.forgotten
         assert first >= oldest
         model.asked = self.now
-        one = Stream(identifier, first, framing, following, Flow(self.world.clock), slow=slow)
+        one = Stream(identifier, first, framing, subscription, Flow(self.world.clock), slow=slow)
         self.streams.append(one)
         one.begin()
         self.settle()
@@ -324,7 +324,7 @@ class Machine(Reading):
         identifier, model = self.pick(number)
         held = model.running and self.child(identifier).paused
         try:
-            self.registry.status(identifier)
+            self.registry.get_status(identifier)
         except errors.EvaluationExpired:
             assert model.forgotten
         else:
@@ -337,7 +337,7 @@ class Machine(Reading):
         """Let somebody ask for what was never here."""
         if text not in self.models:
             try:
-                self.registry.page(text, after)
+                self.registry.read_page(text, after)
             except errors.EvaluationNotFound:
                 return
             raise AssertionError(text)

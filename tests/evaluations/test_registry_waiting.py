@@ -1,4 +1,4 @@
-"""`evaluations.registry`: requests that are refused, and those that wait for events."""
+"""`evaluations.registry`: refused requests, and requests that wait for events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from twisted.internet.defer import CancelledError, Deferred
 from tawebeval.core.identifiers import Identifiers
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import DiscardedCursor, EvaluationExpired, EvaluationNotFound, InvalidCursor
-from tests.evaluations.test_registry import END, RegistryTestCase
+from tests.cases.evaluations import END, RegistryTestCase
 from tests.fakes.children import FakeChild
 from tests.fakes.world import straw
 
@@ -21,7 +21,7 @@ class RefusalTests(RegistryTestCase):
         for identifier in (foreign, "", "x", "A" * 40, self.accept()[:-1] + "1"):
             self.assert_refused(EvaluationNotFound, identifier, None, "0", END)
             with self.assertRaises(EvaluationNotFound):
-                self.registry.status(identifier)
+                self.registry.get_status(identifier)
             self.failureResultOf(
                 Deferred.fromCoroutine(self.registry.cancel(identifier)), EvaluationNotFound
             )
@@ -160,7 +160,7 @@ class WaitTests(RegistryTestCase):
         identifier, child, asked = self.waiting("0")
         child.print(b"")
         second = self.ask(identifier, "0", 20).addCallback(
-            lambda page: self.registry.page(identifier, page.end)
+            lambda page: self.registry.read_page(identifier, page.end)
         )
         third = self.ask(identifier, "0", 20)
         child.print(b"a\nb\n")
@@ -172,7 +172,7 @@ class WaitTests(RegistryTestCase):
         """Who waits for an evaluation that another one reads to its end is told so."""
         identifier, child, first = self.waiting("0")
         second = self.ask(identifier, "0", 20)
-        first.addCallback(lambda page: self.registry.page(identifier, page.end))
+        first.addCallback(lambda page: self.registry.read_page(identifier, page.end))
         self.finish(child)
         self.assertEqual(self.successResultOf(first).end, None)
         self.failureResultOf(second, EvaluationExpired)

@@ -1,96 +1,19 @@
-"""`evaluations.run`: one run, watched over, with a fake child and a Clock."""
+"""`evaluations.run`: one run, with a fake child and a Clock."""
 
 from __future__ import annotations
 
 import gc
 import signal
-from pathlib import Path
 from typing import NoReturn, get_args
 
-from twisted.internet.defer import Deferred
-from twisted.internet.task import Clock
-from twisted.trial.unittest import SynchronousTestCase
-
-from tawebeval.config import LimitSettings
-from tawebeval.core.budget import Budget
-from tawebeval.core.events import Batch
-from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Parser
 from tawebeval.errors import EvaluationFailure, Reason, over_limit
-from tawebeval.evaluations.run import STDERR_TAIL, Run, StdoutPump
+from tawebeval.evaluations.run import STDERR_TAIL
 from tawebeval.linux.cgroups.group import Usage
-from tawebeval.sandbox.base import Exit
-from tawebeval.sandbox.workspace import Workspace
-from tests.cases.strategies import MARKERS, read
-from tests.fakes.children import STDOUT, FakeChild
-from tests.fakes.gates import Gate
-from tests.fakes.sandbox import FakeSandboxedRun
-from tests.fakes.world import InlineThreads
+from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
+from tests.fakes.children import STDOUT
 
-GRACE = 2.0
-CANCELLED = EvaluationFailure("cancelled", "enough")
 RESOURCES = {"memory", "processes", "disk", "file_size", "output", "stderr"}
-
-
-class RunTestCase(SynchronousTestCase):
-    """A run, its child and its ring; `capacity` is when the ring is full."""
-
-    capacity = 2**40
-    limits = LimitSettings(wall_clock=10, output=100_000)
-
-    def setUp(self) -> None:
-        self.clock = Clock()
-        self.ring = Ring()
-        budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
-        self.orphans = Gate()
-        self.file: Deferred[bytes] = Deferred()  # of one that the evaluator names
-        self.held: list[bool] = []
-        self.intake = StdoutPump(
-            self.clock,
-            Parser(MARKERS),
-            self.ring,
-            budget.add_share(on_room=lambda: self.intake.on_room()),
-            self,
-        )
-        self.cell = FakeSandboxedRun(
-            self.limits, Workspace(Path("/some")).make_unsandboxed_view(), self.orphans
-        )
-        self.run = Run(self.clock, self.intake, GRACE, self.cell, InlineThreads())
-        self.child = FakeChild(self.clock, self.run)
-        self.run.makeConnection(self.child)
-
-    def printed(self) -> None:
-        """Tell nobody."""
-
-    def lose_output(self) -> None:
-        """Pass on that events are lost, as an evaluation does."""
-        self.run.lose_output()
-
-    def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
-        """Let the test supply the file."""
-        return self.file
-
-    def hold(self, held: bool) -> None:
-        """Pass on that the ring is full, or is not any more, as an evaluation does."""
-        self.held.append(held)
-        self.run.hold(held)
-
-    def turn(self) -> None:
-        """Let happen what is due now."""
-        self.clock.pump([0] * 3)
-
-    def text(self) -> str:
-        """Return what is in the ring, which is text."""
-        batch: Batch = self.ring.read(self.ring.oldest, 10**9)
-        return "".join(str(event) for event in read(batch))
-
-    def assert_over(self, status: int | None = None, number: int | None = None) -> None:
-        """Hold that the run has ended so, and that nothing of it is left to happen."""
-        self.turn()
-        self.assertTrue(self.run.ended.is_set)
-        self.assertEqual(self.run.exit, Exit(status, number))
-        self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
 class EndTests(RunTestCase):
@@ -255,7 +178,7 @@ class DefectTests(RunTestCase):
     def test_cannot_be_told(self) -> None:
         """Where the loss itself cannot be told it is no good end either."""
         self.break_("finish")
-        self.patch(self.run, "lose_output", lambda: None)
+        self.patch(self.run, "on_lost_events", lambda: None)
         self.child.end(0)
         self.assert_over(status=0)
         self.assert_lost()

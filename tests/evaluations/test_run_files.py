@@ -1,15 +1,15 @@
-"""`evaluations.intake`: files that an evaluator names, read while its stdout waits."""
+"""`evaluations.run`: files that an evaluator names, read while its stdout waits."""
 
 from __future__ import annotations
 
 from tawebeval.core.fileblock import InlineFile
 from tawebeval.evaluations.run import PARTIAL_LINE
 from tawebeval.sandbox.workspace import FileRefused
+from tests.cases.evaluations import PumpTestCase
 from tests.cases.strategies import MARKERS, Broken, Event, joined
-from tests.evaluations.test_run_stdout import IntakeTestCase
 
 
-class FilesTestCase(IntakeTestCase):
+class FilesTestCase(PumpTestCase):
     """An evaluator that names files by a path."""
 
     capacity = 5000
@@ -21,7 +21,7 @@ class FilesTestCase(IntakeTestCase):
 
     def print(self, stdout: bytes) -> None:
         """Print, and let a turn pass in which a file may be asked for."""
-        self.intake.received(stdout)
+        self.pump.feed(stdout)
         self.turn()
 
     def supply(self, content: bytes) -> None:
@@ -98,10 +98,10 @@ class FileTests(FilesTestCase):
     def test_end_while_reading(self) -> None:
         """Where stdout ends while a file is read, all is done when the file is there."""
         self.print(b"before\n" + self.block(b"a") + b"after" + b"\nhalf")
-        self.intake.ended()
-        self.assertFalse(self.intake.done.is_set)
+        self.pump.end()
+        self.assertFalse(self.pump.done.is_set)
         self.supply(b"a")
-        self.assertTrue(self.intake.done.is_set)
+        self.assertTrue(self.pump.done.is_set)
         file = InlineFile("a", "application/octet-stream", b"a")
         self.assertEqual(joined(self.events()), ["before", file, "after\nhalf"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -109,12 +109,12 @@ class FileTests(FilesTestCase):
     def test_end_with_several(self) -> None:
         """The end waits for every file that the rest of stdout names."""
         self.print(self.block(b"a") + self.block(b"b"))
-        self.intake.ended()
+        self.pump.end()
         self.supply(b"a")
-        self.assertFalse(self.intake.done.is_set)
+        self.assertFalse(self.pump.done.is_set)
         self.assertEqual(self.files[-1][0].path, "b")
         self.supply(b"b")
-        self.assertTrue(self.intake.done.is_set)
+        self.assertTrue(self.pump.done.is_set)
         self.assertEqual(self.contents(), [b"a", b"b"])
 
 
@@ -138,30 +138,30 @@ class RoomTests(FilesTestCase):
     def test_after_the_end(self) -> None:
         """So it is when stdout has ended: the rest comes as readers make room."""
         self.print(self.block(b"a") * 3 + b"text")
-        self.intake.ended()
+        self.pump.end()
         contents: list[Event] = []
         for count in range(1, 4):
-            self.assertEqual((len(self.files), self.intake.done.is_set), (count, False))
+            self.assertEqual((len(self.files), self.pump.done.is_set), (count, False))
             self.supply(b"x" * self.capacity)
             self.turn(5)
             contents += self.contents()
             self.read_all()
             self.turn()
-        self.assertTrue(self.intake.done.is_set)
+        self.assertTrue(self.pump.done.is_set)
         self.assertEqual(contents, [*[b"x" * self.capacity] * 3, "text"])
 
     def test_released(self) -> None:
         """After the exit files wait for room; after a stop what is too much of them is refused."""
         self.print(self.block(b"a") + self.block(b"b") + b"some text\n" + self.block(b"c"))
         self.supply(b"x" * self.capacity)
-        self.intake.ended()
+        self.pump.end()
         self.turn(5)
-        self.intake.release()
+        self.pump.drain()
         self.turn(5)
-        self.assertEqual((self.intake.done.is_set, self.held), (False, [True]))
-        self.intake.refuse_files()
+        self.assertEqual((self.pump.done.is_set, self.held), (False, [True]))
+        self.pump.refuse_files()
         self.turn(5)
-        self.assertTrue(self.intake.done.is_set)
+        self.assertTrue(self.pump.done.is_set)
         self.assertEqual(self.events()[1:], [Broken(), "some text", Broken()])
         self.assertIn(b"before there was room", self.ring.read(1, 10**9).lines)
         self.assertEqual(len(self.files), 1)
@@ -169,7 +169,7 @@ class RoomTests(FilesTestCase):
     def test_released_with_room(self) -> None:
         """A file for which there is room is read all the same."""
         self.print(self.block(b"a") + self.block(b"b"))
-        self.intake.release()
+        self.pump.drain()
         self.supply(b"a")
         self.supply(b"b")
         self.assertEqual(self.contents(), [b"a", b"b"])
@@ -179,7 +179,7 @@ class RoomTests(FilesTestCase):
         """The bound of all rings together counts, too, at the moment when a file is to be read."""
         other = self.budget.add_share()
         self.print(b"text\n")
-        self.intake.received(self.block(b"a"))
+        self.pump.feed(self.block(b"a"))
         other.resize(2**41)
         self.turn(5)
         self.assertEqual((self.files, self.held), ([], [True]))

@@ -8,8 +8,8 @@ from tawebeval.config import LimitSettings
 from tawebeval.errors import EvaluationFailure, over_limit
 from tawebeval.evaluations.run import READ_RATE
 from tawebeval.linux.cgroups.group import Usage
+from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
 from tests.cases.strategies import MARKERS
-from tests.evaluations.test_run import CANCELLED, GRACE, RunTestCase
 from tests.fakes.children import STDOUT
 from tests.fakes.sandbox import FakeSandboxedRun
 
@@ -39,9 +39,9 @@ class TimeoutTests(RunTestCase):
         """Time in which stdout is not read does not count, however often that happens."""
         for _ in range(3):
             self.clock.advance(3)
-            self.run.hold(True)
+            self.run.set_paused(True)
             self.clock.advance(1000)
-            self.run.hold(False)
+            self.run.set_paused(False)
         self.clock.advance(0.999)
         self.assertEqual(self.child.signals, [])
         self.clock.advance(0.001)
@@ -50,9 +50,9 @@ class TimeoutTests(RunTestCase):
     def test_held_at_the_limit(self) -> None:
         """One whose time is used up just as it is held is stopped when it goes on."""
         self.clock.advance(9)
-        self.run.hold(True)
-        self.run.hold(True)
-        self.run.hold(False)
+        self.run.set_paused(True)
+        self.run.set_paused(True)
+        self.run.set_paused(False)
         self.clock.advance(1)
         self.assertEqual(self.child.signals, [signal.SIGTERM])
 
@@ -60,8 +60,8 @@ class TimeoutTests(RunTestCase):
         """The clock stands when the process has exited, whoever holds its stdout."""
         self.orphans.shut = True
         self.child.exit(0)
-        self.run.hold(True)
-        self.run.hold(False)
+        self.run.set_paused(True)
+        self.run.set_paused(False)
         self.clock.advance(100)
         self.orphans.open()
         self.child.close()
@@ -70,13 +70,13 @@ class TimeoutTests(RunTestCase):
 
 
 class CellTests(RunTestCase):
-    """What the cell says of a run that has ended badly."""
+    """What the sandboxed run says of a run that has ended badly."""
 
     limits = LimitSettings(wall_clock=10, cpu=5)
 
     def end(self, number: int, cpu: float) -> EvaluationFailure:
         """End by a signal, after so much processor time; return the failure."""
-        self.cell.used = Usage(cpu, None)
+        self.sandboxed.used = Usage(cpu, None)
         self.child.end(signal=number)
         self.turn()
         self.assertTrue(self.run.ended.is_set)
@@ -94,17 +94,17 @@ class CellTests(RunTestCase):
         self.assertEqual((error.reason, error.members["signal"]), ("exit", signal.SIGXCPU))
 
     def test_file_size(self) -> None:
-        """So with that of a too large file, which the cell would have found."""
+        """So with that of a too large file, which the sandboxed run would have found."""
         self.assertEqual(self.end(signal.SIGXFSZ, 0.1).reason, "exit")
-        self.assertEqual(self.cell.looks, [True])
+        self.assertEqual(self.sandboxed.looks, [True])
 
     def test_limit(self) -> None:
-        """A limit that the cell knows of explains a bad end."""
-        self.cell.over = over_limit("disk", "disk", "bytes", 7)
+        """A limit that the sandboxed run knows of explains a bad end."""
+        self.sandboxed.over = over_limit("disk", "disk", "bytes", 7)
         self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
 
     def test_no_answer(self) -> None:
-        """A cell that cannot be asked hides no failure."""
+        """A sandboxed run that cannot be asked hides no failure."""
 
         def fail(*final: bool) -> None:
             raise OSError(24, "Too many open files")
@@ -119,7 +119,7 @@ class CellTests(RunTestCase):
 
     def test_not_started(self) -> None:
         """A sandbox that did not start says so, with what it complained of."""
-        self.cell.unstarted = EvaluationFailure("lost", "no sandbox")
+        self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
         self.child.complain(b"bwrap: no")
         self.child.end(status=1)
         self.turn()
@@ -130,11 +130,11 @@ class CellTests(RunTestCase):
 
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
-        self.cell.unstarted = EvaluationFailure("lost", "no sandbox")
-        self.cell.over = over_limit("processes", "processes", "processes", 2)
+        self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
+        self.sandboxed.over = over_limit("processes", "processes", "processes", 2)
         self.child.end(status=1)
         self.turn()
-        self.assertIs(self.run.failure, self.cell.over)
+        self.assertIs(self.run.failure, self.sandboxed.over)
 
 
 class OutputTests(RunTestCase):
@@ -223,7 +223,7 @@ class FullRingTests(RunTestCase):
         self.clock.advance(1000)
         self.assertEqual(self.child.signals, [])
         self.ring.acknowledge(self.ring.newest)
-        self.intake.acknowledged()
+        self.pump.on_acknowledge()
         self.assertEqual(self.held, [True, False])
         self.clock.advance(5.9)
         self.assertEqual(self.child.signals, [])
@@ -234,7 +234,7 @@ class FullRingTests(RunTestCase):
         """Return the text in the ring, and discard it."""
         text = self.text()
         self.ring.acknowledge(self.ring.newest)
-        self.intake.acknowledged()
+        self.pump.on_acknowledge()
         self.turn()
         return text
 
@@ -338,7 +338,7 @@ class PauseTests(RunTestCase):
     def test_not_read(self) -> None:
         """At the limit it is stopped: the failure `unread`, with the setting and its value."""
         self.clock.advance(5)
-        self.run.hold(True)
+        self.run.set_paused(True)
         self.assertFalse(self.check(599))
         self.assertEqual(self.run.result.paused_seconds, 599)
         self.assertTrue(self.check(1))
@@ -354,7 +354,7 @@ class PauseTests(RunTestCase):
 
     def test_wanted(self) -> None:
         """While another waits for its place it is a quarter, also when that comes later."""
-        self.run.hold(True)
+        self.run.set_paused(True)
         self.assertFalse(self.check(149, wanted=True))
         self.assertFalse(self.check(200))
         self.assertTrue(self.check(1, wanted=True))
@@ -367,17 +367,17 @@ class PauseTests(RunTestCase):
     def test_in_parts(self) -> None:
         """Pauses add up; and it is stopped in a pause, not while it gets on."""
         for _ in range(5):
-            self.run.hold(True)
+            self.run.set_paused(True)
             self.assertFalse(self.check(110))
-            self.run.hold(False)
+            self.run.set_paused(False)
             self.assertFalse(self.check(1, wanted=True))
-        self.run.hold(True)
+        self.run.set_paused(True)
         self.assertFalse(self.check(49))
         self.assertTrue(self.check(1))
 
     def test_a_slow_reader(self) -> None:
         """Who takes 100 KB a second is quick enough, also while others wait."""
-        self.run.hold(True)
+        self.run.set_paused(True)
         for second in range(5900):
             self.taken = 100_000 * second
             self.assertFalse(self.check(1, wanted=second < 1400))
@@ -385,22 +385,22 @@ class PauseTests(RunTestCase):
     def test_asleep_for_a_minute(self) -> None:
         """A reader who is away for a minute now and then, and takes what there is, comes back."""
         for minute in range(90):
-            self.run.hold(True)
+            self.run.set_paused(True)
             self.assertFalse(self.check(60, wanted=minute < 20))
             self.taken = 4 * 2**20 * (minute + 1)
-            self.run.hold(False)
+            self.run.set_paused(False)
 
     def test_nothing_is_saved_up(self) -> None:
         """What was read before a pause does not make it longer."""
         self.taken = 2**30
         self.check(1)
-        self.run.hold(True)
+        self.run.set_paused(True)
         self.assertFalse(self.check(599))
         self.assertTrue(self.check(1))
 
     def test_an_event_a_minute(self) -> None:
         """Who takes next to nothing holds its place for as long as who takes nothing, or so."""
-        self.run.hold(True)
+        self.run.set_paused(True)
         for minute in range(10):
             self.assertEqual(self.child.signals, [])
             self.check(60)
@@ -409,7 +409,7 @@ class PauseTests(RunTestCase):
 
     def test_most(self) -> None:
         """However much is read, all pauses together are ten times as long at most."""
-        self.run.hold(True)
+        self.run.set_paused(True)
         for second in range(5999):
             self.taken = READ_RATE * second
             self.assertFalse(self.check(1))
@@ -422,7 +422,7 @@ class PauseTests(RunTestCase):
 
     def test_most_while_wanted(self) -> None:
         """While another waits for its place it is a quarter of that, too."""
-        self.run.hold(True)
+        self.run.set_paused(True)
         for second in range(1500):
             self.assertEqual(self.child.signals, [])
             self.taken = READ_RATE * second

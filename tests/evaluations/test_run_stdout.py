@@ -1,4 +1,4 @@
-"""`evaluations.intake`: the inward road, from chunks of stdout to events in the ring."""
+"""`evaluations.run`: the pump, from chunks of stdout to events in the ring."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from typing import NoReturn
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet.defer import Deferred
-from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
-from tawebeval.core.budget import Budget, Share
-from tawebeval.core.fileblock import WantedFile
+from tawebeval.core.budget import Share
 from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Parser
 from tawebeval.evaluations.run import PARTIAL_LINE, StdoutPump
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases import reference_segi
+from tests.cases.evaluations import PumpTestCase
 from tests.cases.strategies import (
     MARKERS,
     MAX_FILE,
     MAX_VALUE,
     Broken,
     Chunk,
-    Event,
     chunkings,
     chunks_of,
     file_at,
@@ -33,141 +30,58 @@ from tests.cases.strategies import (
     seen,
     stdouts,
 )
-from tests.fakes.world import TurnClock
 
 
-class FakeProducer:
-    """Counts nothing, remembers whether it is paused, and how often that changed."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    @property
-    def paused(self) -> bool:
-        """Whether stdout is not read now."""
-        return self.calls[-1:] == ["pause"]
-
-    def pauseProducing(self) -> None:
-        self.calls.append("pause")
-
-    def resumeProducing(self) -> None:
-        self.calls.append("resume")
-
-
-class IntakeTestCase(SynchronousTestCase):
-    """An intake of which the test supplies wanted files: `files` are those asked for."""
-
-    capacity = 2**40
-    max_value, max_file = 1000, 1000
-
-    def setUp(self) -> None:
-        self.clock = TurnClock()
-        self.ring = Ring()
-        self.budget = Budget(2**41, self.capacity, 1, lambda call: self.clock.callLater(0, call))
-        self.share = self.budget.add_share(on_room=lambda: self.intake.on_room())
-        self.changes = 0
-        self.held: list[bool] = []
-        self.losses = 0
-        self.files: list[tuple[WantedFile, Deferred[bytes]]] = []
-        self.producer = FakeProducer()
-        self.intake = StdoutPump(
-            self.clock,
-            Parser(MARKERS, max_value=self.max_value, max_file=self.max_file),
-            self.ring,
-            self.share,
-            self,
-        )
-        self.intake.start(self.producer)
-
-    def printed(self) -> None:
-        """Count that there are new events."""
-        self.changes += 1
-
-    def hold(self, held: bool) -> None:
-        """Note that the ring is full, or is not any more."""
-        self.held.append(held)
-
-    def read_file(self, wanted: WantedFile) -> Deferred[bytes]:
-        """Let the test supply the file."""
-        content: Deferred[bytes] = Deferred()
-        self.files.append((wanted, content))
-        return content
-
-    def lose_output(self) -> None:
-        """Count defects."""
-        self.losses += 1
-
-    def turn(self, count: int = 1) -> None:
-        """Let so many turns of the reactor pass."""
-        self.clock.turn(count)
-
-    def read_all(self) -> None:
-        """Discard all events, as a reader does who has them."""
-        self.ring.acknowledge(self.ring.newest)
-        self.intake.acknowledged()
-
-    def events(self) -> list[Event]:
-        """Return the events in the ring."""
-        return seen(read(self.ring.read(self.ring.oldest, 10**9)))
-
-    def end(self) -> None:
-        """End stdout, and hold that all is done then."""
-        self.assertFalse(self.intake.done.is_set)
-        self.intake.ended()
-        self.assertTrue(self.intake.done.is_set)
-        self.assertEqual(self.clock.getDelayedCalls(), [])
-
-
-class TextTests(IntakeTestCase):
+class TextTests(PumpTestCase):
     """Text, and lines that are not whole yet."""
 
     def test_whole_lines(self) -> None:
         """Lines are delivered at once; each delivery is told once."""
-        self.intake.received(b"one\ntwo\nthree\n")
+        self.pump.feed(b"one\ntwo\nthree\n")
         self.assertEqual(self.events(), ["one", "\n", "two", "\n", "three"])
         self.assertEqual(self.changes, 1)
 
     def test_partial_line(self) -> None:
         """A partial line waits for its rest for 20 ms, and then no longer."""
         self.assertEqual(PARTIAL_LINE, 0.02)
-        self.intake.received(b"one\nhalf a li")
+        self.pump.feed(b"one\nhalf a li")
         self.assertEqual(self.events(), ["one"])
         self.clock.advance(0.0199)
         self.assertEqual((self.events(), self.changes), (["one"], 1))
         self.clock.advance(0.0001)
         self.assertEqual(self.events(), ["one", "\n", "half a li"])
         self.assertEqual(self.changes, 2)
-        self.intake.received(b"ne\n")
+        self.pump.feed(b"ne\n")
         self.end()
         self.assertEqual(joined(self.events()), ["one\nhalf a line\n"])
 
     def test_partial_line_in_small_pieces(self) -> None:
         """The waiting is counted from the first piece, so that it ends while more come."""
         for _ in range(4):
-            self.intake.received(b".")
+            self.pump.feed(b".")
             self.clock.advance(0.005)
         self.assertEqual("".join(map(str, self.events())), "....")
 
     def test_rest_in_time(self) -> None:
         """A line whose rest comes in time is one event."""
-        self.intake.received(b"half a li")
+        self.pump.feed(b"half a li")
         self.clock.advance(0.01)
-        self.intake.received(b"ne\nnext\n")
+        self.pump.feed(b"ne\nnext\n")
         self.clock.advance(1)
         self.assertEqual(self.events(), ["half a line", "\n", "next"])
 
     def test_held_back(self) -> None:
         """What may yet be a marker waits as long as it takes, and nothing is told of it."""
-        self.intake.received(b"one")
+        self.pump.feed(b"one")
         self.clock.advance(1)
-        self.intake.received(b"\n" + MARKERS.data_begin)
+        self.pump.feed(b"\n" + MARKERS.data_begin)
         self.clock.advance(1000)
         self.assertEqual((self.events(), self.changes), (["one"], 1))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_end(self) -> None:
         """The end of stdout delivers what is left, and stops the waiting."""
-        self.intake.received(b"half a li")
+        self.pump.feed(b"half a li")
         self.end()
         self.assertEqual((self.events(), self.changes), (["half a li"], 1))
         self.assertEqual(self.clock.getDelayedCalls(), [])
@@ -179,13 +93,13 @@ class TextTests(IntakeTestCase):
 
     def test_end_twice(self) -> None:
         """The end is taken once."""
-        self.intake.received(MARKERS.data_begin + b"\n")
+        self.pump.feed(MARKERS.data_begin + b"\n")
         self.end()
-        self.intake.ended()
+        self.pump.end()
         self.assertEqual(self.events(), [Broken()])
 
 
-class BackPressureTests(IntakeTestCase):
+class BackPressureTests(PumpTestCase):
     """The ring's capacity."""
 
     capacity = 200
@@ -194,26 +108,26 @@ class BackPressureTests(IntakeTestCase):
         """Print until the ring is just full."""
         while self.ring.size < self.capacity:
             self.assertEqual((self.producer.calls, self.held), ([], []))
-            self.intake.received(b"line\n")
+            self.pump.feed(b"line\n")
 
     def test_full(self) -> None:
         """A full ring pauses the producer and says so, once."""
         self.fill()
         self.assertEqual((self.producer.calls, self.held), (["pause"], [True]))
-        self.intake.received(b"what was read already\n")
+        self.pump.feed(b"what was read already\n")
         self.assertEqual((self.producer.calls, self.held), (["pause"], [True]))
         self.assertIn("what was read already", self.events())
 
     def test_just_below(self) -> None:
         """It is full at its capacity and not one byte before."""
-        self.intake.received(b"x\n")
+        self.pump.feed(b"x\n")
         line = self.ring.size
-        self.intake.received(b"y" * (self.capacity - self.ring.size - line - 35))
+        self.pump.feed(b"y" * (self.capacity - self.ring.size - line - 35))
         self.clock.advance(1)
         size = self.ring.size
         self.assertLess(size, self.capacity)
         self.assertEqual(self.producer.calls, [])
-        self.intake.received(b"z" * 200)
+        self.pump.feed(b"z" * 200)
         self.clock.advance(1)
         self.assertGreaterEqual(self.ring.size, self.capacity)
         self.assertEqual(self.producer.calls, ["pause"])
@@ -221,33 +135,33 @@ class BackPressureTests(IntakeTestCase):
     def test_acknowledged(self) -> None:
         """An acknowledgement that makes room resumes; one that makes too little does not."""
         self.fill()
-        self.intake.received(b"more\n" * 10)
+        self.pump.feed(b"more\n" * 10)
         self.ring.acknowledge(1)
-        self.intake.acknowledged()
+        self.pump.on_acknowledge()
         self.assertGreaterEqual(self.ring.size, self.capacity)
         self.assertEqual((self.producer.calls, self.held), (["pause"], [True]))
         self.ring.acknowledge(self.ring.newest)
-        self.intake.acknowledged()
+        self.pump.on_acknowledge()
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], [True, False]))
-        self.intake.acknowledged()
+        self.pump.on_acknowledge()
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], [True, False]))
 
     def test_again(self) -> None:
         """It may become full any number of times."""
         for turn in range(1, 4):
-            self.intake.received(b"line\n" * 20)
+            self.pump.feed(b"line\n" * 20)
             self.assertTrue(self.producer.paused)
             self.ring.acknowledge(self.ring.newest)
-            self.intake.acknowledged()
+            self.pump.on_acknowledge()
             self.assertFalse(self.producer.paused)
             self.assertEqual(self.held, [True, False] * turn)
 
     def test_release(self) -> None:
         """Released, it takes what comes however full the ring is."""
         self.fill()
-        self.intake.release()
+        self.pump.drain()
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], [True, False]))
-        self.intake.received(b"line\n" * 1000)
+        self.pump.feed(b"line\n" * 1000)
         self.assertFalse(self.producer.paused)
         self.end()
         self.assertGreater(self.ring.newest, 2000)
@@ -256,7 +170,7 @@ class BackPressureTests(IntakeTestCase):
         """A turn that comes when others have taken the room waits for room like any."""
         self.capacity = 2**22
         self.setUp()
-        self.intake.received(b"\n" * 40_000)
+        self.pump.feed(b"\n" * 40_000)
         size = self.ring.size
         self.assertFalse(self.share.full)
         other = self.budget.add_share()
@@ -271,19 +185,19 @@ class BackPressureTests(IntakeTestCase):
     def test_end_when_full(self) -> None:
         """The end of stdout is taken into a full ring as well."""
         self.fill()
-        self.intake.received(b"the end")
+        self.pump.feed(b"the end")
         self.end()
         self.assertEqual(self.events()[-1], "the end")
 
 
-class TurnTests(IntakeTestCase):
+class TurnTests(PumpTestCase):
     """Stdout that is too much work for one turn of the reactor."""
 
     flood = MARKERS.data_begin + b"\n" + b"1\n" * 32_000
 
     def test_turns(self) -> None:
         """It is parsed in several turns, and the producer is paused meanwhile, not the clock."""
-        self.intake.received(self.flood)
+        self.pump.feed(self.flood)
         sizes = [self.ring.newest]
         while self.producer.paused:
             self.turn()
@@ -298,10 +212,10 @@ class TurnTests(IntakeTestCase):
         """Between two turns the reactor does what else is due: the events of others come, too."""
         ring = Ring()
         other = StdoutPump(self.clock, Parser(MARKERS), ring, self.budget.add_share(), self)
-        self.intake.received(self.flood)
+        self.pump.feed(self.flood)
         for count in range(1, 6):
             before = self.ring.newest
-            self.clock.callLater(0, other.received, b"line\n")
+            self.clock.callLater(0, other.feed, b"line\n")
             self.turn()
             self.assertEqual(ring.newest, 2 * count - 1)
             self.assertLess(before, self.ring.newest)
@@ -311,7 +225,7 @@ class TurnTests(IntakeTestCase):
         """No turn begins while the ring is full."""
         self.capacity = 1000
         self.setUp()
-        self.intake.received(self.flood)
+        self.pump.feed(self.flood)
         turns = 1
         while self.producer.paused:
             size = self.ring.size
@@ -327,10 +241,10 @@ class TurnTests(IntakeTestCase):
         """The end of stdout waits for all that came before it, and for room."""
         self.capacity = 1000
         self.setUp()
-        self.intake.received(self.flood + MARKERS.data_end + b"\nhalf a line")
-        self.intake.ended()
+        self.pump.feed(self.flood + MARKERS.data_end + b"\nhalf a line")
+        self.pump.end()
         turns = 0
-        while not self.intake.done.is_set:
+        while not self.pump.done.is_set:
             self.turn(2)
             self.read_all()
             turns += 1
@@ -342,17 +256,17 @@ class TurnTests(IntakeTestCase):
         """Released, the rest is taken without a reader, still turn by turn."""
         self.capacity = 1000
         self.setUp()
-        self.intake.received(self.flood)
-        self.intake.ended()
-        self.intake.release()
-        self.assertFalse(self.intake.done.is_set)
+        self.pump.feed(self.flood)
+        self.pump.end()
+        self.pump.drain()
+        self.assertFalse(self.pump.done.is_set)
         self.turn(100)
-        self.assertTrue(self.intake.done.is_set)
+        self.assertTrue(self.pump.done.is_set)
         self.assertEqual(self.events()[-1], Broken())
         self.assertEqual(self.ring.newest, 32_001)
 
 
-class DefectTests(IntakeTestCase):
+class DefectTests(PumpTestCase):
     """A defect on the road from stdout to the ring loses events: the run is told so, and ends."""
 
     wanted = MARKERS.file_begin + b"\nX-SEGI-As: path\n\na\n" + MARKERS.file_end + b"\n"
@@ -368,41 +282,41 @@ class DefectTests(IntakeTestCase):
     def assert_lost(self) -> None:
         """Hold that the loss is told once and logged, and that nothing hinders the end."""
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.assertEqual((self.losses, self.intake.failed), (1, True))
-        self.intake.received(b"more\n")
+        self.assertEqual((self.losses, self.pump.has_failed), (1, True))
+        self.pump.feed(b"more\n")
         self.turn(5)
         self.assertFalse(self.producer.paused)
-        self.intake.ended()
-        self.assertTrue(self.intake.done.is_set)
-        self.intake.release()
+        self.pump.end()
+        self.assertTrue(self.pump.done.is_set)
+        self.pump.drain()
         self.assertEqual((self.losses, self.clock.getDelayedCalls()), (1, []))
 
     def test_feed(self) -> None:
         """In parsing what was read."""
-        self.intake.received(b"good\n")
+        self.pump.feed(b"good\n")
         self.break_(Parser, "feed")
-        self.intake.received(b"bad\n")
+        self.pump.feed(b"bad\n")
         self.assert_lost()
         self.assertEqual(self.events(), ["good"])
 
     def test_proceed(self) -> None:
         """In a later turn."""
         self.break_(Parser, "proceed")
-        self.intake.received(TurnTests.flood)
+        self.pump.feed(TurnTests.flood)
         self.turn()
         self.assert_lost()
 
     def test_flush(self) -> None:
         """In delivering a partial line."""
         self.break_(Parser, "flush")
-        self.intake.received(b"a")
+        self.pump.feed(b"a")
         self.clock.advance(PARTIAL_LINE)
         self.assert_lost()
 
     def test_supply(self) -> None:
         """In taking a file."""
         self.break_(Parser, "supply")
-        self.intake.received(self.wanted)
+        self.pump.feed(self.wanted)
         self.turn()
         self.files[0][1].callback(b"content")
         self.assert_lost()
@@ -410,7 +324,7 @@ class DefectTests(IntakeTestCase):
     def test_refuse(self) -> None:
         """In refusing a file."""
         self.break_(Parser, "refuse")
-        self.intake.received(self.wanted)
+        self.pump.feed(self.wanted)
         self.turn()
         self.files[0][1].errback(FileRefused("no"))
         self.assert_lost()
@@ -418,90 +332,90 @@ class DefectTests(IntakeTestCase):
     def test_finish(self) -> None:
         """In taking the end of stdout."""
         self.break_(Parser, "finish")
-        self.intake.received(b"a\nb")
-        self.intake.ended()
-        self.assertTrue(self.intake.done.is_set)
+        self.pump.feed(b"a\nb")
+        self.pump.end()
+        self.assertTrue(self.pump.done.is_set)
         self.assert_lost()
 
     def test_finish_later(self) -> None:
         """So it is where the end had to wait for a turn."""
         self.break_(Parser, "finish")
-        self.intake.received(TurnTests.flood)
-        self.intake.ended()
-        self.assertFalse(self.intake.done.is_set)
+        self.pump.feed(TurnTests.flood)
+        self.pump.end()
+        self.assertFalse(self.pump.done.is_set)
         self.turn(100)
-        self.assertTrue(self.intake.done.is_set)
+        self.assertTrue(self.pump.done.is_set)
         self.assert_lost()
 
     def test_ring(self) -> None:
         """In the ring."""
         self.break_(Ring, "append")
-        self.intake.received(b"a\n")
+        self.pump.feed(b"a\n")
         self.assert_lost()
 
     def test_share(self) -> None:
         """In the share of the buffers."""
         real = Share.resize
         self.break_(Share, "resize")
-        self.intake.received(b"a\n")
+        self.pump.feed(b"a\n")
         self.patch(Share, "resize", real)
         self.assert_lost()
 
-    def test_printed(self) -> None:
+    def test_on_events(self) -> None:
         """In telling that there are events."""
-        self.break_(self, "printed")
-        self.intake.received(b"a\n")
+        self.break_(self, "on_events")
+        self.pump.feed(b"a\n")
         self.assert_lost()
 
-    def test_hold(self) -> None:
+    def test_on_pause(self) -> None:
         """In telling that the ring is full."""
         self.capacity = 100
         self.setUp()
-        self.break_(self, "hold")
-        self.intake.received(b"line\n" * 100)
+        self.break_(self, "on_pause")
+        self.pump.feed(b"line\n" * 100)
         self.assert_lost()
 
-    def test_room(self) -> None:
+    def test_on_room(self) -> None:
         """In going on when a reader has made room; the reader is told nothing of it."""
         self.capacity = 1000
         self.setUp()
-        self.intake.received(TurnTests.flood)
-        self.break_(self, "hold")
+        self.pump.feed(TurnTests.flood)
+        self.break_(self, "on_pause")
         self.read_all()
         self.assert_lost()
 
     def test_read_file(self) -> None:
         """In reading a file: nobody knows what it was."""
         self.break_(self, "read_file")
-        self.intake.received(self.wanted)
+        self.pump.feed(self.wanted)
         self.turn()
         self.assert_lost()
 
     def test_while_a_file_is_read(self) -> None:
         """A file that is read meanwhile is not waited for, and thrown away."""
-        self.intake.received(self.wanted)
+        self.pump.feed(self.wanted)
         self.turn()
         self.break_(Ring, "append")
-        self.intake.received(b"a\n")
-        self.intake.acknowledged()
+        self.pump.feed(b"a\n")
+        self.pump.on_acknowledge()
         self.break_(Parser, "feed")
-        self.intake.received(b"a\n")
+        self.pump.feed(b"a\n")
         self.assert_lost()
         self.files[0][1].callback(b"content")
         self.assertEqual(self.ring.newest, 0)
 
     def test_readers_go_on(self) -> None:
         """What was printed before can be read, and what is read is given back."""
-        self.intake.received(b"good\n")
+        self.pump.feed(b"good\n")
         self.break_(Parser, "feed")
-        self.intake.received(b"bad\n")
+        self.pump.feed(b"bad\n")
         self.assert_lost()
         self.assertEqual(self.budget.used, self.ring.size)
         self.read_all()
         self.assertEqual(self.budget.used, 0)
 
 
-class PropertyTests(IntakeTestCase):
+class PropertyTests(PumpTestCase):
     """Whatever is printed, and however it is read."""
 
     max_value, max_file = MAX_VALUE, MAX_FILE
@@ -521,14 +435,14 @@ class PropertyTests(IntakeTestCase):
         reading = cycle(reads)
         events: list[str | bytes] = []
         idle = 0
-        while not self.intake.done.is_set:
+        while not self.pump.done.is_set:
             if self.files and not self.files[-1][1].called:
                 wanted, content = self.files[-1]
                 found = file_at(wanted.path.encode("utf-8", "surrogateescape"))
                 content.errback(FileRefused("no")) if found is None else content.callback(found)
             elif not self.producer.paused:
                 chunk = next(chunks, None)
-                self.intake.ended() if chunk is None else self.intake.received(chunk)
+                self.pump.end() if chunk is None else self.pump.feed(chunk)
             self.turn()
             idle += 1
             if next(reading) or idle > 20:

@@ -1,12 +1,11 @@
-"""`evaluations.shutdown`: the end of the daemon, and who is told of it."""
+"""`evaluations.shutdown`: the drain of evaluations, streams and pages."""
 
 from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 
 from tawebeval.errors import Busy
-from tests.evaluations.test_registry import END, RegistryTestCase
-from tests.evaluations.test_registry_end import PATIENT
+from tests.cases.evaluations import END, PATIENT, RegistryTestCase
 
 
 class CloseTests(RegistryTestCase):
@@ -109,15 +108,15 @@ class CloseTests(RegistryTestCase):
         identifier, child = self.start(b"a\n")
         self.finish(child)
         self.successResultOf(self.close())
-        self.registry.peek(identifier, None)
+        self.registry.peek_page(identifier, None)
         self.assertFalse(self.successResultOf(Deferred.fromCoroutine(self.registry.close())))
 
     def test_stream(self) -> None:
         """A stream is waited for until it has left."""
         identifier, child = self.start(b"a\n")
-        following = self.registry.follow(identifier, None)
-        assert following is not None
-        with following:
+        subscription = self.registry.subscribe(identifier, None)
+        assert subscription is not None
+        with subscription:
             closed = self.close()
             self.finish(child)
             self.assertNoResult(closed)
@@ -172,7 +171,7 @@ class DrainTests(CloseTests):
         self.close(20)
         self.assertEqual(self.decode(self.successResultOf(asked))["data"], ["shutdown"])
         for identifier in waiting:
-            self.assertEqual(self.registry.status(identifier)["state"], "failed")
+            self.assertEqual(self.registry.get_status(identifier)["state"], "failed")
         self.finish(child)
         self.assertEqual(len(self.world.spawn.children), 2)
 

@@ -1,4 +1,4 @@
-"""`evaluations.status`: what can be told about an evaluation."""
+"""`evaluations.status`: the status document."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 from tawebeval.core.form import Repository
 from tawebeval.errors import EvaluationFailure
-from tawebeval.evaluations.status import status
-from tests.evaluations.test_evaluation import CANCELLED, EvaluationTestCase
+from tawebeval.evaluations.status import build_status
+from tests.cases.evaluations import CANCELLED, EvaluationTestCase
 from tests.fakes.world import OID, TREE
 
 
 class StatusTests(EvaluationTestCase):
     """The status document through an evaluation's life."""
 
-    def status(self, place: int | None = None) -> dict[str, Any]:
+    def status(self, position: int | None = None) -> dict[str, Any]:
         """Return the document as clients see it."""
-        document = status(self.evaluation, place)
+        document = build_status(self.evaluation, position)
         self.assertEqual(json.loads(json.dumps(document)), document)
         return document
 

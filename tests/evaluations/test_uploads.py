@@ -1,4 +1,4 @@
-"""`evaluations.uploads`: what is gathered, when it is written, and what a disk can do to it."""
+"""`evaluations.uploads`: batches, writes, and errors of the disk."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tawebeval.errors import InvalidField
-from tawebeval.evaluations.registry import EndCallbacks
 from tawebeval.webhooks.callback import Callback, CallbackState
 
 
@@ -30,9 +29,3 @@ class FakeCallbacks:
         """Note it."""
         callback.state = CallbackState.PENDING
         self.sent.append((evaluation, json.loads(document())))
-
-
-def tell_nobody() -> EndCallbacks:
-    """Return what tells nobody, for tests that want no callbacks."""
-    callbacks: Any = FakeCallbacks()
-    return EndCallbacks(callbacks)

@@ -28,7 +28,7 @@ from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import WebContext
 from tawebeval.web.routes import KleinApplication, make_site
 from tawebeval.web.server.request import ApiSite
-from tests.fakes.callbacks import tell_nobody
+from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.world import EPOCH, OID, InlineThreads, World, straw
 
 BOUNDARY = "----straw"
@@ -220,7 +220,7 @@ class Service:
             running=self.running,
         )
         self.registry = Registry(
-            self.world.surroundings(),
+            self.world.context(),
             Identifiers(b"k" * 32, straw(1), self.configuration.service.name),
             (
                 self.running,
@@ -229,7 +229,7 @@ class Service:
                 self.configuration.callers.queued,
             ),
             self.root / "evaluations",
-            tell_nobody(),
+            FakeCallbacks(),
         )
         uploads = self.root / "uploads"
         self.access = Authentication(

@@ -185,7 +185,7 @@ class FakeRepositories:
 
 @attrs.define
 class World:
-    """All that evaluations need, fake: `surroundings()` hands it in.
+    """All that evaluations need, fake: `context()` hands it in.
 
     `running` is how many evaluations divide the reserve of the buffers.
     """
@@ -216,7 +216,7 @@ class World:
             self.configuration.callers.buffers,
         )
 
-    def surroundings(self) -> EvaluationContext:
+    def context(self) -> EvaluationContext:
         """Return the world as evaluations see it."""
         return EvaluationContext(
             configuration=self.configuration,
@@ -226,9 +226,9 @@ class World:
             spawn=self.spawn,
             repositories=self.repositories,
             sandbox=self.sandbox,
-            watch=LimitMonitor(self.clock, self.threads, self.threads),
+            monitor=LimitMonitor(self.clock, self.threads, self.threads),
             budget=self.budget,
-            fetches=self.fetches,
+            fetch_slots=self.fetches,
             time=lambda: EPOCH + self.clock.seconds(),
             quota_directories=self.quota_directories,
         )

@@ -130,13 +130,13 @@ class CountTests(TrafficTestCase):
     def test_time(self) -> None:
         """The time of a poll is what passes while it is answered."""
         registry = self.service.registry
-        page = registry.page
+        page = registry.read_page
 
         def slow(*arguments: Any) -> EventPage:
             self.service.reactor.advance(0.25)
             return page(*arguments)
 
-        self.patch(registry, "page", slow)
+        self.patch(registry, "read_page", slow)
         for number, shortcut in enumerate((True, False)):
             self.ask_raw(f"GET {self.events()}", shortcut)
             self.ask_raw(f"GET {self.events('?after=9')}", shortcut)

@@ -490,7 +490,7 @@ class ShortcutTests(RawTestCase):
             connection = self.connect()
             if query:
                 connection.send(self.poll(query))
-            self.patch(self.service.registry, "page", lambda *_: 1 // 0)
+            self.patch(self.service.registry, "read_page", lambda *_: 1 // 0)
             if query:
                 self.child.print(b"a\n")
             else:
@@ -501,4 +501,4 @@ class ShortcutTests(RawTestCase):
             self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
             connection.send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             self.assertEqual(connection.answer().status, 200)
-            del self.service.registry.page
+            del self.service.registry.read_page

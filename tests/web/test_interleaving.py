@@ -226,7 +226,7 @@ class Machine(RuleBasedStateMachine):
             if client.follower is not None:
                 assert client.follower.complete
                 client.follower.lose()
-        assert not self.service.registry.followers
+        assert not self.service.registry.subscriptions
         assert not len(self.record.evaluation.changed)
         closed = Deferred.fromCoroutine(self.service.registry.close())
         self.turn()

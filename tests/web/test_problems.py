@@ -154,7 +154,7 @@ class RouteTests(WebTestCase):
 
     def test_defect(self) -> None:
         """500, which is logged, and of which the client learns no more than that."""
-        self.patch(self.service.registry, "status", lambda *_: 1 // 0)
+        self.patch(self.service.registry, "get_status", lambda *_: 1 // 0)
         answer = self.request("GET", "/evaluation/x", 500)
         self.assertNotIn(b"ZeroDivision", answer.body)
         self.assertNotIn(b"division", answer.body)
@@ -162,7 +162,7 @@ class RouteTests(WebTestCase):
 
     def test_defect_in_a_coroutine(self) -> None:
         """The same where the route is a coroutine."""
-        self.patch(self.service.registry, "page", lambda *_: 1 // 0)
+        self.patch(self.service.registry, "read_page", lambda *_: 1 // 0)
         self.request("GET", "/evaluation/x/events", 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

@@ -93,13 +93,13 @@ class WaitTests(WebTestCase):
     def test_looks_once(self) -> None:
         """A poll looks for its page when it comes, and again when there is something new."""
         read = []
-        page = self.service.registry.page
+        page = self.service.registry.read_page
 
         def counting(*arguments: Any) -> EventPage:
             read.append(arguments)
             return page(*arguments)
 
-        self.patch(self.service.registry, "page", counting)
+        self.patch(self.service.registry, "read_page", counting)
         for headers in ({}, {"Connection": "close"}):  # by the shortcut, and not
             read.clear()
             asked = self.wait(**headers)

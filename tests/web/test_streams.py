@@ -89,7 +89,7 @@ class StreamTestCase(WebTestCase):
     def check_nothing_left(self, identifier: str) -> None:
         """Hold that nobody follows, and nothing waits."""
         record = self.service.registry._records[identifier]
-        self.assertEqual(len(self.service.registry.followers), 0)
+        self.assertEqual(len(self.service.registry.subscriptions), 0)
         self.assertEqual(len(record.readers.retention), 0)
         self.assertEqual(len(record.evaluation.changed), 0)
 
@@ -439,8 +439,8 @@ class ClientGoneTests(StreamTestCase):
                 follower = self.follow(kind, identifier)
                 follower.full = full
                 self.print(b"a\n" * 300)
-                self.assertEqual(len(self.service.registry.followers), 1)
-                (following,) = self.service.registry.followers._present
+                self.assertEqual(len(self.service.registry.subscriptions), 1)
+                (following,) = self.service.registry.subscriptions
                 gone: weakref.ref[Subscription] = weakref.ref(following)
                 del following
                 follower.lose()

@@ -18,7 +18,7 @@ from tawebeval.core.form import SubmissionFile
 from tawebeval.errors import (
     RequestError,
 )
-from tawebeval.evaluations.registry import Upload
+from tawebeval.evaluations.records import Upload
 from tawebeval.evaluations.uploads import UploadWriter
 from tawebeval.web.upload import FormReceiver
 from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts

@@ -265,7 +265,7 @@ class GivenUpTests(RawTestCase):
             if broken.pop(0):
                 raise OSError("no")
 
-        spool, arrears = self.service.registry.spool, self.service.registry._surroundings.arrears
+        spool, arrears = self.service.registry.spool, self.service.registry._context.cleanups
         self.patch(registry, "remove", fail_once)
         with capturedLogs() as events:
             self.post(400, form(parts(seed=b"x", source=b"x" * BATCH)))

@@ -213,7 +213,7 @@ class ClientTests(SocketTestCase):
     def test_acknowledgements(self) -> None:
         """What a client says that it has counts; nothing else that it says has a meaning."""
         follower = self.open()
-        (following,) = self.service.registry.followers._present
+        (following,) = self.service.registry.subscriptions
         follower.send(TEXT, b'{"acknowledge": 0}')
         self.print(b"a\nb\n")
         for said, taken in (
@@ -236,7 +236,7 @@ class ClientTests(SocketTestCase):
         self.identifier = self.evaluate()
         self.print(b"a\nb\n")
         follower: SocketFollower = self.follow(SocketFollower, self.identifier, "?after=1&skip=1")
-        (following,) = self.service.registry.followers._present
+        (following,) = self.service.registry.subscriptions
         follower.send(TEXT, b'{"acknowledge": 1}')
         self.print(b"c\nd\n")
         follower.send(TEXT, b'{"acknowledge": 2}')
