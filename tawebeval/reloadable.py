@@ -1,4 +1,4 @@
-"""What can be read again while the daemon runs, and what has come of that."""
+"""Interface of the reload: files that can be read again while the daemon runs."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ import attrs
 Content = TypeVar("Content")
 
 
-def _nothing(_: object) -> Sequence[Any]:
+def _no_notes(_: object) -> Sequence[Any]:
     return ()
 
 
 @attrs.frozen
 class Reloadable(Generic[Content]):
-    """Files that are read again, and what has their content count from then on.
+    """Files that a reload reads again, with the callbacks to read and to apply their content.
 
-    `name` is the setting that they belong to, or says what they are. `read` changes nothing,
-    blocks, and raises ConfigurationError; `take` cannot fail. `notes` returns what the operator
-    should know of such a content, in sentences without a full stop.
+    `name` is the setting that names the files, or a description. `read` blocks, changes nothing and
+    raises ConfigurationError. `apply` must not fail. `notes` returns remarks for the operator on a
+    content, such as settings that need a restart: sentences without a full stop.
     """
 
     name: str
     paths: Sequence[Path]
     read: Callable[[], Content]
     apply: Callable[[Content], None]
-    notes: Callable[[Content], Sequence[str]] = _nothing
+    notes: Callable[[Content], Sequence[str]] = _no_notes
 
 
 class ReloadableSource(Protocol):
-    """Whoever has what can be read again."""
+    """Owner of reloadable files."""
 
     def reloadables(self) -> Iterable[Reloadable[Any]]:
-        """Return what reads it."""
+        """Return the reloadable files."""
 
 
 @attrs.frozen
 class ReloadResult:
-    """What has come of a reload.
+    """Result of a reload.
 
-    With `problems` nothing has changed. `notes` are what is to be known of one without any.
+    With `problems` nothing has changed. `notes` are the remarks on a reload without problems.
     """
 
     problems: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Name look-up: from a URL's host to one address that the operator's rules allow."""
+"""Host name resolution: from the host of a URL to one address that the operator's rules allow."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.deferreds import OneShot, WorkerThreads, one_shot_of
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
-LOOKUP = 30.0
-"""Seconds for a look-up: more than a resolver with its repetitions takes."""
+LOOKUP_TIMEOUT = 30.0
+"""Maximum duration of a look-up, in seconds: longer than a resolver with its retries takes."""
 
-# What getaddrinfo(3) says of a name that name servers know not to exist, or to have no address.
+# Errors of getaddrinfo(3) for a name that does not exist, or has no address.
 _UNKNOWN = (socket.EAI_NONAME, socket.EAI_NODATA, socket.EAI_ADDRFAMILY)
 
 log = Logger()
@@ -30,40 +30,40 @@ class UnknownHost(TawebevalError):
 
 
 class LookupFailed(TawebevalError):
-    """A failed look-up: name servers or this machine failed, or were too slow."""
+    """A look-up that name servers or this machine failed to complete in time."""
 
 
 class Resolver(Protocol):
     """Source of addresses."""
 
     async def look_up(self, host: str) -> Sequence[Address]:
-        """Return the addresses of a host. Raises OSError, as getaddrinfo(3) does."""
+        """Return the addresses of a host. Raises: OSError, as getaddrinfo(3) does."""
 
 
 @attrs.define(eq=False)
 class _Lookup:
-    """Look-up in progress, or waiting for a thread."""
+    """A look-up that runs, or waits for a thread. `waiters` counts the coroutines that await it."""
 
     _host: str
-    waiting: int = 0
-    begun: bool = False
-    abandoned: bool = False
+    waiters: int = 0
+    is_started: bool = False
+    is_abandoned: bool = False
     outcome: OneShot[Callable[[], Sequence[Address]]] = attrs.field(init=False)
 
     def resolve(self) -> Sequence[Address]:
-        """Look the host up, unless its waiters have gone. Blocks. Raises OSError."""
-        if self.abandoned:
+        """Look the host up, unless the look-up is abandoned. Blocks. Raises: OSError."""
+        if self.is_abandoned:
             return ()
-        self.begun = True
+        self.is_started = True
         found = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         return [ip_address(address[0]) for *_, address in found]
 
 
 class SystemResolver:
-    """Resolver by getaddrinfo(3), with threads of its own; one look-up for each host at a time.
+    """Resolver by getaddrinfo(3) in threads of its own; one look-up for each host at a time.
 
-    A look-up cannot be stopped: without waiters it keeps its thread until the system gives up. A
-    look-up without waiters that has no thread yet never starts.
+    A running look-up cannot be stopped: without waiters it keeps its thread until the system gives
+    up. A look-up without waiters that has no thread yet never starts.
     """
 
     def __init__(self, threads: WorkerThreads) -> None:
@@ -71,26 +71,26 @@ class SystemResolver:
         self._lookups: dict[str, _Lookup] = {}
 
     def start(self) -> None:
-        """Start the threads. Raises OSError."""
+        """Start the threads. Raises: OSError."""
         self._threads.start()
 
     def stop(self) -> None:
         """Abandon look-ups; their threads end with the process."""
 
     async def look_up(self, host: str) -> Sequence[Address]:
-        """Return the addresses of a host. Raises OSError."""
+        """Return the addresses of a host. Raises: OSError."""
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = _Lookup(host)
             lookup.outcome = one_shot_of(Deferred.fromCoroutine(self._threads.run(lookup.resolve)))
             lookup.outcome.add_callback(lambda _: self._remove(host, lookup))
-        lookup.waiting += 1
+        lookup.waiters += 1
         try:
             return (await lookup.outcome.wait())()
         finally:
-            lookup.waiting -= 1
-            if not lookup.waiting and not lookup.begun:
-                lookup.abandoned = True
+            lookup.waiters -= 1
+            if not lookup.waiters and not lookup.is_started:
+                lookup.is_abandoned = True
                 self._remove(host, lookup)
 
     def _remove(self, host: str, lookup: _Lookup) -> None:
@@ -100,36 +100,38 @@ class SystemResolver:
 
 @attrs.frozen
 class CheckedResolver:
-    """Looks hosts up and checks them against the operator's rules."""
+    """Resolver that checks hosts and addresses against the operator's rules."""
 
     _policy: HostPolicy
     _resolver: Resolver
     _clock: Any
 
     def check(self, target: Target) -> None:
-        """Check a URL's host before it is looked up. Raises ForbiddenHost."""
+        """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
         self._policy.check(target)
 
-    async def find(self, target: Target, within: float = LOOKUP) -> Address:
-        """Return the address to connect to, within `within` seconds.
+    async def find(self, target: Target, timeout: float = LOOKUP_TIMEOUT) -> Address:
+        """Return the address to connect to, within `timeout` seconds.
 
-        Raises ForbiddenHost, UnknownHost, LookupFailed.
+        Raises: ForbiddenHost, UnknownHost, LookupFailed.
         """
         self.check(target)
-        addresses = [target.address] if target.address else await self._look_up(target.host, within)
+        addresses = (
+            [target.address] if target.address else await self._look_up(target.host, timeout)
+        )
         try:
             return self._policy.choose(target, addresses)
         except ForbiddenHost:
             log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
             raise
 
-    async def _look_up(self, host: str, within: float) -> Sequence[Address]:
+    async def _look_up(self, host: str, timeout: float) -> Sequence[Address]:
         looked_up = Deferred.fromCoroutine(self._resolver.look_up(host))
         try:
-            addresses = await looked_up.addTimeout(within, self._clock)
+            addresses = await looked_up.addTimeout(timeout, self._clock)
         except TookTooLong:
             raise LookupFailed(
-                f"the host {host} could not be looked up within {within:g} seconds"
+                f"the host {host} could not be looked up within {timeout:g} seconds"
             ) from None
         except OSError as error:
             if error.errno not in _UNKNOWN:
@@ -137,7 +139,7 @@ class CheckedResolver:
                     f"the host {host} could not be looked up: {error.strerror}"
                 ) from None
             addresses = ()
-        except UnicodeError:  # by the rules of IDNA
+        except UnicodeError:  # IDNA (RFC 5891)
             addresses = ()
         if not addresses:
             raise UnknownHost(f"the host {host} does not exist, or has no address")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,23 +14,10 @@ from tawebeval.config import (
     OWN_PATHS,
     Configuration,
     CredentialSettings,
-    Section,
     parse_configuration,
 )
 from tawebeval.errors import ConfigurationError
-
-EXAMPLE = Path(__file__).resolve().parent.parent / "etc" / "tawebeval.toml"
-
-CREDENTIAL = "[[repositories.credentials]]\nhost = 'h'\nusername = 'u'\npassword_file = '/p'\n"
-
-
-def settings_of(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """Yield the path of every setting, those of a table after the table's own name."""
-    for field in msgspec.structs.fields(section):
-        if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from settings_of(field.type, f"{field.name}.")
-        else:
-            yield prefix + field.name
+from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
 
 
 class DefaultTests(SynchronousTestCase):
@@ -368,7 +354,7 @@ class ExampleTests(SynchronousTestCase):
             for name, value in shown.items()
             for key in (value if isinstance(value, dict) else [""])
         ]
-        self.assertEqual(paths, list(settings_of(Configuration)))
+        self.assertEqual(paths, list(list_settings(Configuration)))
 
     def test_values(self) -> None:
         """Each value is the default, not one that only passes for it."""

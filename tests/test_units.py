@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import re
 import shlex
 import shutil
@@ -15,26 +14,16 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from tawebeval.cli import main as command
 from tawebeval.config import CallbackSettings, CallerSettings, Configuration
 from tawebeval.daemon import control
-from tawebeval.daemon.systemd import longest_stop
+from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.daemon.tap import Options
 from tawebeval.reloadable import ReloadResult
 from tawebeval.sandbox.seccomp import ALLOWED
 from tawebeval.web.auth import find_tokens
 from tests.cases.documented import doctors, properties
+from tests.cases.units import UNITS, read_unit
 
-UNITS = Path(__file__).resolve().parent.parent / "systemd"
 PROGRAMS = "/usr/local/lib/tawebeval/bin"
 TWISTD = f"{PROGRAMS}/twistd"
-
-
-def read_unit(name: str) -> configparser.ConfigParser:
-    """Return the sections of a unit in which no key is repeated."""
-    unit = configparser.ConfigParser(
-        delimiters="=", comment_prefixes="#", interpolation=None, strict=True
-    )
-    unit.optionxform = str  # type: ignore[assignment, method-assign]
-    unit.read_string((UNITS / name).read_text().replace("\\\n", " "))
-    return unit
 
 
 class UnitTests(SynchronousTestCase):
@@ -94,7 +83,7 @@ class UnitTests(SynchronousTestCase):
             asked.append(path)
             return ReloadResult()
 
-        self.patch(control, "order_reload", order)
+        self.patch(control, "request_reload", order)
         for given in (environment, {}):
             ended = CliRunner().invoke(command, arguments, env={"RUNTIME_DIRECTORY": None, **given})
             self.assertEqual(ended.exit_code, 0, ended.output)
@@ -141,7 +130,7 @@ class UnitTests(SynchronousTestCase):
         """By default systemd waits until the daemon has ended in order, callbacks included."""
         service = read_unit("tawebeval.service")["Service"]
         settings = Configuration(callbacks=CallbackSettings(enabled=True))
-        self.assertGreater(int(service["TimeoutStopSec"]), longest_stop(settings))
+        self.assertGreater(int(service["TimeoutStopSec"]), compute_stop_timeout(settings))
 
     def test_sandbox(self) -> None:
         """Nothing of what keeps bubblewrap from working, or the daemon from its groups."""

@@ -125,11 +125,11 @@ def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
       3    no daemon runs, or it does not answer
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
-    from tawebeval.daemon.control import find_socket, order_reload
+    from tawebeval.daemon.control import find_socket, request_reload
 
     try:
         place = socket or find_socket(os.environ) or _CONTROL_SOCKET
-        outcome = order_reload(place, _TIMEOUT, dict(_digests(copied)))
+        outcome = request_reload(place, _TIMEOUT, dict(_digests(copied)))
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)
         raise SystemExit(3) from None
@@ -210,13 +210,13 @@ def quota(config: Path | None, first_project: int) -> None:
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import much of the daemon.
     from tawebeval.daemon.reload import read_configuration
-    from tawebeval.daemon.state import locate
+    from tawebeval.daemon.state import locate_directories
     from tawebeval.linux.privileges import Credentials
     from tawebeval.sandbox.project_quotas import prepare_quotas, quota_of
 
     try:
         configuration = read_configuration(config)
-        state, _ = locate(os.environ)
+        state, _ = locate_directories(os.environ)
         count = prepare_quotas(state, configuration, first_project, Credentials())
     except ConfigurationError as error:
         click.echo(f"tawebeval: {error}", err=True)

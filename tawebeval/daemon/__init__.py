@@ -1,12 +1,17 @@
-"""Puts everything together for twistd, systemd, Prometheus and the operator.
+"""The daemon: builds all parts and connects them to twistd, systemd, Prometheus and the operator.
 
-`tap` reads the command line of `twistd tawebeval` and gives up root; `assembly` makes all parts and
-the tree of services, with a builder for the parts of each package. At the start `startup` checks
-directories, git and the sandbox.
+`tap.makeService` is called by `twistd tawebeval` (and by `tawebeval serve`). It reads the
+configuration, opens the directories, drops the rights of root and calls `assembly.make_service`,
+which builds all parts, with one builder for each package, and returns a `services.Daemon`.
 
-- Operator's orders: `reload` (SIGHUP), `control` (`tawebeval reload`).
-- Operator's view: `logging`, `metrics`, `health`, and `doctor` with its checks.
-- The process itself: `runtime`, `polling`, `systemd`.
+- Services: `services` has the service tree: `Daemon`, `EvaluationService`, the listeners and the
+  timer. `startup.StartupChecks` starts first and stops last: directories, git, sandbox, threads.
+- Reload: `reload.Reloader` reads all `Reloadable` files again on SIGHUP, or on a request to the
+  `control.ControlSocket` by `tawebeval reload`.
+- Monitoring: `metrics` (Prometheus), `health` (readiness), `logging` and `linewriter` (the log).
+- `tawebeval doctor`: `doctor.SystemChecks` and `doctor_storage.StorageChecks` yield `findings`.
+- Process: `runtime` (allocator, clock, signals), `polling` (more descriptors than epoll allows),
+  `systemd` (readiness, watchdog), `state` (state and cache directories).
 
-Only this package and `cli` know all others.
+Only this package and `cli` import all other packages. docs/design/reload.md explains the reload.
 """

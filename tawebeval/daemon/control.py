@@ -1,10 +1,10 @@
-"""What the operator orders a daemon that runs, over a UNIX socket of its own: to reload.
+"""Control socket: `tawebeval reload` asks a running daemon to reload, and waits for the result.
 
-A signal cannot be answered, so who has sent SIGHUP knows neither when it was heeded nor whether
-the files were good. Here a line is an order: `reload`, and behind it `NAME=DIGEST` for each file of
-which systemd hands over a copy, as it is now. The answer is lines for people, and then the outcome:
-`done`, after what is to be known of it, or `refused`, after each thing that was wrong. Without that
-the daemon has ended before it came to it.
+SIGHUP has no answer: its sender learns neither when the reload ended nor whether it succeeded. On
+this UNIX socket a request is one line: `reload`, then `NAME=DIGEST` for each file that systemd has
+copied (LoadCredential=), with the digest of the original now. The response is lines for people,
+then the result: `done` after the notes, or `refused` after the problems. A response without a
+result means that the daemon has ended.
 """
 
 from __future__ import annotations
@@ -31,70 +31,70 @@ _SOCKET = "control"
 _RELOAD = "reload"
 _DONE, _REFUSED = b"done", b"refused"
 
-Reload = Callable[[Mapping[str, str]], ReloadResult]
-"""Reloads, but not by copies of which the originals now have other digests than they; by names."""
+OnReload = Callable[[Mapping[str, str]], ReloadResult]
+"""Callback that reloads. It takes the digests of the originals of systemd's copies, by name."""
 
 log = Logger()
 
 
-class Orders(LineOnlyReceiver):
-    """Takes one order on a connection."""
+class ControlProtocol(LineOnlyReceiver):
+    """Server side of the control socket: one request for each connection."""
 
     delimiter = b"\n"
-    MAX_LENGTH = 4096  # bytes; whoever sends more is cut off
+    MAX_LENGTH = 4096  # bytes of a line; a longer one closes the connection
 
-    def __init__(self, reload: Reload) -> None:
-        self._reload = reload
+    def __init__(self, on_reload: OnReload) -> None:
+        self._on_reload = on_reload
 
     def lineReceived(self, line: bytes) -> None:
-        """Do what is ordered, and answer."""
-        order, *originals = line.decode(errors="replace").split(" ")
-        if order == _RELOAD:
-            pairs = (original.partition("=") for original in originals)
-            outcome = self._reload({name: digest for name, _, digest in pairs})
+        """Handle a request and respond."""
+        command, *digests = line.decode(errors="replace").split(" ")
+        if command == _RELOAD:
+            pairs = (digest.partition("=") for digest in digests)
+            outcome = self._on_reload({name: digest for name, _, digest in pairs})
         else:
             outcome = ReloadResult(("there is no such order",))
-        for said in outcome.problems or outcome.notes:
-            self.sendLine(said.replace("\n", " ").encode())
+        for message in outcome.problems or outcome.notes:
+            self.sendLine(message.replace("\n", " ").encode())
         self.sendLine(_REFUSED if outcome.problems else _DONE)
-        assert self.transport is not None, "it has sent something"
+        assert self.transport is not None, "lines arrive only while connected"
         self.transport.loseConnection()
 
 
 @attrs.define(eq=False, slots=False)
-class OrdersFactory(Factory):
-    """Makes `Orders`."""
+class ControlFactory(Factory):
+    """Factory of `ControlProtocol`."""
 
-    noisy = False  # what it does is logged where it is done
-    reload: Reload
+    noisy = False  # `Reloader` logs each reload
+    on_reload: OnReload
 
-    def buildProtocol(self, _: object) -> Orders:
-        """Return what takes the orders of one connection."""
-        return Orders(self.reload)
+    def buildProtocol(self, _: object) -> ControlProtocol:
+        """Return the protocol of a connection."""
+        return ControlProtocol(self.on_reload)
 
 
 def find_socket(environment: Mapping[str, str]) -> Path | None:
-    """Return where the socket is, in the first of the runtime directories that systemd has made."""
+    """Return the socket's path in the first RUNTIME_DIRECTORY; None without systemd."""
     folder = environment.get("RUNTIME_DIRECTORY", "").split(":")[0]
     return Path(folder, _SOCKET) if folder else None
 
 
 class ControlSocket(Service):
-    """Takes orders at `path`, of this user and of root alone; elsewhere there is still SIGHUP."""
+    """Listener at `path` (mode 0600). If it cannot listen, SIGHUP still reloads."""
 
-    name = "orders"
+    name = "control"
 
-    def __init__(self, path: Path, reload: Reload, reactor: Any) -> None:
+    def __init__(self, path: Path, on_reload: OnReload, reactor: Any) -> None:
         self._path = os.fspath(path)
-        self._factory = OrdersFactory(reload)
+        self._factory = ControlFactory(on_reload)
         self._reactor = reactor
         self._port: IListeningPort | None = None
 
     def startService(self) -> None:
-        """Listen; a place that is somebody else's is logged."""
+        """Listen. A failure is logged."""
         super().startService()
         try:
-            # With a lock, by which a socket is known that a killed daemon has left.
+            # The lock (wantPID) tells the stale socket of a killed daemon from one in use.
             self._port = self._reactor.listenUNIX(
                 self._path, self._factory, mode=0o600, wantPID=True
             )
@@ -106,41 +106,40 @@ class ControlSocket(Service):
             )
 
     def stopService(self) -> Deferred[None] | None:
-        """Listen no more."""
+        """Stop listening."""
         super().stopService()
         port, self._port = self._port, None
         return port.stopListening() if port else None
 
 
-def order_reload(
-    path: Path, patience: float, originals: Mapping[str, str] | None = None
+def request_reload(
+    path: Path, timeout: float, digests: Mapping[str, str] | None = None
 ) -> ReloadResult:
-    """Have the daemon at `path` reload; return what has come of it, once it is done. Blocks.
+    """Ask the daemon at the socket `path` to reload; return the result. Blocks.
 
-    `originals` are digests of the files of which systemd hands over copies, by their names there.
-    Raises ConfigurationError where there is no daemon, or none that answers within `patience`
-    seconds.
+    `timeout` is in seconds. `digests` are those of the originals of systemd's copies, by the names
+    of the copies. Raises: ConfigurationError, if no daemon answers.
     """
-    answer = b""
+    response = b""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(patience)
+        connection.settimeout(timeout)
         try:
             connection.connect(os.fspath(path))
-            pairs = (originals or {}).items()
-            order = " ".join([_RELOAD, *(f"{name}={digest}" for name, digest in pairs)])
-            connection.sendall(f"{order}\n".encode())
+            pairs = (digests or {}).items()
+            request = " ".join([_RELOAD, *(f"{name}={digest}" for name, digest in pairs)])
+            connection.sendall(f"{request}\n".encode())
             while chunk := connection.recv(4096):
-                answer += chunk
+                response += chunk
         except TimeoutError:
             raise ConfigurationError(
-                f"{path}: the daemon has not answered within {patience:g} seconds"
+                f"{path}: the daemon has not answered within {timeout:g} seconds"
             ) from None
         except OSError as error:
             raise ConfigurationError(f"{path}: no daemon is there: {error.strerror}") from None
-    *lines, outcome = answer.splitlines() or [b""]
-    said = tuple(line.decode(errors="replace") for line in lines)
+    *lines, outcome = response.splitlines() or [b""]
+    messages = tuple(line.decode(errors="replace") for line in lines)
     if outcome == _DONE:
-        return ReloadResult(notes=said)
+        return ReloadResult(notes=messages)
     if outcome != _REFUSED:
         raise ConfigurationError(f"{path}: the daemon has ended before it answered")
-    return ReloadResult(problems=said)
+    return ReloadResult(problems=messages)

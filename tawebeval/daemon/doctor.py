@@ -1,8 +1,8 @@
-"""`tawebeval doctor`: the checks of the daemon's start, and of how well it is protected.
+"""`tawebeval doctor`: the checks of the daemon's start, and of its protection.
 
-The checks live beside the code that they check; this module and `doctor_storage` list them. No
-check changes anything. What the daemon would refuse to start with is broken, and so is a secret
-that lies open; what protects less than it could is weaker.
+The checks are defined beside the code that they check; this module and `doctor_storage` list them.
+No check changes anything. A finding is BROKEN if the daemon would refuse to start or if other
+users can read a secret, and WEAKER if the daemon runs with less protection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tawebeval.core.forwarded import Proxies
 from tawebeval.daemon.doctor_storage import StorageChecks
 from tawebeval.daemon.findings import Finding, Severity, list_problems, run_checks
 from tawebeval.daemon.reload import read_configuration
-from tawebeval.daemon.runtime import find_unreadable
+from tawebeval.daemon.runtime import find_unreadable_directories
 from tawebeval.daemon.startup import check_readable, find_exposure
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git
@@ -38,16 +38,16 @@ from tawebeval.sandbox.bubblewrap import Bubblewrap, write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox, close_sandbox, find_problems, open_sandbox
 from tawebeval.web.auth import find_tokens
 
-# Where root looks at a service of systemd, the daemon's user is there only while it runs.
-_AS_THE_UNIT = (
+# With DynamicUser= the user of a systemd service exists only while the service runs.
+_UNIT_REMEDY = (
     "; where a systemd unit starts it as a user of its own, have systemd-run look as that user:"
     " docs/operations.md, Is it well?"
 )
 
 
 @attrs.frozen
-class Examination:
-    """All checks; `environment` is the daemon's own, as far as it is known."""
+class SystemChecks:
+    """All checks. `environment` is that of the daemon, as far as it is known."""
 
     configuration: Configuration
     environment: Mapping[str, str]
@@ -55,8 +55,8 @@ class Examination:
     storage: StorageChecks
     reactor: Any
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield the findings of all parts. Blocks, for about a second."""
+    def run(self) -> Iterator[Finding]:
+        """Run all checks and yield the findings. Blocks, for about a second."""
         yield from run_checks(
             ("user", self._check_user),
             ("python", self._check_python),
@@ -69,7 +69,7 @@ class Examination:
             ("callers", self._check_callers),
             ("proxies", self._check_proxies),
         )
-        yield from self.storage.findings()
+        yield from self.storage.run()
         yield from run_checks(
             ("limits", self._check_limits),
             ("limits", rlimits.find_lowered_limits),
@@ -84,7 +84,7 @@ class Examination:
 
     def _check_python(self) -> Sequence[Problem]:
         with self.privileges.act_as_user():
-            return list(find_unreadable())
+            return list(find_unreadable_directories())
 
     def _check_sandbox(self) -> Iterator[Finding]:
         user = self.privileges.user
@@ -107,7 +107,7 @@ class Examination:
             orphans = Orphans(self.reactor, Spawner(self.reactor))
             sandbox = open_sandbox(self.configuration, accounts, cgroups, orphans)
             try:
-                check_sandbox(sandbox, self.privileges, self.storage.places())
+                check_sandbox(sandbox, self.privileges, self.storage.find_probe_directories())
             finally:
                 close_sandbox(sandbox)
                 if isinstance(sandbox, Bubblewrap):
@@ -137,14 +137,13 @@ class Examination:
         if policy in ("stop", "kill"):
             ends = f"OOMPolicy={policy} ends the daemon when an evaluation meets limits.memory"
             yield Problem(ends, "OOMPolicy=continue in the unit")
-        if "memory" in cgroups.enforced:  # else nothing bounds what more watches would take
+        if "memory" in cgroups.enforced:  # without the limit no number of watches is enough
             yield from run_checks(
                 ("watches", lambda: _compare(rlimits.watches(self.configuration)))
             )
 
     def _check_endpoint(self, endpoint: str) -> Iterator[str]:
-        # The sockets of these two exist only where systemd, or the program in its place, starts
-        # the daemon.
+        # The sockets of these two exist only in a daemon that systemd or a similar program starts.
         if not endpoint.startswith(("systemd:", "fd:")):
             try:
                 serverFromString(self.reactor, endpoint)
@@ -156,22 +155,22 @@ class Examination:
         if find_tokens(self.configuration.callers, self.environment) is not None:
             yield "those who have a token"
             return
-        well = "there are no tokens: every program of this machine may call"
-        yield from list_problems(find_exposure(self.configuration), well)
+        ok = "there are no tokens: every program of this machine may call"
+        yield from list_problems(find_exposure(self.configuration), ok)
 
     def _check_proxies(self) -> Iterator[str | Problem]:
         http = self.configuration.http
         if http.trusted_proxies:
             proxies = Proxies.parse(http.trusted_proxies, http.client_header)
             names = ", ".join(http.trusted_proxies)
-            well = f"{names} tell by {http.client_header} for whom they ask"
-            yield from list_problems(self._doubt(proxies), well)
+            ok = f"{names} tell by {http.client_header} for whom they ask"
+            yield from list_problems(self._find_proxy_problems(proxies), ok)
 
-    def _doubt(self, proxies: Proxies) -> Iterator[Problem]:
+    def _find_proxy_problems(self, proxies: Proxies) -> Iterator[Problem]:
         for network in proxies.find_too_wide():
             what = f"{network}: whoever connects from there can claim any address"
             yield Problem(what, "name the addresses of the proxies in http.trusted_proxies")
-        if proxies.unix and not any(map(_may_be_unix, self.configuration.listen)):
+        if proxies.unix and not any(map(_is_maybe_unix, self.configuration.listen)):
             what = "unix: the daemon listens on no UNIX socket"
             remedy = 'listen = ["unix:/run/tawebeval/socket:mode=660"], or another trusted proxy'
             yield Problem(what, remedy)
@@ -190,7 +189,7 @@ def _compare(allowance: rlimits.Allowance) -> Sequence[Problem | str]:
     return list_problems(allowance.problems, str(allowance))
 
 
-def _may_be_unix(endpoint: str) -> bool:
+def _is_maybe_unix(endpoint: str) -> bool:
     return endpoint.startswith(("unix:", "systemd:", "fd:"))
 
 
@@ -200,7 +199,10 @@ def examine(
     process: Credentials | None = None,
     reactor: Any = None,
 ) -> Iterator[Finding]:
-    """Yield all findings, or only the first broken one if the daemon's user is not known."""
+    """Yield all findings of a configuration file; stop after a broken configuration or user.
+
+    `environment` is that of the caller, `process` the process whose privileges count. Blocks.
+    """
     if reactor is None:
         from twisted.internet import reactor
     try:
@@ -213,9 +215,9 @@ def examine(
         privileges = find_privileges(configuration.service.user, process or Credentials())
     except ConfigurationError as error:
         what, remedy = error.problem
-        remedy += "" if configuration.service.user else _AS_THE_UNIT
+        remedy += "" if configuration.service.user else _UNIT_REMEDY
         yield Finding("user", Severity.BROKEN, what, remedy)
         return
     environment = privileges.environment(environment)
     storage = StorageChecks(configuration, file, environment, privileges)
-    yield from Examination(configuration, environment, privileges, storage, reactor).findings()
+    yield from SystemChecks(configuration, environment, privileges, storage, reactor).run()

@@ -1,6 +1,6 @@
-"""Checks of `tawebeval doctor` on the disk: directories, secret files, free space, quotas.
+"""Storage checks of `tawebeval doctor`: directories, secret files, free space, quotas.
 
-Nothing is changed; a file without a name shows whether anything can be written.
+No check changes anything; an unnamed temporary file shows whether a directory is writable.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import attrs
 from tawebeval.config import Configuration, CredentialSettings
 from tawebeval.daemon.findings import Finding, run_checks
 from tawebeval.daemon.health import write_and_read
-from tawebeval.daemon.state import OF_CACHE, OF_STATE, check_key, existing, locate
+from tawebeval.daemon.state import (
+    CACHE_ENTRIES,
+    STATE_ENTRIES,
+    check_key,
+    find_existing,
+    locate_directories,
+)
 from tawebeval.deferreds import count_slots
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.keyring import Keyring
@@ -35,7 +41,7 @@ from tawebeval.sandbox.disk import measure
 from tawebeval.sandbox.probe import ProbeDirectories
 from tawebeval.sandbox.project_quotas import check_quotas, find_quota_directories, quota_of
 from tawebeval.web.auth import find_metrics_tokens, find_tokens, read_tokens
-from tawebeval.webhooks.signing import find_secrets, read_signing
+from tawebeval.webhooks.signing import find_secrets, read_signing_secrets
 
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -44,7 +50,7 @@ _WRITABLE = "mount it for writing; STATE_DIRECTORY and CACHE_DIRECTORY may name 
 
 
 class StorageChecks:
-    """Checks with the rights of `privileges`; `environment` is the daemon's own.
+    """Checks as the user in `privileges`. `environment` is that of the daemon.
 
     `file` is the configuration file, None without one.
     """
@@ -60,32 +66,32 @@ class StorageChecks:
         self._configuration = configuration
         self._environment = environment
         self._privileges = privileges
-        self._state, self._cache = locate(environment)
+        self._state, self._cache = locate_directories(environment)
         user = privileges.user
         self._user = user.name if user else user_name(os.geteuid())
         self._uid = user.uid if user else os.geteuid()
         self._group = user.gid if user else os.getegid()
 
-    def findings(self) -> Iterator[Finding]:
-        """Return the findings of all parts. Blocks."""
+    def run(self) -> Iterator[Finding]:
+        """Run all checks and yield the findings. Blocks."""
         return run_checks(
             ("tokens", self._check_tokens),
             ("metrics", self._check_metrics_tokens),
             ("credentials", self._check_credentials),
             ("callbacks", self._check_callbacks),
             ("permissions", self._check_file),
-            ("permissions", partial(self._check_directory, self._state, OF_STATE)),
-            ("permissions", partial(self._check_directory, self._cache, OF_CACHE)),
+            ("permissions", partial(self._check_directory, self._state, STATE_ENTRIES)),
+            ("permissions", partial(self._check_directory, self._cache, CACHE_ENTRIES)),
             ("permissions", self._check_key),
             ("disk", self._check_space),
             ("quotas", self._check_quotas),
         )
 
-    def places(self) -> ProbeDirectories:
-        """Return where overlays can be tried: where they will be, if that is there already."""
+    def find_probe_directories(self) -> ProbeDirectories:
+        """Return the directories to try overlays in; None for one that does not exist yet."""
         return ProbeDirectories(
             *(
-                path if path.is_dir() and self._may(path, os.W_OK | os.X_OK) else None
+                path if path.is_dir() and self._can_access(path, os.W_OK | os.X_OK) else None
                 for path in (self._cache, self._state)
             )
         )
@@ -113,13 +119,13 @@ class StorageChecks:
     def _check_callbacks(self) -> Iterator[str | Problem]:
         if self._configuration.callbacks.enabled:
             source = find_secrets(self._configuration.callbacks.secrets, self._environment)
-            read_signing(source)
+            read_signing_secrets(source)
             yield f"are signed, with secrets of callers in {source}"
-            yield from self._check_reload(source, self._chown(source))
-            _check_strangers(source)
+            yield from self._check_reload(source, self._format_chown(source))
+            _check_closed_to_others(source)
 
     def _check_reload(self, source: Path, remedy: str) -> Iterator[Problem]:
-        if not self._may(source, os.R_OK):
+        if not self._can_access(source, os.R_OK):
             what = f"{source}: {self._user} cannot read it, so a reload (SIGHUP) is refused"
             yield Problem(what, remedy)
 
@@ -134,13 +140,13 @@ class StorageChecks:
     def _check_credential(self, entry: CredentialSettings) -> Iterator[Problem]:
         directory = self._environment.get("CREDENTIALS_DIRECTORY", "")
         path = Path(directory, entry.password_file or entry.key_file)
-        if not self._may(path, os.R_OK):
+        if not self._can_access(path, os.R_OK):
             # The daemon reads a password while it is root; ssh reads a key, each time.
             what = f"{path}: {self._user} has to be able to read it before"
             if entry.key_file:
-                raise ConfigurationError(f"{what} ssh can use it", self._chown(path))
-            yield Problem(f"{what} SIGHUP reads a new one", self._chown(path))
-        _check_strangers(path)
+                raise ConfigurationError(f"{what} ssh can use it", self._format_chown(path))
+            yield Problem(f"{what} SIGHUP reads a new one", self._format_chown(path))
+        _check_closed_to_others(path)
 
     def _check_file(self) -> Iterator[str]:
         if self.file is not None:
@@ -148,8 +154,8 @@ class StorageChecks:
             yield str(self.file)
 
     def _check_directory(self, path: Path, parts: Sequence[str]) -> Iterator[str]:
-        """Yield that the daemon can use the state or cache directory with these `parts`."""
-        if os.statvfs(existing(path)).f_flag & os.ST_RDONLY:
+        """Check the state or cache directory and its `parts`. Raises: ConfigurationError."""
+        if os.statvfs(find_existing(path)).f_flag & os.ST_RDONLY:
             raise ConfigurationError(f"{path}: its file system is mounted read-only", _WRITABLE)
         if not path.exists():
             self._check_missing(path)
@@ -177,23 +183,23 @@ class StorageChecks:
         yield str(path)
 
     def _check_missing(self, path: Path) -> None:
-        """Raise ConfigurationError where a directory that is not there cannot be made."""
-        above = existing(path)
+        """Check that a missing directory can be created. Raises: ConfigurationError."""
+        above = find_existing(path)
         root_makes_it = (
             self._privileges.user is not None
             and above == path.absolute().parent
             and all(is_roots_alone(each.stat()) for each in (above, *above.parents))
         )
-        if not root_makes_it and not self._may(above, os.W_OK | os.X_OK):
+        if not root_makes_it and not self._can_access(above, os.W_OK | os.X_OK):
             raise ConfigurationError(
                 f"{path}: not there, and {self._user} cannot make it in {above}",
                 f"as root: {install_command(path, self._user)}",
             )
 
     def _check_rights(self, path: Path) -> None:
-        """Raise ConfigurationError where the daemon's user may not use a path of its own."""
+        """Check the rights of the daemon's user to a path. Raises: ConfigurationError."""
         letters = "rwx" if path.is_dir() else "r" if path.name == "key" else "w"
-        if path.exists() and not self._may(path, sum(_RIGHTS[letter] for letter in letters)):
+        if path.exists() and not self._can_access(path, sum(_RIGHTS[letter] for letter in letters)):
             raise ConfigurationError(
                 f"{path}: {self._user} has no right ({letters}) to use it as the daemon does",
                 f"chmod u+{letters} {shlex.quote(str(path))}",
@@ -205,7 +211,7 @@ class StorageChecks:
             if not path.exists():
                 return
         except PermissionError:
-            return  # the directory is closed, which has a finding of its own
+            return  # the check of the directory reports it
         if path.stat().st_mode & _OTHERS:
             what = f"{path}: others can get at it, and with it make identifiers"
             raise ConfigurationError(what, f"chmod 600 {path}")
@@ -227,15 +233,15 @@ class StorageChecks:
         else:
             yield "none: what evaluations have on the disk is counted, four times a second"
 
-    def _may(self, path: Path, mode: int) -> bool:
+    def _can_access(self, path: Path, mode: int) -> bool:
         with self._privileges.act_as_user():
             return os.access(path, mode, effective_ids=True)
 
-    def _chown(self, path: Path) -> str:
+    def _format_chown(self, path: Path) -> str:
         return f"chown {self._user}: {shlex.quote(str(path))}"
 
 
-def _check_strangers(path: Path) -> None:
+def _check_closed_to_others(path: Path) -> None:
     problem = check_readable_by_others(path, path.stat().st_mode)
     if problem is not None:
         raise ConfigurationError(*problem)
@@ -249,7 +255,7 @@ def _check_writers(path: Path) -> None:
 
 @attrs.frozen
 class _Space:
-    """Bytes that a directory may need by `settings`, and the `taken` ones that it has already."""
+    """Bytes that a directory may need because of `settings`, and the bytes `taken` already."""
 
     path: Path
     needed: int
@@ -260,10 +266,10 @@ class _Space:
 def compare_space(
     configuration: Configuration, state: Path, cache: Path
 ) -> Iterator[str | Problem]:
-    """Yield whether each file system has the bytes that docs/operations.md, "Sizing", asks for.
+    """Compare the free bytes of each file system with docs/operations.md, "Sizing".
 
-    A file system with both directories needs the sum. Bytes that the cache has taken count as free.
-    Blocks, the longer the more there is in the cache. Raises OSError.
+    A file system with both directories needs the sum. Bytes in the cache count as free. Blocks in
+    proportion to the number of files in the cache. Raises: OSError.
     """
     limits, repositories = configuration.limits, configuration.repositories
     running = count_slots(configuration.evaluations.running)
@@ -279,29 +285,29 @@ def compare_space(
         _Space(
             cache,
             repositories.cache + (running + repositories.fetches) * fetched,
-            min(_taken(cache), repositories.cache),
+            min(_measure_cache(cache), repositories.cache),
             ("repositories.cache", "repositories.fetch_bytes", "repositories.tree_bytes"),
         ),
     ):
-        systems.setdefault(os.stat(existing(space.path)).st_dev, []).append(space)
+        systems.setdefault(os.stat(find_existing(space.path)).st_dev, []).append(space)
     for spaces in systems.values():
         taken = sum(space.taken for space in spaces)
-        room = shutil.disk_usage(existing(spaces[0].path)).free + taken
+        room = shutil.disk_usage(find_existing(spaces[0].path)).free + taken
         needed = sum(space.needed for space in spaces) + configuration.health.free_disk
         paths = " and ".join(str(space.path) for space in spaces)
         free = "are free or in the cache" if taken else "are free"
-        what = f"{paths}: {_gigabytes(room)} {free}, and {_gigabytes(needed)} may be needed"
+        what = f"{paths}: {_format_size(room)} {free}, and {_format_size(needed)} may be needed"
         settings = dict.fromkeys(name for space in spaces for name in space.settings)
         remedy = f"a larger file system, or lower {', '.join(settings)}, evaluations.running"
         yield what if room >= needed else Problem(what, remedy)
 
 
-def _taken(cache: Path) -> int:
+def _measure_cache(cache: Path) -> int:
     try:
         return measure(cache, ()).size
-    except OSError:  # it is not there yet, or closed, which has a finding of its own
+    except OSError:  # missing or not readable: the check of the directory reports it
         return 0
 
 
-def _gigabytes(size: float) -> str:
+def _format_size(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"

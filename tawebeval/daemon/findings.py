@@ -1,4 +1,4 @@
-"""Findings of `tawebeval doctor`: one part of the daemon each, and how severe its problem is."""
+"""Findings of `tawebeval doctor`: the state of one part of the daemon each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tawebeval.errors import ConfigurationError, Problem
 
 
 class Severity(IntEnum):
-    """Severity of a finding, the worst last: also the exit status of the command."""
+    """Severity of a finding, in ascending order. The highest is the exit status of the command."""
 
     OK = 0
     WEAKER = 1
@@ -20,7 +20,7 @@ class Severity(IntEnum):
 
 @attrs.frozen
 class Finding:
-    """State of one part, and the remedy if the part is not ok."""
+    """State of one part. `remedy` is empty if `health` is OK."""
 
     part: str
     health: Severity
@@ -29,10 +29,10 @@ class Finding:
 
 
 Check = tuple[str, Callable[[], Iterable[str | Problem | Finding]]]
-"""The name of a part, and a check of it.
+"""The name of a part, and its check.
 
-The check yields a string for what is ok, a `Problem` for what protects less than it could, and the
-findings of other parts. It raises ConfigurationError or OSError for what is broken.
+The check yields strings (OK), `Problem`s (WEAKER) and the findings of other parts. It raises
+ConfigurationError or OSError for a broken part.
 """
 
 
@@ -40,19 +40,19 @@ def run_checks(*checks: Check) -> Iterator[Finding]:
     """Yield the findings of all checks."""
     for part, check in checks:
         try:
-            for said in check():
-                if isinstance(said, Finding):
-                    yield said
-                elif isinstance(said, Problem):
-                    yield Finding(part, Severity.WEAKER, *said)
+            for result in check():
+                if isinstance(result, Finding):
+                    yield result
+                elif isinstance(result, Problem):
+                    yield Finding(part, Severity.WEAKER, *result)
                 else:
-                    yield Finding(part, Severity.OK, said)
+                    yield Finding(part, Severity.OK, result)
         except ConfigurationError as error:
             yield Finding(part, Severity.BROKEN, *error.problem)
         except OSError as error:
             yield Finding(part, Severity.BROKEN, f"cannot be looked at: {error}")
 
 
-def list_problems(problems: Iterable[Problem], well: str) -> Sequence[Problem | str]:
-    """Return problems, or the words for what is `well` if there are none."""
-    return list(problems) or [well]
+def list_problems(problems: Iterable[Problem], ok: str) -> Sequence[Problem | str]:
+    """Return the problems, or the message `ok` if there are none."""
+    return list(problems) or [ok]

@@ -1,4 +1,4 @@
-"""Readiness: whether the daemon would take work, and the probe of a sandbox that has failed."""
+"""Readiness: checks of admission and disks, and the probe of a sandbox that has failed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tawebeval.evaluations.registry import Registry
 from tawebeval.linux.filetree import is_full
 
 DISK_PERIOD = 5.0
-"""Seconds between two trials of a disk that works."""
+"""Seconds between two checks of a disk that works."""
 
 DISK_TIMEOUT = 5.0
-"""Seconds that a trial of a disk may take."""
+"""Seconds that a check of a disk may take."""
 
 PROBE_PERIOD = 10.0
 """Seconds between two probes of a sandbox that has failed."""
@@ -38,43 +38,43 @@ log = Logger()
 
 @attrs.define(eq=False)
 class Disk:
-    """The file system of the directory `path`, tried by one thread at a time."""
+    """The file system of the directory `path`, checked by one thread at a time."""
 
     name: str
     path: Path
     _threads: WorkerThreads
     _clock: IReactorTime
     _fault: str | None = None
-    _began: float | None = None  # when the trial that is being made began, in seconds of the clock
-    _due: float = 0.0  # when the next one is
+    _started: float | None = None  # clock time at which the running check started
+    _next_check: float = 0.0  # clock time of the next check
 
     def check(self, free: int) -> None:
-        """Begin a trial if one is due, as it always is while something is wrong.
+        """Start a check if one is due; with a fault, one is due at each call.
 
-        The disk has to have `free` bytes left.
+        `free` is the number of bytes that must be free.
         """
         now = self._clock.seconds()
-        if self._began is None and (self._fault is not None or now >= self._due):
-            self._began, self._due = now, now + DISK_PERIOD
-            in_background(self._try(free), log, "a disk could not be tried")
+        if self._started is None and (self._fault is not None or now >= self._next_check):
+            self._started, self._next_check = now, now + DISK_PERIOD
+            in_background(self._run_check(free), log, "a disk could not be tried")
 
-    async def _try(self, free: int) -> None:
+    async def _run_check(self, free: int) -> None:
         try:
             self._fault = await self._threads.run(find_fault, self.path, free)
         finally:
-            self._began = None
+            self._started = None
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with the disk, to be read after its name; None if it works."""
-        if self._began is not None and self._clock.seconds() - self._began > DISK_TIMEOUT:
+        """The fault, as the predicate of a sentence about the disk; None if it works."""
+        if self._started is not None and self._clock.seconds() - self._started > DISK_TIMEOUT:
             return f"does not answer: a small file was not written within {DISK_TIMEOUT:g} seconds"
         return self._fault
 
 
 @attrs.define
 class Readiness:
-    """Checks of what a new evaluation needs: admission, and `free` bytes on each of the `disks`."""
+    """Readiness for new evaluations: admission, and `free` bytes on each of the disks."""
 
     _registry: Registry
     _tally: EvaluationTally
@@ -82,14 +82,14 @@ class Readiness:
     free: int
 
     def check(self) -> None:
-        """Try the disks that are due; to be called once a second."""
+        """Check the disks that are due. To be called once a second."""
         for disk in self._disks:
             disk.check(self.free)
 
-    def obstacles(self) -> list[str]:
-        """Return why no work would be taken, as sentences; none if work would be taken.
+    def find_obstacles(self) -> list[str]:
+        """Return the reasons why a new evaluation would be refused or lost, as sentences.
 
-        Strangers may read them: they contain no paths and no names of callers.
+        Anonymous clients may read them: they contain no paths and no names of callers.
         """
         found = []
         try:
@@ -108,10 +108,10 @@ class Readiness:
 
 
 class SandboxProbe(Service):
-    """Repeated trial of the sandbox while the last evaluation to end was lost by a fault of ours.
+    """Probe of the sandbox, repeated while the last evaluation has failed because of the daemon.
 
-    `trial` returns why the sandbox does not work, or None, and blocks. A proxy that sends
-    evaluations only to ready daemons would send none that could show that the fault is gone.
+    `probe_sandbox` blocks and returns the problem, or None. Without the probe a daemon behind a
+    proxy would never become ready again: the proxy sends evaluations to ready daemons only.
     """
 
     name = "probe"
@@ -119,56 +119,56 @@ class SandboxProbe(Service):
     def __init__(
         self,
         tally: EvaluationTally,
-        trial: Callable[[], Problem | None],
+        probe_sandbox: Callable[[], Problem | None],
         threads: WorkerThreads,
         clock: Any,
     ) -> None:
         self._tally = tally
-        self._trial = trial
+        self._probe_sandbox = probe_sandbox
         self._threads = threads
         self._clock = clock
-        self._told: Problem | None = None
-        self._trials = LoopingCall(self._probe)
-        self._trials.clock = clock
+        self._last_problem: Problem | None = None
+        self._probes = LoopingCall(self._probe)
+        self._probes.clock = clock
 
     def startService(self) -> None:
-        """Begin to probe."""
+        """Start probing."""
         super().startService()
-        self._trials.start(PROBE_PERIOD, now=False)
+        self._probes.start(PROBE_PERIOD, now=False)
 
     def stopService(self) -> None:
-        """Begin no more trials."""
+        """Stop probing."""
         super().stopService()
-        self._trials.stop()
+        self._probes.stop()
 
     def _probe(self) -> Deferred[None] | None:
         fault = self._tally.fault
-        return None if fault is None else Deferred.fromCoroutine(self._try(fault))
+        return None if fault is None else Deferred.fromCoroutine(self._run_check(fault))
 
-    async def _try(self, fault: tuple[float, str]) -> None:
+    async def _run_check(self, fault: tuple[float, str]) -> None:
         try:
-            problem = await self._threads.run(self._trial)
+            problem = await self._threads.run(self._probe_sandbox)
         except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
             log.failure("the sandbox could not be tried")
             return
         if self._tally.fault is not fault:
-            return  # an evaluation has ended meanwhile, which knows better
+            return  # an evaluation has ended meanwhile: its result is newer
         if problem is None:
             log.info("what an evaluation was lost by is mended: {fault}", fault=fault[1])
             self._tally.judge(None, self._clock.seconds())
-        elif problem != self._told:
+        elif problem != self._last_problem:
             what, remedy = problem
             log.warn("the sandbox does not work: {what}; {remedy}", what=what, remedy=remedy)
-        self._told = problem
+        self._last_problem = problem
 
 
 def find_fault(path: Path, free: int) -> str | None:
-    """Return what is wrong with a file system, None if it has `free` bytes left. Blocks."""
+    """Return the fault of a file system, None if it works and has `free` bytes left. Blocks."""
     try:
         status = os.statvfs(path)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
-    # Some file systems have no fixed number of inodes, and say 0 of 0.
+    # File systems without a fixed number of inodes report 0 of 0.
     full = status.f_files > 0 and status.f_favail == 0
     full = full or status.f_bavail * status.f_frsize < free
     try:
@@ -181,9 +181,9 @@ def find_fault(path: Path, free: int) -> str | None:
 
 
 def write_and_read(directory: Path) -> None:
-    """Write a small file without a name, and read it. Blocks. Raises: OSError.
+    """Write a small unnamed file and read it back. Blocks. Raises: OSError.
 
-    The status of a file system that the kernel closed after an error need not show the error.
+    statvfs(3) does not always show that the kernel has shut a file system down after an error.
     """
     with TemporaryFile(dir=directory, buffering=0) as file:
         file.write(_CONTENT)

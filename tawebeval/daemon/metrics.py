@@ -1,4 +1,4 @@
-"""Prometheus metrics of the daemon, of its process and of the reactor, gathered on request."""
+"""Prometheus metrics of the daemon, its process and the reactor, collected on request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tawebeval.core.states import State
 from tawebeval.core.tally import MOMENTS, Histogram
 from tawebeval.daemon.health import Disk, Readiness, SandboxProbe
 from tawebeval.daemon.linewriter import LineWriter
-from tawebeval.daemon.startup import open_readers
+from tawebeval.daemon.startup import open_metrics_access
 from tawebeval.daemon.state import Directories
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.evaluations.context import EvaluationContext
@@ -52,7 +52,7 @@ _ALARMING = (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.SERVICE_UNAVAILABLE)
 
 @attrs.frozen
 class Monitoring:
-    """What operators and their programs see of a daemon: metrics, readiness, access log."""
+    """Metrics, readiness and access log of a daemon."""
 
     metrics: CollectorRegistry
     traffic: RequestLog
@@ -63,45 +63,45 @@ class Monitoring:
     operations: Operations
 
     @classmethod
-    def open(
+    def create(
         cls,
         directories: Directories,
         registry: Registry,
-        surroundings: EvaluationContext,
-        checking: WorkerThreads,
+        context: EvaluationContext,
+        disk_threads: WorkerThreads,
     ) -> Monitoring:
-        """Return it for the metrics of the process; `DaemonMetrics` are to be registered.
+        """Create the parts, with the process metrics registered; `DaemonMetrics` are not yet.
 
-        The threads `checking` try the disks. Raises: ConfigurationError, if the tokens of
-        `metrics.readers` cannot be read.
+        `disk_threads` check the disks. Raises: ConfigurationError, if the tokens in
+        `metrics.tokens` cannot be read.
         """
-        configuration, clock = surroundings.configuration, surroundings.clock
+        configuration, clock = context.configuration, context.clock
         metrics = CollectorRegistry()
         metrics.register(ProcessMetrics())
-        readers = open_readers(configuration, clock)
+        readers = open_metrics_access(configuration, clock)
         disks = [
-            Disk("state", directories.evaluations, checking, clock),
-            Disk("cache", directories.repositories, checking, clock),
+            Disk("state", directories.evaluations, disk_threads, clock),
+            Disk("cache", directories.repositories, disk_threads, clock),
         ]
-        readiness = Readiness(registry, surroundings.tally, disks, configuration.health.free_disk)
+        readiness = Readiness(registry, context.tally, disks, configuration.health.free_disk)
         places = ProbeDirectories(directories.repositories, directories.evaluations)
-        trial = partial(probe_again, surroundings.sandbox, places)
+        probe_sandbox = partial(probe_again, context.sandbox, places)
         return cls(
             metrics,
             RequestLog(configuration.log.access),
             ReactorLag(clock),
-            SandboxProbe(surroundings.tally, trial, surroundings.threads, clock),
+            SandboxProbe(context.tally, probe_sandbox, context.threads, clock),
             readers,
             readiness,
-            Operations(readiness.obstacles, partial(generate_latest, metrics), readers),
+            Operations(readiness.find_obstacles, partial(generate_latest, metrics), readers),
         )
 
 
 @attrs.frozen(eq=False)
 class DaemonMetrics(Collector):
-    """Metrics of the parts of a daemon."""
+    """Collector of the daemon's metrics. `log_lines` is None if twistd writes the log."""
 
-    surroundings: EvaluationContext
+    context: EvaluationContext
     repositories: RepositoryCache
     registry: Registry
     callbacks: Callbacks
@@ -114,15 +114,15 @@ class DaemonMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         yield _gauge("info", "The version that runs.", {__version__: 1}, "version")
-        yield from self._evaluations()
-        yield from self._queue()
-        yield from self._buffers()
-        yield from self._cache()
-        yield from self._web()
-        yield from self._callbacks()
+        yield from self._collect_evaluations()
+        yield from self._collect_queue()
+        yield from self._collect_buffers()
+        yield from self._collect_cache()
+        yield from self._collect_web()
+        yield from self._collect_callbacks()
         lost = 0 if self.log_lines is None else self.log_lines.lost
         yield _counter("log_events_lost", "Events that the log did not take.", lost)
-        children = self.surroundings.spawn.running
+        children = self.context.spawn.running
         yield _gauge("child_processes", "Evaluators and git commands.", children)
         yield _histogram(
             "reactor_lag_seconds",
@@ -130,8 +130,8 @@ class DaemonMetrics(Collector):
             self.lag.seconds,
         )
 
-    def _evaluations(self) -> Iterator[Metric]:
-        tally = self.surroundings.tally
+    def _collect_evaluations(self) -> Iterator[Metric]:
+        tally = self.context.tally
         known = {state: tally.states[state] for state in State if state not in _FORGOTTEN}
         forgotten = {state: tally.states[state] for state in _FORGOTTEN}
         yield _counter("evaluations_accepted", "Forms that were accepted.", tally.accepted)
@@ -156,19 +156,19 @@ class DaemonMetrics(Collector):
             "stage",
         )
 
-    def _queue(self) -> Iterator[Metric]:
-        queue, limit = self.registry.queue, self.surroundings.configuration.evaluations.queued
+    def _collect_queue(self) -> Iterator[Metric]:
+        queue, limit = self.registry.queue, self.context.configuration.evaluations.queued
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiting)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.running)
         yield _gauge("places", "Places to run.", queue.places)
-        fetches = self.surroundings.fetch_slots
+        fetches = self.context.fetch_slots
         yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.running)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiting)
 
-    def _buffers(self) -> Iterator[Metric]:
-        settings = self.surroundings.configuration
-        spool, budget = self.registry.spool, self.surroundings.budget
+    def _collect_buffers(self) -> Iterator[Metric]:
+        settings = self.context.configuration
+        spool, budget = self.registry.spool, self.context.budget
         said = "Events in memory, with what is kept of forms and stderr."
         yield _gauge("buffered_bytes", said, budget.used)
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
@@ -179,8 +179,8 @@ class DaemonMetrics(Collector):
         yield _gauge("unwritten_upload_bytes", said, spool.in_memory)
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
 
-    def _cache(self) -> Iterator[Metric]:
-        tally, limit = self.repositories.tally, self.surroundings.configuration.repositories.cache
+    def _collect_cache(self) -> Iterator[Metric]:
+        tally, limit = self.repositories.tally, self.context.configuration.repositories.cache
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookups, "of", "result")
         yield _counter("fetches", "Ends of fetches.", tally.fetches, "end")
@@ -189,7 +189,7 @@ class DaemonMetrics(Collector):
         yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.sizes, "of")
         yield _gauge("cache_limit_bytes", "What they may take.", limit)
 
-    def _web(self) -> Iterator[Metric]:
+    def _collect_web(self) -> Iterator[Metric]:
         answers = {
             (*known, str(int(status))): 0 for known in self.routes.known() for status in _ALARMING
         }
@@ -204,12 +204,12 @@ class DaemonMetrics(Collector):
             self.traffic.seconds,
             "route",
         )
-        limit = self.surroundings.configuration.http.connections
+        limit = self.context.configuration.http.connections
         yield _gauge("connections", "Connections that are open.", self.connections.total)
         yield _gauge("connections_limit", "Connections that may be.", limit)
         yield _gauge("streams", "Streams of events.", len(self.registry.subscriptions))
 
-    def _callbacks(self) -> Iterator[Metric]:
+    def _collect_callbacks(self) -> Iterator[Metric]:
         ended = {state.value: self.callbacks.ended[state] for state in _DELIVERY_ENDS}
         yield _counter("callbacks", "Ends of callbacks.", ended, "end")
         yield _gauge("callbacks_pending", "Callbacks on their way.", self.callbacks.pending)
@@ -230,7 +230,7 @@ def _histogram(
 
 
 def _fill(family: Any, samples: Any) -> Metric:
-    """Return a family with its samples: a value, or values by label or by a tuple of labels."""
+    """Add samples to a family: a value, or values by label or by tuple of labels."""
     metric: Metric = family
     for labels, value in (samples if isinstance(samples, Mapping) else {(): samples}).items():
         values = (labels,) if isinstance(labels, str) else labels
@@ -245,10 +245,11 @@ def _fill(family: Any, samples: Any) -> Metric:
 
 @attrs.frozen(eq=False)
 class ProcessMetrics(Collector):
-    """Metrics of this process, under the names of Prometheus's client libraries.
+    """Collector of process metrics, under the names of Prometheus's client libraries.
 
-    The library's own collector lists all descriptors, which with thousands of them holds up the
-    reactor. Linux tells their number (since 6.2). `started` is in seconds since the epoch.
+    The library's own collector lists all descriptors, which blocks the reactor if there are
+    thousands. Since Linux 6.2 the kernel tells their number. `started` is in seconds since the
+    epoch.
     """
 
     _descriptors: Callable[[], int] = attrs.field(default=lambda: count_descriptors(_DESCRIPTORS))
@@ -274,14 +275,14 @@ class ProcessMetrics(Collector):
 
 
 def count_descriptors(directory: Path) -> int:
-    """Return the number of open descriptors that a directory such as `/proc/self/fd` shows."""
-    # An older kernel says 0, and has to be asked for each.
+    """Return the number of open descriptors by a directory such as `/proc/self/fd`."""
+    # Before Linux 6.2 the size is 0.
     return directory.stat().st_size or len(os.listdir(directory))
 
 
 @attrs.define(eq=False, slots=False)
 class ReactorLag(Service):
-    """Measurement, twice a second, of the seconds by which the reactor makes a call too late."""
+    """Measurement, twice a second, of the delay of reactor calls, in `seconds`."""
 
     name = "lag"
 
@@ -290,21 +291,21 @@ class ReactorLag(Service):
     _next: IDelayedCall | None = None
 
     def startService(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         super().startService()
-        self._wait()
+        self._schedule()
 
     def stopService(self) -> None:
-        """End measuring."""
+        """Stop measuring."""
         super().stopService()
         if self._next is not None:
             self._next.cancel()
             self._next = None
 
-    def _wait(self) -> None:
+    def _schedule(self) -> None:
         due = self._clock.seconds() + _LAG_PERIOD
         self._next = self._clock.callLater(_LAG_PERIOD, self._measure, due)
 
     def _measure(self, due: float) -> None:
         self.seconds.observe(max(0.0, self._clock.seconds() - due))
-        self._wait()
+        self._schedule()

@@ -1,9 +1,8 @@
-"""The reactor's waiting for descriptors, also where epoll(7) may watch no more of them.
+"""A fallback from epoll(7) to poll(2) for the reactor, when epoll may watch no more descriptors.
 
-The kernel bounds what epoll watches for each user (`fs.epoll.max_user_watches`), and evaluators are
-the daemon's user: one of them can take all watches. From then on the reactor waits for further
-descriptors by poll(2), which has no such bound. Without that a connection is accepted and never
-read, and no evaluator can be started.
+The kernel limits the epoll watches of each user (`fs.epoll.max_user_watches`). Evaluators run as
+the daemon's user, so one of them can take all watches. poll(2) has no such limit. Without the
+fallback a connection would be accepted and never read, and no evaluator could be started.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ log = Logger()
 
 
 class Poller:
-    """Watches descriptors by epoll, and by poll those that epoll refuses with ENOSPC.
+    """Poller by epoll, and by poll for the descriptors that epoll refuses with ENOSPC.
 
     It has the methods of select.epoll that Twisted's EPollReactor calls.
     """
@@ -30,7 +29,7 @@ class Poller:
         self._epoll = epoll
         self._poll = select.poll()
         self._poll.register(epoll.fileno(), select.POLLIN)
-        self._beyond: set[int] = set()
+        self._polled: set[int] = set()
         self._warn = RateLimitedLog(
             log.warn,
             "epoll: this user may watch no more descriptors (fs.epoll.max_user_watches); the"
@@ -39,49 +38,49 @@ class Poller:
         )
 
     def register(self, descriptor: int, events: int) -> None:
-        """Watch a descriptor. Raises: OSError, for any other reason than the user's limit."""
+        """Watch a descriptor for `events`. Raises: OSError, except for the user's limit."""
         try:
             self._epoll.register(descriptor, events)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             self._poll.register(descriptor, events)
-            self._beyond.add(descriptor)
+            self._polled.add(descriptor)
             self._warn()
 
     def modify(self, descriptor: int, events: int) -> None:
-        """Watch for other events."""
-        if descriptor in self._beyond:
+        """Change the events of a descriptor."""
+        if descriptor in self._polled:
             self._poll.modify(descriptor, events)
         else:
             self._epoll.modify(descriptor, events)
 
     def unregister(self, descriptor: int) -> None:
-        """Watch a descriptor no more."""
-        if descriptor in self._beyond:
-            self._beyond.remove(descriptor)
+        """Stop watching a descriptor."""
+        if descriptor in self._polled:
+            self._polled.remove(descriptor)
             self._poll.unregister(descriptor)
         else:
             self._epoll.unregister(descriptor)
 
-    def poll(self, timeout: float, most: int) -> Sequence[tuple[int, int]]:
-        """Return the descriptors that are ready, and for what; at most `most` that epoll watches.
+    def poll(self, timeout: float, maxevents: int) -> Sequence[tuple[int, int]]:
+        """Return the ready descriptors with their events, at most `maxevents` from epoll.
 
-        Blocks for up to `timeout` seconds, or for ever where that is negative.
+        Blocks for up to `timeout` seconds, without a limit if `timeout` is negative.
         """
-        if not self._beyond:
-            return self._epoll.poll(timeout, most)
+        if not self._polled:
+            return self._epoll.poll(timeout, maxevents)
         found: list[tuple[int, int]] = []
         for descriptor, events in self._poll.poll(timeout * 1000):
             if descriptor == self._epoll.fileno():
-                found += self._epoll.poll(0, most)
+                found += self._epoll.poll(0, maxevents)
             else:
                 found.append((descriptor, events))
         return found
 
 
-def wait_beyond_epoll(reactor: Any) -> None:
-    """Have a reactor that waits by epoll go on by poll where epoll may watch no more."""
+def add_poll_fallback(reactor: Any) -> None:
+    """Replace the poller of an epoll reactor by a `Poller`; leave other reactors alone."""
     poller = getattr(reactor, "_poller", None)
     if isinstance(poller, select.epoll):
         reactor._poller = Poller(poller)

@@ -1,4 +1,4 @@
-"""Reload: files are read again on SIGHUP or `tawebeval reload`, and count all together or not."""
+"""Reload on SIGHUP or `tawebeval reload`: all files are read, then all are applied, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tawebeval.linux.ownership import digest_file
 from tawebeval.linux.rlimits import check_limits, processes
 from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
 
-LIVE = frozenset(
+LIVE_SETTINGS = frozenset(
     {
         *("callers.origins", "callers.running", "callers.queued", "callers.kept"),
         "callers.requests_per_minute",
@@ -38,8 +38,8 @@ LIVE = frozenset(
         *("log.level", "log.access", "health.free_disk"),
     }
 )
-"""Settings that a reload changes. All others are built into something: sockets, directories, the
-sandbox's view, the division of memory and of run slots."""
+"""Settings that a reload changes. The others need a restart: sockets, directories, the sandbox's
+view, the division of memory and of run slots."""
 
 log = Logger()
 
@@ -47,29 +47,31 @@ log = Logger()
 class Reloader(Service):
     """Reload of the files of all `sources`, on SIGHUP and by `reload`.
 
-    `copies` is the directory with systemd's copies of credentials (LoadCredential=), empty if
-    there is none.
+    `credentials_directory` has systemd's copies of credentials (LoadCredential=); empty without.
     """
 
     def __init__(
         self,
         sources: Iterable[ReloadableSource | None],
-        copies: str,
+        credentials_directory: str,
         notifier: Notifier,
         reactor: Any,
     ) -> None:
-        self._rereadings = [
-            one for source in sources if source is not None for one in source.reloadables()
+        self.reloadables = [
+            reloadable
+            for source in sources
+            if source is not None
+            for reloadable in source.reloadables()
         ]
-        self._copies = Path(copies) if copies else None
+        self._credentials_directory = Path(credentials_directory) if credentials_directory else None
         self._notifier = notifier
         self._reactor = reactor
-        self._before: Any = None
+        self._previous_handler: Any = None
 
     def startService(self) -> None:
-        """Handle SIGHUP. One that came during the start is obeyed as soon as the reactor runs."""
+        """Handle SIGHUP. After one during the start, reload as soon as the reactor runs."""
         super().startService()
-        for each in self._rereadings:
+        for each in self.reloadables:
             for path in each.paths:
                 if not os.access(path, os.R_OK):
                     log.warn(
@@ -79,32 +81,32 @@ class Reloader(Service):
                         path=path,
                         name=each.name,
                     )
-        self._before = signal.signal(
+        self._previous_handler = signal.signal(
             signal.SIGHUP, lambda *_: self._reactor.callFromThread(self.reload)
         )
-        if isinstance(self._before, EarlyHangup) and self._before.came:
+        if isinstance(self._previous_handler, EarlyHangup) and self._previous_handler.is_received:
             self._reactor.callWhenRunning(self.reload)
 
-    def reload(self, originals: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
-        """Read all files, then apply them all; apply none if one has a problem.
+    def reload(self, digests: Mapping[str, str] = MappingProxyType({})) -> ReloadResult:
+        """Read all files, then apply them all; apply none if one has a problem. Blocks.
 
-        `originals` are digests of the files that systemd has copied, by the names of the copies. A
-        copy that differs from its original is a problem.
+        `digests` are those of the originals of systemd's copies, by the names of the copies. A copy
+        that differs from its original is a problem.
         """
-        self._notifier.reloading()
+        self._notifier.notify_reloading()
         try:
-            outcome = self._reload(originals)
+            outcome = self._reload(digests)
         finally:
-            self._notifier.ready()
+            self._notifier.notify_ready()
         for problem in outcome.problems:
             log.error("nothing is reloaded: {problem}", problem=problem)
         for note in outcome.notes:
             log.warn("{note}", note=note)
         return outcome
 
-    def _reload(self, originals: Mapping[str, str]) -> ReloadResult:
+    def _reload(self, digests: Mapping[str, str]) -> ReloadResult:
         problems: list[str] = []
-        found = list(self._read(originals, problems))
+        found = list(self._read(digests, problems))
         if problems:
             return ReloadResult(tuple(problems))
         notes: list[str] = []
@@ -119,48 +121,48 @@ class Reloader(Service):
             f"{each.name}: {path} is a copy that systemd has made at the start (LoadCredential=): a"
             " change of the file itself counts after a restart"
             for each, _ in found
-            for path in self._copied(each)
+            for path in self._find_copies(each)
         ]
         return ReloadResult(notes=tuple(notes))
 
     def _read(
-        self, originals: Mapping[str, str], problems: list[str]
+        self, digests: Mapping[str, str], problems: list[str]
     ) -> Iterator[tuple[Reloadable[Any], Any]]:
-        """Yield each with its content; add to `problems`."""
-        for each in self._rereadings:
+        """Yield each reloadable with its content; append to `problems`."""
+        for each in self.reloadables:
             problems += [
                 f"{each.name}: {path} is a copy that systemd has made at the start"
                 " (LoadCredential=), and the file itself has changed: that counts after a restart"
-                for path in self._copied(each)
-                if _is_stale(path, originals)
+                for path in self._find_copies(each)
+                if _is_stale(path, digests)
             ]
             try:
                 yield each, each.read()
             except ConfigurationError as error:
                 problems.append(str(error))
 
-    def _copied(self, reloadable: Reloadable[Any]) -> Iterator[Path]:
-        """Yield its files that are copies made by systemd."""
-        return (path for path in reloadable.paths if path.parent == self._copies)
+    def _find_copies(self, reloadable: Reloadable[Any]) -> Iterator[Path]:
+        """Return the files of a reloadable that systemd has copied."""
+        return (path for path in reloadable.paths if path.parent == self._credentials_directory)
 
     def stopService(self) -> None:
-        """Restore the handler of before."""
+        """Restore the previous handler of SIGHUP."""
         super().stopService()
-        signal.signal(signal.SIGHUP, self._before)
+        signal.signal(signal.SIGHUP, self._previous_handler)
 
 
-def _is_stale(copy: Path, originals: Mapping[str, str]) -> bool:
+def _is_stale(copy: Path, digests: Mapping[str, str]) -> bool:
     try:
-        return copy.name in originals and digest_file(copy) != originals[copy.name]
+        return copy.name in digests and digest_file(copy) != digests[copy.name]
     except OSError:
-        return False  # reading it says what is wrong
+        return False  # `_read` reports it
 
 
 @attrs.frozen
 class ConfigurationFile:
-    """The configuration file at `path`, None without one, and the endpoints that replace its own.
+    """The configuration file at `path`, None without one.
 
-    `written` is its content at the start.
+    `listen` replaces its endpoints unless it is empty. `written` is its content at the start.
     """
 
     path: Path | None = None
@@ -168,7 +170,7 @@ class ConfigurationFile:
     written: Configuration = attrs.field(factory=Configuration)
 
     def read(self) -> Configuration:
-        """Return its content now. Blocks. Raises: ConfigurationError."""
+        """Return the present content. Blocks. Raises: ConfigurationError."""
         return read_configuration(self.path, self.listen)
 
 
@@ -176,38 +178,38 @@ class ConfigurationFile:
 class ConfigurationReload:
     """Reload of the configuration file.
 
-    `running` is the configuration in force. It need not be what is written: with few descriptors
-    it has fewer connections. Each of `takers` is called with the configuration that follows.
+    `running` is the configuration in force. It differs from the file if the daemon has too few
+    descriptors: then it has fewer connections. Each of `on_reload` is called with the new one.
     """
 
     _file: ConfigurationFile
     _running: Configuration
-    _takers: Sequence[Callable[[Configuration], None]]
+    _on_reload: Sequence[Callable[[Configuration], None]]
 
     def reloadables(self) -> Sequence[Reloadable[Configuration]]:
         """Return the configuration file, if there is one."""
         path = self._file.path
         if path is None:
             return ()
-        return (Reloadable("the configuration", (path,), self._read, self._take, self._notes),)
+        return (Reloadable("the configuration", (path,), self._read, self._apply, self._notes),)
 
     def _read(self) -> Configuration:
         wanted = self._file.read()
         check_limits(wanted.limits)
         return wanted
 
-    def _take(self, wanted: Configuration) -> None:
-        self._running = adopt(self._running, wanted)
-        for take in self._takers:
-            take(self._running)
+    def _apply(self, wanted: Configuration) -> None:
+        self._running = merge_live(self._running, wanted)
+        for callback in self._on_reload:
+            callback(self._running)
 
     def _notes(self, wanted: Configuration) -> Sequence[str]:
         notes = [
             f"{setting}: has changed, and counts after a restart"
-            for setting in differences(self._file.written, wanted)
-            if setting not in LIVE
+            for setting in find_differences(self._file.written, wanted)
+            if setting not in LIVE_SETTINGS
         ]
-        following = adopt(self._running, wanted)
+        following = merge_live(self._running, wanted)
         if following.limits.processes > self._running.limits.processes:
             with suppress(OSError):  # only the note is lost
                 notes += [f"processes: {few}" for few in processes(following).problems]
@@ -215,7 +217,7 @@ class ConfigurationReload:
 
 
 def read_configuration(path: Path | None, listen: Sequence[str] = ()) -> Configuration:
-    """Return the configuration at `path`, the defaults without a path. Blocks.
+    """Read the configuration at `path`; without a path return the defaults. Blocks.
 
     `listen` replaces its endpoints unless it is empty. Raises: ConfigurationError.
     """
@@ -239,15 +241,15 @@ def _read(path: Path) -> Configuration:
         raise ConfigurationError(f"{path}: {error}") from None
 
 
-def differences(one: Configuration, other: Configuration) -> Iterator[str]:
-    """Yield the path of each setting that differs, in the order of the configuration."""
-    for path, before, after in _pairs(one, other):
+def find_differences(one: Configuration, other: Configuration) -> Iterator[str]:
+    """Yield the name of each setting that differs, in the order of the configuration."""
+    for path, before, after in _compare(one, other):
         if before != after:
             yield path
 
 
-def adopt(running: Configuration, wanted: Configuration) -> Configuration:
-    """Return `running` with the `wanted` values of the settings in `LIVE`."""
+def merge_live(running: Configuration, wanted: Configuration) -> Configuration:
+    """Return `running` with the `wanted` values of the settings in `LIVE_SETTINGS`."""
     changed: dict[str, Any] = {}
     for name in running.__struct_fields__:
         section, new = getattr(running, name), getattr(wanted, name)
@@ -255,16 +257,16 @@ def adopt(running: Configuration, wanted: Configuration) -> Configuration:
             live = {
                 key: getattr(new, key)
                 for key in section.__struct_fields__
-                if f"{name}.{key}" in LIVE
+                if f"{name}.{key}" in LIVE_SETTINGS
             }
             changed[name] = msgspec.structs.replace(section, **live)
     return msgspec.structs.replace(running, **changed)
 
 
-def _pairs(one: Section, other: Section, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _compare(one: Section, other: Section, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     for name in one.__struct_fields__:
         before, after = getattr(one, name), getattr(other, name)
         if isinstance(before, Section):
-            yield from _pairs(before, after, f"{name}.")
+            yield from _compare(before, after, f"{name}.")
         else:
             yield prefix + name, before, after

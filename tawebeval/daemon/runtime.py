@@ -1,4 +1,4 @@
-"""The process that the daemon runs in: allocator, garbage collector, clock, imports and signals."""
+"""The daemon's process: allocator, garbage collector, clock, imports and signals."""
 
 from __future__ import annotations
 
@@ -20,60 +20,60 @@ import tawebeval
 import twisted
 from tawebeval.errors import Problem
 
-KEPT = 16 * 1024 * 1024
-"""Bytes that may be free at the end of the heap; the C library gives back what is beyond."""
+KEPT_BYTES = 16 * 1024 * 1024
+"""Free bytes at the end of the heap that the C library keeps; it returns the rest to the kernel."""
 
 _LARGE = 1024 * 1024  # bytes from which an allocation has a mapping of its own
 
-# From malloc.h. Setting one of them ends glibc's own adjustment of both, so that either without
-# the other makes things worse.
+# From malloc.h. Setting either ends glibc's own adjustment of both, so one without the other
+# makes it slower.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
-LATER = {
-    "encodings.ascii": "a lock is made, /proc is read",
-    "encodings.idna": "a host's name is looked up",
+LATE_IMPORTS = {
+    "encodings.ascii": "lock files, /proc",
+    "encodings.idna": "look-up of host names",
 }
-"""Modules that are imported in the middle of functions, each with the occasion."""
+"""Modules that are imported inside functions, with their use."""
 
-COMMAND = ("tawebeval.cli", "tawebeval.client")
+UNUSED_PACKAGES = ("tawebeval.cli", "tawebeval.client")
 """Packages that the daemon does not use."""
 
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _Handler = Callable[[int, FrameType | None], Any]
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep `KEPT` bytes of freed memory; return whether it can. musl cannot.
+    """Let the C library keep `KEPT_BYTES` of freed memory; return whether it can (musl cannot).
 
-    A block of stdout becomes several times as large, is kept until it is acknowledged, and makes
-    room for the next. glibc gives what is free at the end of its heap back to the kernel as soon
-    as that is 128 KiB, and a large allocation at once (mallopt(3)). Then each block is written to
-    pages that the kernel has to find, clear and map first, which costs more than all the rest.
+    A block of stdout becomes several times as large when it is encoded, and is freed once it is
+    acknowledged. By default glibc returns 128 KiB of free heap to the kernel, and each large
+    allocation at once (mallopt(3)). The kernel then has to find, clear and map pages for each
+    block, which costs more than all other work on the block.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(
         mallopt(option, size)
-        for option, size in ((_M_TRIM_THRESHOLD, KEPT), (_M_MMAP_THRESHOLD, _LARGE))
+        for option, size in ((_M_TRIM_THRESHOLD, KEPT_BYTES), (_M_MMAP_THRESHOLD, _LARGE))
     )
 
 
 def freeze_objects() -> None:
-    """Exclude all present objects from garbage collection. Blocks for some 30 ms.
+    """Exclude all present objects from garbage collection. Blocks, for about 30 ms.
 
-    A full collection looks at tens of thousands of objects from modules alone, which takes as long
-    as the start of an evaluation and holds up the reactor. They live as long as the daemon.
+    A full collection visits tens of thousands of objects of modules, which live as long as the
+    daemon. It would block the reactor for as long as the start of an evaluation takes.
     """
-    gc.collect()  # what is garbage already would stay, too
+    gc.collect()  # without it, present garbage would stay for good
     gc.freeze()
 
 
 def use_monotonic_clock(reactor: Any) -> None:
-    """Let a reactor's `seconds`, and all its timers, follow the monotonic clock.
+    """Let a reactor's `seconds`, and so all its timers, follow the monotonic clock.
 
-    Twisted counts by the time of day. When that is set forward, all timers are due at once and
-    every evaluation is over its time; set back, no timer is due for as long. Timers that are
-    pending keep what is left of their time.
+    Twisted uses the time of day. Setting that forward would make all timers due at once and end
+    every evaluation by its time limit; setting it back would stop all timers. Pending timers keep
+    their remaining time.
     """
     pending = [(call, call.getTime() - reactor.seconds()) for call in reactor.getDelayedCalls()]
     reactor.seconds = time.monotonic
@@ -83,26 +83,26 @@ def use_monotonic_clock(reactor: Any) -> None:
 
 
 def preload() -> None:
-    """Import all modules that the daemon may need, before it gives up root.
+    """Import all modules that the daemon may need, before it drops the rights of root.
 
-    The interpreter, the virtualenv or the checkout may be readable by root only. A module that is
-    not loaded by then could not be loaded later.
+    The interpreter, the virtualenv or the checkout may be readable by root only; later imports
+    would fail.
     """
     _import_all(tawebeval)
-    for name in LATER:
+    for name in LATE_IMPORTS:
         importlib.import_module(name)
 
 
 def _import_all(package: ModuleType) -> None:
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if found.name not in COMMAND:
+        if found.name not in UNUSED_PACKAGES:
             module = importlib.import_module(found.name)
             if found.ispkg:
                 _import_all(module)
 
 
-def find_unreadable() -> Iterator[Problem]:
-    """Yield the directories of Python and of packages that the effective user may not read."""
+def find_unreadable_directories() -> Iterator[Problem]:
+    """Yield a problem for each directory of Python or packages that the user cannot read."""
     for file in (os.__file__, twisted.__file__, tawebeval.__file__):
         directory = Path(file).parent
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
@@ -114,34 +114,33 @@ def find_unreadable() -> Iterator[Problem]:
 
 
 class EarlyHangup:
-    """Handler of SIGHUP during the start, which the signal would end otherwise."""
+    """Handler of SIGHUP during the start, when the signal would end the process."""
 
     def __init__(self) -> None:
-        self.came = False
+        self.is_received = False
 
     def __call__(self, *_: object) -> None:
-        """Note that the signal came."""
-        self.came = True
+        """Note the signal."""
+        self.is_received = True
 
     def install(self) -> None:
-        """Handle the signal until `Reloader` does."""
+        """Handle SIGHUP until `Reloader` does."""
         signal.signal(signal.SIGHUP, self)
 
 
 class ShutdownSignals(Service):
-    """Handler of SIGTERM and SIGINT: the first stops the daemon, later ones call `stop_now`.
+    """Handler of SIGTERM and SIGINT: the first stops the daemon, later ones call `on_repeat`.
 
-    Twisted would try to stop again for each signal, and log a traceback because that is not
-    possible: also for one that comes before the stop has begun, as two in a row do. The handlers
-    stay after the service has stopped, for the reactor has still to end.
+    Twisted's handlers would call `reactor.stop` again for each signal, which fails with a
+    traceback. The handlers stay installed after the service has stopped, until the process ends.
     """
 
     name = "signals"
 
-    def __init__(self, stop_now: Callable[[], object], reactor: Any) -> None:
-        self._stop_now = stop_now
+    def __init__(self, on_repeat: Callable[[], object], reactor: Any) -> None:
+        self._on_repeat = on_repeat
         self._reactor = reactor
-        self._stopping = False
+        self._is_stopping = False
 
     def startService(self) -> None:
         """Handle the signals as soon as the reactor has installed its own handlers."""
@@ -150,15 +149,15 @@ class ShutdownSignals(Service):
         self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)
 
     def _install(self) -> None:
-        for number in _STOPPING:
+        for number in _STOP_SIGNALS:
             handler = signal.getsignal(number)
-            if callable(handler):  # a signal that is ignored stays so
+            if callable(handler):  # an ignored signal stays ignored
                 signal.signal(number, self._wrap(handler))
 
     def _wrap(self, handler: _Handler) -> _Handler:
         def on_signal(number: int, frame: FrameType | None) -> None:
-            if self._stopping:
-                self._reactor.callFromThread(self._stop_now)
+            if self._is_stopping:
+                self._reactor.callFromThread(self._on_repeat)
             else:
                 self._on_shutdown()
                 handler(number, frame)
@@ -166,4 +165,4 @@ class ShutdownSignals(Service):
         return on_signal
 
     def _on_shutdown(self) -> None:
-        self._stopping = True
+        self._is_stopping = True

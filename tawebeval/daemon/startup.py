@@ -1,4 +1,4 @@
-"""Checks before the first evaluation: directories, cgroups, git, sandbox, threads, exposure."""
+"""Startup checks: directories, cgroups, git, sandbox, threads; access and exposure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twisted.application.service import Service
 from twisted.logger import Logger
 
 from tawebeval.config import Configuration
-from tawebeval.daemon.state import Directories, locate
+from tawebeval.daemon.state import Directories, locate_directories
 from tawebeval.deferreds import WorkerThreads, in_background
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git
@@ -30,22 +30,22 @@ from tawebeval.web.exposure import check_endpoints
 log = Logger()
 
 
-class Crew(Protocol):
-    """Threads."""
+class ThreadPool(Protocol):
+    """Threads that start and stop with the daemon."""
 
     def start(self) -> None:
-        """Start them. Raises OSError."""
+        """Start the threads. Raises: OSError."""
 
     def stop(self) -> None:
-        """Stop them. May block."""
+        """Stop the threads. May block."""
 
 
 class StartupChecks(Service):
-    """A service that starts before the evaluations, as the daemon's user, and stops last.
+    """Service that starts before the evaluations, as the daemon's user, and stops last.
 
-    It holds the directories with their locks. `crews` are the threads that run from its start to
-    its stop, `checking` those among them that look after the disks. `configuration` has the limits
-    that project quotas must allow.
+    It owns the directories with their locks, the cgroups, the sandbox and the thread `pools`;
+    `disk_threads` is the pool that restores directories. `configuration` has the limits that
+    project quotas must allow.
     """
 
     name = "startup"
@@ -55,24 +55,22 @@ class StartupChecks(Service):
         directories: Directories,
         cgroups: Cgroups,
         sandbox: Sandbox,
-        crews: Sequence[Crew],
-        checking: WorkerThreads,
+        pools: Sequence[ThreadPool],
+        disk_threads: WorkerThreads,
         configuration: Configuration,
     ) -> None:
         self.directories = directories
         self._configuration = configuration
         self._cgroups = cgroups
         self._sandbox = sandbox
-        self._crews = crews
-        self._checking = checking
-        self._mending = False
+        self._pools = pools
+        self._disk_threads = disk_threads
+        self._is_restoring = False
 
     def startService(self) -> None:
-        """Clear the directories, check all that evaluations need, and start the threads.
+        """Clear the directories, check them, the quotas, git and the sandbox; start the threads.
 
-        Exits with a message where a check fails: a directory that cannot be cleared or written to,
-        project quotas that do not hold, a git that is missing or old, a sandbox that does not work,
-        no threads.
+        Raises: SystemExit, with a message, if a check fails or no threads can be started.
         """
         super().startService()
         directories = self.directories
@@ -91,24 +89,24 @@ class StartupChecks(Service):
             log.warn("limits: {problem}", problem=problem)
         verify(self._sandbox, ProbeDirectories(directories.repositories, directories.evaluations))
         try:
-            for threads in self._crews:
+            for threads in self._pools:
                 threads.start()
         except OSError as error:
             raise SystemExit(f"tawebeval: {error.strerror}; {MORE_PROCESSES}") from None
 
-    def mend(self) -> None:
-        """Begin to restore removed directories, unless that is being done already."""
-        if not self._mending:
-            self._mending = True
-            in_background(self._mend(), log, "nothing can be mended")
+    def restore_directories(self) -> None:
+        """Start to restore removed directories, unless that is under way."""
+        if not self._is_restoring:
+            self._is_restoring = True
+            in_background(self._restore_directories(), log, "nothing can be mended")
 
-    async def _mend(self) -> None:
+    async def _restore_directories(self) -> None:
         try:
-            gone = await self._checking.run(self._restore)
+            gone = await self._disk_threads.run(self._restore)
         except OSError:
-            return  # `GET /health/ready` says why no work is taken
+            return  # `GET /health/ready` reports the fault
         finally:
-            self._mending = False
+            self._is_restoring = False
         for path in gone:
             log.warn("{path} was gone, and is made anew", path=path)
 
@@ -121,23 +119,26 @@ class StartupChecks(Service):
     def stopService(self) -> None:
         """Stop the threads, the sandbox and the cgroups. Blocks until the threads have ended."""
         super().stopService()
-        for threads in self._crews:
+        for threads in self._pools:
             threads.stop()
         close_sandbox(self._sandbox)
         self._cgroups.close()
 
 
 def open_access(configuration: Configuration, clock: Any) -> Authentication:
-    """Return the access of callers. Raises ConfigurationError for tokens that cannot be read."""
+    """Return the authentication of callers.
+
+    Raises: ConfigurationError, if the tokens cannot be read.
+    """
     callers = configuration.callers
     source = find_tokens(callers, os.environ)
     return Authentication(RateLimit(callers.requests_per_minute, clock.seconds), source)
 
 
-def open_readers(configuration: Configuration, clock: Any) -> Authentication | None:
-    """Return the access of readers of the metrics, None where they need no token.
+def open_metrics_access(configuration: Configuration, clock: Any) -> Authentication | None:
+    """Return the authentication of metrics readers, None if they need no token.
 
-    Raises ConfigurationError for tokens that cannot be read.
+    Raises: ConfigurationError, if the tokens cannot be read.
     """
     source = find_metrics_tokens(configuration.metrics, os.environ)
     return (
@@ -148,9 +149,9 @@ def open_readers(configuration: Configuration, clock: Any) -> Authentication | N
 
 
 def find_exposure(configuration: Configuration) -> Iterator[Problem]:
-    """Yield through what strangers may reach a daemon without tokens.
+    """Yield the endpoints by which anybody may reach a daemon without tokens, as problems.
 
-    Raises ConfigurationError for endpoints that other machines reach, unless `callers.open` is set.
+    Raises: ConfigurationError, for an endpoint that other machines reach, unless `callers.open`.
     """
     if configuration.callers.open:
         yield Problem(
@@ -172,8 +173,9 @@ def check_readable(
 ) -> None:
     """Check that `sandbox.readable` shows evaluators no path of the daemon or the kernel. Blocks.
 
-    `file` is the configuration's own, `environment` the daemon's. Raises ConfigurationError for a
-    path that is, holds or lies in a private one. Without a sandbox evaluators see every path.
+    `file` is the configuration file, `environment` that of the daemon. Without a sandbox nothing is
+    checked. Raises: ConfigurationError, for a path that equals, contains or is inside a private
+    one.
     """
     sandbox = configuration.sandbox
     if sandbox.kind == "none":
@@ -181,10 +183,10 @@ def check_readable(
     private = [
         (what, place)
         for what, path in _private_paths(configuration, file, environment)
-        for place in _spellings(path)
+        for place in _list_spellings(path)
     ]
     for index, path in enumerate(sandbox.readable):
-        for place in _spellings(path):
+        for place in _list_spellings(path):
             for what, other in private:
                 if place.is_relative_to(other) or other.is_relative_to(place):
                     raise ConfigurationError(
@@ -196,8 +198,8 @@ def check_readable(
 def _private_paths(
     configuration: Configuration, file: str | Path | None, environment: Mapping[str, str]
 ) -> Iterator[tuple[str, str | Path]]:
-    """Yield what each path to hide is, and the path."""
-    state, cache = locate(environment)
+    """Yield a description and the path of each private file or directory."""
+    state, cache = locate_directories(environment)
     handed_over = environment.get("CREDENTIALS_DIRECTORY", "")
     paths = (
         ("the state directory", state),
@@ -219,6 +221,6 @@ def _private_paths(
             yield what, path
 
 
-def _spellings(path: str | Path) -> set[Path]:
-    """Return a path as it is written, and as it is without symbolic links."""
+def _list_spellings(path: str | Path) -> set[Path]:
+    """Return the absolute path as written, and the path with symbolic links resolved."""
     return {Path(os.path.abspath(path)), Path(os.path.realpath(path))}

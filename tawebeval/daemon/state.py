@@ -1,10 +1,10 @@
-"""The daemon's directories: its state, with the key of its identifiers, and its cache.
+"""State and cache directories of the daemon, with their locks and the key of identifiers.
 
-$STATE_DIRECTORY/key            32 random bytes, 0600: it makes and checks identifiers
-$STATE_DIRECTORY/uploads/       forms that are arriving
+$STATE_DIRECTORY/key            32 random bytes, mode 0600: the key of the identifiers' MAC
+$STATE_DIRECTORY/uploads/       forms that are being received
 $STATE_DIRECTORY/evaluations/   one workspace for each evaluation
-$STATE_DIRECTORY/accounts/      the users and groups that there are in a sandbox
-$STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has made them
+$STATE_DIRECTORY/accounts/      passwd and group files of the sandboxes
+$STATE_DIRECTORY/quotas/        quota directories, one for each evaluation, if root has created them
 $CACHE_DIRECTORY/repositories/  fetched repositories
 """
 
@@ -26,18 +26,18 @@ from tawebeval.linux.ownership import check_owner, give_directory
 from tawebeval.linux.privileges import Privileges
 from tawebeval.sandbox.project_quotas import find_quota_directories
 
-_OF_EVALUATIONS = ("uploads", "evaluations")
+_EVALUATION_ENTRIES = ("uploads", "evaluations")
 
-OF_STATE = ("lock", "key", "key.new", "accounts", "quotas", *_OF_EVALUATIONS)
-OF_CACHE = ("lock", "repositories")
-"""What is in the two directories, and has to be the daemon's user's."""
+STATE_ENTRIES = ("lock", "key", "key.new", "accounts", "quotas", *_EVALUATION_ENTRIES)
+CACHE_ENTRIES = ("lock", "repositories")
+"""Entries of the two directories, which the daemon's user must own."""
 
 
 @attrs.frozen
 class Directories:
-    """Opened by `open_directories`, and locked as long as `locks` are open.
+    """Open directories, locked as long as `locks` are open. Made by `open_directories`.
 
-    `label` is a word of their own: no other daemon on this machine has the same.
+    `label` is unique among the daemons of this machine.
     """
 
     label: str
@@ -50,27 +50,27 @@ class Directories:
     quotas: Sequence[Path] = ()
 
     def restore(self) -> list[Path]:
-        """Make anew what somebody has removed meanwhile; return what that was. Raises OSError.
+        """Create removed directories again; return their paths. Raises: OSError.
 
-        The key is not among that: who removes it wants another one at the next start.
+        The key is not restored: an operator who removes it wants a new one at the next start.
         """
-        gone = []
+        restored = []
         for path in (self.uploads, self.evaluations, self.accounts, self.repositories):
             if not path.is_dir():
                 path.mkdir(mode=0o700)
-                gone.append(path)
-        return gone
+                restored.append(path)
+        return restored
 
     def clear(self) -> None:
-        """Remove what an earlier daemon has left of evaluations; blocks. Raises OSError.
+        """Remove the uploads and evaluations of an earlier daemon. Blocks. Raises: OSError.
 
-        Programs may be run for it, so it is the unprivileged daemon that does it.
+        The caller must have dropped its privileges, because the removal may start programs.
         """
-        for leftovers in (self.uploads, self.evaluations):
-            if leftovers.is_symlink():  # and leads to what is not the daemon's to remove
-                leftovers.unlink()
-            remove(leftovers)
-            leftovers.mkdir(mode=0o700)
+        for directory in (self.uploads, self.evaluations):
+            if directory.is_symlink():  # its target does not belong to the daemon
+                directory.unlink()
+            remove(directory)
+            directory.mkdir(mode=0o700)
         for directory in self.quotas:
             empty(directory)
 
@@ -78,27 +78,27 @@ class Directories:
 def open_directories(
     environment: Mapping[str, str], random: Callable[[int], bytes], privileges: Privileges
 ) -> Directories:
-    """Make what is missing, and take the locks; all of it belongs to the daemon's user.
+    """Create missing directories as the daemon's user, and lock them.
 
-    systemd names the directories in STATE_DIRECTORY and CACHE_DIRECTORY; without it they
-    follow the XDG Base Directory Specification. Raises ConfigurationError.
+    STATE_DIRECTORY and CACHE_DIRECTORY (systemd) name them, or else the variables of the XDG Base
+    Directory Specification. `random` returns so many random bytes. Raises: ConfigurationError.
     """
-    state, cache = locate(environment)
+    state, cache = locate_directories(environment)
     try:
         for directory in (state, cache):
-            _provide(directory, privileges)
+            _make_directory(directory, privileges)
         with privileges.act_as_user():
-            check_owner(state, OF_STATE)
-            check_owner(cache, OF_CACHE)
-            locks = _lock(state), _lock(cache)
+            check_owner(state, STATE_ENTRIES)
+            check_owner(cache, CACHE_ENTRIES)
+            locks = _lock_directory(state), _lock_directory(cache)
             for part in (
-                *(state / name for name in ("accounts", *_OF_EVALUATIONS)),
+                *(state / name for name in ("accounts", *_EVALUATION_ENTRIES)),
                 cache / "repositories",
             ):
                 part.mkdir(mode=0o700, exist_ok=True)
-            key = _key(state / "key", random)
+            key = _read_key(state / "key", random)
             return Directories(
-                label_of(state),
+                make_label(state),
                 state.resolve() / "uploads",
                 state.resolve() / "evaluations",
                 state.resolve() / "accounts",
@@ -116,26 +116,26 @@ def open_directories(
         ) from None
 
 
-def locate(environment: Mapping[str, str]) -> tuple[Path, Path]:
-    """Return where the state and the cache are, as `open_directories` says."""
+def locate_directories(environment: Mapping[str, str]) -> tuple[Path, Path]:
+    """Return the paths of the state and the cache directory."""
     return (
-        _locate(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state"),
-        _locate(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"),
+        _locate_directory(environment, "STATE_DIRECTORY", "XDG_STATE_HOME", ".local/state"),
+        _locate_directory(environment, "CACHE_DIRECTORY", "XDG_CACHE_HOME", ".cache"),
     )
 
 
-def existing(path: Path) -> Path:
-    """Return a path, or what of the way to it is there already."""
+def find_existing(path: Path) -> Path:
+    """Return a path, or its closest ancestor that exists."""
     return next(one for one in (path, *path.absolute().parents) if one.exists())
 
 
-def label_of(state: Path) -> str:
-    """Return the label of a daemon by its state directory."""
+def make_label(state: Path) -> str:
+    """Return the label of a daemon: 12 hexadecimal digits from its state directory."""
     return hashlib.sha256(bytes(state.resolve())).hexdigest()[:12]
 
 
-def _provide(directory: Path, privileges: Privileges) -> None:
-    """Make a directory as the user; where that may not, or has one of root's, as root for it."""
+def _make_directory(directory: Path, privileges: Privileges) -> None:
+    """Create a directory as the user; if the user may not, create it as root and give it away."""
     try:
         with privileges.act_as_user():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -147,15 +147,15 @@ def _provide(directory: Path, privileges: Privileges) -> None:
     give_directory(directory, privileges.user)
 
 
-def _locate(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:
+def _locate_directory(environment: Mapping[str, str], given: str, xdg: str, default: str) -> Path:
     if environment.get(given):
-        # systemd may give several, of which the first is the service's own.
+        # systemd may name several; the first belongs to the service.
         return Path(environment[given].split(":")[0])
     base = environment.get(xdg) or os.path.join(environment.get("HOME", "/"), default)
     return Path(base, "tawebeval")
 
 
-def _lock(directory: Path) -> IO[str]:
+def _lock_directory(directory: Path) -> IO[str]:
     file = open(directory / "lock", "a", encoding="ascii")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -168,7 +168,7 @@ def _lock(directory: Path) -> IO[str]:
     return file
 
 
-def _key(path: Path, random: Callable[[int], bytes]) -> bytes:
+def _read_key(path: Path, random: Callable[[int], bytes]) -> bytes:
     if not path.exists():
         unfinished = path.with_suffix(".new")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -182,7 +182,7 @@ def _key(path: Path, random: Callable[[int], bytes]) -> bytes:
 
 
 def check_key(path: Path) -> None:
-    """Raise ConfigurationError for a key that is not whole; OSError."""
+    """Check the size of the key. Raises: ConfigurationError, OSError."""
     size = path.stat().st_size
     if size != KEY_BYTES:
         raise ConfigurationError(

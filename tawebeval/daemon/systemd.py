@@ -1,7 +1,7 @@
 """Notification of systemd by sd_notify(3): readiness, watchdog, status, stop.
 
-The protocol is a stable one and no more than this, so there is no library for it: one would bring
-headers and a compiler, or be as short and keep its errors to itself.
+No library is used: the protocol is stable and short, and the libraries need a compiler or hide
+their errors.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 
-_PERIOD = 1.0  # seconds, at most, between two reports
-_MARGIN = 11.0  # seconds, beside those that are configured, in which a stop has ended
+_REPORT_PERIOD = 1.0  # seconds between two reports at most
+_STOP_MARGIN = 11.0  # seconds of a stop in addition to the configured ones
 
 log = Logger()
 
@@ -37,11 +37,11 @@ class Notifier:
     watchdog: float | None = None
 
     def send(self, *notices: str) -> None:
-        """Send assignments such as `READY=1`, in one datagram. Never waits."""
+        """Send assignments such as `READY=1` in one datagram, without blocking."""
         if self.address is None:
             return
         name = self.address
-        if name.startswith("@"):  # a name that is in no directory
+        if name.startswith("@"):  # an abstract socket, unix(7)
             name = "\0" + name[1:]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
@@ -52,18 +52,18 @@ class Notifier:
                 "systemd was not told {notices}: {error}", notices=", ".join(notices), error=error
             )
 
-    def ready(self) -> None:
+    def notify_ready(self) -> None:
         """Report that the start, or a reload, has ended."""
         self.send("READY=1")
 
-    def reloading(self) -> None:
-        """Report that a reload begins; `ready` has to follow."""
-        # By this time systemd knows which of several reloads it was.
+    def notify_reloading(self) -> None:
+        """Report that a reload begins; `notify_ready` has to follow."""
+        # systemd tells several reloads apart by this time.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.send("RELOADING=1", f"MONOTONIC_USEC={now}")
 
-    def stopping(self, seconds: float) -> None:
-        """Report that the daemon stops, for at most `seconds`, whatever TimeoutStopSec= says."""
+    def notify_stopping(self, seconds: float) -> None:
+        """Report that the daemon stops within `seconds`, which overrides TimeoutStopSec=."""
         self.send("STOPPING=1", f"EXTEND_TIMEOUT_USEC={round(seconds * 1e6)}")
 
 
@@ -78,20 +78,20 @@ def find_notifier(environment: Mapping[str, str]) -> Notifier:
     return Notifier(address, int(period) / 1e6 if watched else None)
 
 
-def longest_stop(configuration: Configuration) -> float:
-    """Return the seconds that an orderly stop may take."""
-    seconds = configuration.service.drain + configuration.evaluations.grace + _MARGIN
+def compute_stop_timeout(configuration: Configuration) -> float:
+    """Return the maximum duration of an orderly stop, in seconds."""
+    seconds = configuration.service.drain + configuration.evaluations.grace + _STOP_MARGIN
     if configuration.callbacks.enabled:
         seconds += configuration.callbacks.timeout
     return seconds
 
 
 class Watchdog(Service):
-    """Reports to systemd: ready, alive and at work once a second, stopping. To be started last.
+    """Reports to systemd: readiness, then watchdog and status once a second. To be started last.
 
-    `count()` returns how many evaluations run and how many wait, `obstacles()` why no more would
-    be taken, and `stop_within()` how many seconds a stop may take. The reactor makes the reports:
-    if it hangs they cease, and systemd restarts the daemon.
+    `count_evaluations` returns the numbers of running and of queued evaluations, `find_obstacles`
+    the reasons why no more would be accepted, `get_stop_timeout` the seconds that a stop may take.
+    The reactor makes the reports: if it hangs, they stop and systemd restarts the daemon.
     """
 
     name = "watchdog"
@@ -99,17 +99,17 @@ class Watchdog(Service):
     def __init__(
         self,
         notifier: Notifier,
-        count: Callable[[], tuple[int, int]],
-        obstacles: Callable[[], Sequence[str]],
-        stop_within: Callable[[], float],
+        count_evaluations: Callable[[], tuple[int, int]],
+        find_obstacles: Callable[[], Sequence[str]],
+        get_stop_timeout: Callable[[], float],
         reactor: Any,
     ) -> None:
         self._notifier = notifier
-        self._count = count
-        self._obstacles = obstacles
-        self._stop_within = stop_within
+        self._count_evaluations = count_evaluations
+        self._find_obstacles = find_obstacles
+        self._get_stop_timeout = get_stop_timeout
         self._reactor = reactor
-        self._stopping = False
+        self._is_stopping = False
         self._status = ""
         self._reports = LoopingCall(self._report)
         self._reports.clock = reactor
@@ -119,32 +119,32 @@ class Watchdog(Service):
         super().startService()
         if self._notifier.address is None:
             return
-        self._reactor.callWhenRunning(self._begin)
-        # The stop of a service comes too late: by then all evaluations have ended.
+        self._reactor.callWhenRunning(self._on_running)
+        # `stopService` would be too late: by then all evaluations have ended.
         self._reactor.addSystemEventTrigger("before", "shutdown", self._on_shutdown)
 
     def stopService(self) -> None:
-        """End the reports."""
+        """Stop the reports."""
         super().stopService()
         if self._reports.running:
             self._reports.stop()
 
-    def _begin(self) -> None:
-        self._notifier.ready()
-        self._reports.start(min(_PERIOD, (self._notifier.watchdog or _PERIOD) / 2))
+    def _on_running(self) -> None:
+        self._notifier.notify_ready()
+        self._reports.start(min(_REPORT_PERIOD, (self._notifier.watchdog or _REPORT_PERIOD) / 2))
 
     def _on_shutdown(self) -> None:
-        self._stopping = True
-        self._notifier.stopping(self._stop_within())
+        self._is_stopping = True
+        self._notifier.notify_stopping(self._get_stop_timeout())
         self._report()
 
     def _report(self) -> None:
         """Report that the reactor runs, and the status if it has changed."""
-        running, queued = self._count()
+        running, queued = self._count_evaluations()
         status = f"{running} running, {queued} queued"
-        if self._stopping:
+        if self._is_stopping:
             status = f"stopping: {status}"
-        elif obstacles := self._obstacles():
+        elif obstacles := self._find_obstacles():
             status += f"; not ready: {'; '.join(obstacles)}"
         notices = ["WATCHDOG=1"] if self._notifier.watchdog else []
         if status != self._status:

@@ -1,4 +1,4 @@
-"""`twistd tawebeval`: the command's options, and what it makes of them."""
+"""`twistd tawebeval`: its command-line options and `makeService`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from twisted.python import usage
 
 from tawebeval import __version__
-from tawebeval.daemon.polling import wait_beyond_epoll
+from tawebeval.daemon.polling import add_poll_fallback
 from tawebeval.daemon.reload import ConfigurationFile, read_configuration
 from tawebeval.daemon.runtime import (
     EarlyHangup,
@@ -33,7 +33,7 @@ log = Logger()
 
 
 class Options(usage.Options):
-    """The options of `twistd tawebeval`; they win over the configuration file."""
+    """Options of `twistd tawebeval`. They override the configuration file."""
 
     synopsis = "[--config FILE] [--listen ENDPOINT]..."
     longdesc = "Runs evaluators over the web and streams what they print as events."
@@ -63,19 +63,20 @@ def makeService(
     process: Credentials | None = None,
     find_cgroups: Callable[..., Cgroups] = open_cgroups,
 ) -> IService:
-    """Return the daemon as a service; exits with a message where the settings do not allow one.
+    """Build the daemon for twistd.
 
-    `process` is what gives up root's rights, this one unless it is said otherwise;
-    `find_cgroups` may move it.
+    `reactor` None means the global reactor, `process` None the current process, whose privileges
+    are dropped. `find_cgroups` may move the process to another cgroup. Raises: SystemExit, with a
+    message, for an invalid configuration.
     """
     if reactor is None:
         from twisted.internet import reactor
 
         use_monotonic_clock(reactor)
         EarlyHangup().install()
-        wait_beyond_epoll(reactor)
+        add_poll_fallback(reactor)
 
-    # Imported late, for they import the reactor.
+    # Imported late: both import the reactor.
     from tawebeval.daemon.assembly import make_service
     from tawebeval.daemon.logging import open_log
 
@@ -96,15 +97,15 @@ def makeService(
         configuration = rlimits.fit_connections(configuration)
         for problem in rlimits.processes(configuration).problems:
             log.warn("processes: {problem}", problem=str(problem))
-        atexit.register(cgroups.close)  # a start that fails from here on stops no service
-        # Absolute, for twistd may go elsewhere.
+        atexit.register(cgroups.close)  # after a failed start no service is stopped
+        # Absolute: twistd may change the working directory.
         file = ConfigurationFile(path and path.absolute(), listen, written)
         log_writer = open_log(configuration.log, options.parent, os.environ, reactor)
         daemon = make_service(
             configuration, directories, reactor, privileges, cgroups, file, log_writer
         )
     except ConfigurationError as error:
-        # twistd would show a UsageError with a traceback at this point.
+        # For a UsageError twistd would show a traceback at this point.
         raise SystemExit(f"tawebeval: {error}") from None
     freeze_objects()
     return daemon

@@ -13,7 +13,7 @@ import attrs
 from tawebeval.core.hosts import HostPolicy, Route, Target, parse_path, parse_target, route
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
-from tawebeval.resolver import LOOKUP, CheckedResolver, LookupFailed, Resolver, UnknownHost
+from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, Resolver, UnknownHost
 
 # These lead to files that a process of the daemon has open.
 KERNEL_DIRECTORIES = tuple(map(Path, ("/proc", "/sys", "/dev")))
@@ -44,7 +44,7 @@ class Remotes:
         return self._target(url) is not None
 
     async def find_route(
-        self, url: str, credential: Credential | None = None, timeout: float = LOOKUP
+        self, url: str, credential: Credential | None = None, timeout: float = LOOKUP_TIMEOUT
     ) -> tuple[Route, Login | None]:
         """Return the route to a repository, and the login for its server, None without one.
 

@@ -35,7 +35,7 @@ from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import Remotes
 from tawebeval.git.stderr import is_commit_missing, is_unadvertised
 from tawebeval.linux.filetree import remove
-from tawebeval.resolver import LOOKUP
+from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.commands import SandboxAccess
 
 _T = TypeVar("_T")
@@ -331,7 +331,7 @@ class BareRepository:
     ) -> Commit:
         """Fetch a commit from its URL, by the cheapest refspec that the server allows."""
         # Before the timeout of the fetch: a silent name server is not the repository's fault.
-        lookup = min(LOOKUP, self._limits.timeout / 2)
+        lookup = min(LOOKUP_TIMEOUT, self._limits.timeout / 2)
         route, login = await self._remotes.find_route(repository.url, credential, lookup)
         if route.source is not None:
             await self._threads.run(self._remotes.check_source, route.source)

@@ -23,7 +23,7 @@ class CallbackState(Enum):
 class Callback:
     """A callback and its progress.
 
-    `caller` is the name that its secret is found by. `last_error` describes the last failed
+    `caller` is the name by which its secret is found. `last_error` describes the last failed
     attempt for people; None before one has failed.
     """
 
@@ -35,19 +35,19 @@ class Callback:
 
     @property
     def shown_url(self) -> str:
-        """The URL for the status, without the query: others than its author may see the status."""
+        """The URL for the status document, without the query, which may be a secret."""
         return self.url.partition("?")[0]
 
     @property
     def origin(self) -> str:
         """The URL for the log: scheme, host and port. The path may be a secret, too."""
-        target = web_target(self.url)
+        target = parse_callback_url(self.url)
         host = bracketed(target.address) if target.address else target.host
         return f"{target.protocol}://{host}:{target.port}"
 
 
-def web_target(url: str) -> Target:
-    """Return the target of a URL that the form has accepted as `callback_url`."""
+def parse_callback_url(url: str) -> Target:
+    """Parse a URL that the form has accepted as `callback_url`."""
     target = parse_target(url)
     assert target is not None, "only paths have no host"
     return target

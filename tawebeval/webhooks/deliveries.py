@@ -1,8 +1,8 @@
-"""The queue of callbacks: attempts, retries, the memory bound, last attempts at the stop.
+"""The queue of callbacks: attempts, retries, the memory limit, last attempts at the stop.
 
-At most `callbacks.at_once` attempts are made at a time, in turns between callers. Pending
-documents take at most `callbacks.buffer` bytes: beyond that the caller with most of them loses
-its oldest, so a receiver that is down costs other callers nothing.
+At most `callbacks.at_once` attempts run at a time, in turns between callers. Pending documents
+take at most `callbacks.buffer` bytes. Beyond that, the oldest delivery of the caller with the most
+bytes is given up, so a receiver that is down does not affect other callers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ log = Logger()
 class Delivery:
     """A pending callback with the document to post.
 
-    `evaluation` is the evaluation's name in the log, `event` the Webhook-Id. No attempt begins
-    once `given_up` says why.
+    `evaluation` is the evaluation's name in the log, `event` the Webhook-Id. `given_up` is the
+    reason why no further attempt begins, empty if one may.
     """
 
     callback: Callback
@@ -55,7 +55,7 @@ class Delivery:
 
     @property
     def size(self) -> int:
-        """The bytes that count towards `callbacks.buffer`."""
+        """Size in bytes, as it counts towards `callbacks.buffer`."""
         return len(self.document) + _OVERHEAD
 
     def cancel(self) -> None:
@@ -65,11 +65,11 @@ class Delivery:
 
 
 class Callbacks:
-    """Accepts callbacks and delivers them, where `settings` enable that.
+    """Queue of callbacks. Without `callbacks.enabled` it accepts none.
 
-    One caller has at most half of the slots, unless it is `alone`: without tokens there is one
-    caller only. `random` returns so many random bytes, `time` seconds since the epoch. `ended`
-    counts deliveries by their final state.
+    A caller has at most half of the slots, except with `has_one_caller`: without tokens all
+    requests belong to one caller. `random` returns so many random bytes, `time` the seconds since
+    the epoch. `ended` counts deliveries by their final state.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Callbacks:
         secrets: SecretsFile,
         sender: Sender,
         *,
-        alone: bool,
+        has_one_caller: bool,
         clock: Any,
         random: Callable[[int], bytes],
         time: Callable[[], float],
@@ -86,33 +86,33 @@ class Callbacks:
         self._settings = settings
         self._secrets = secrets
         self._sender = sender
-        own = 0 if alone else (settings.at_once + 1) // 2
-        self._slots = FairQueue(settings.at_once, UNBOUNDED, own)
+        per_caller = 0 if has_one_caller else (settings.at_once + 1) // 2
+        self._slots = FairQueue(settings.at_once, UNBOUNDED, per_caller)
         self._backoff = Backoff(settings.attempts, settings.first_delay, settings.longest_delay)
         self._clock = clock
         self._random = random
         self._time = time
         self._deliveries: dict[str, Delivery] = {}  # by event, the oldest first
         self._sizes: Counter[str] = Counter()  # by caller, without deliveries given up
-        self._hastened: Condition[None] = Condition()
-        self._last_attempts = False
-        self._stopped = False
+        self._pauses_end: Condition[None] = Condition()
+        self._has_pauses = True
+        self._is_stopped = False
         self.ended: Counter[CallbackState] = Counter()
 
     @property
     def pending(self) -> int:
-        """Number of callbacks to be delivered."""
+        """Number of callbacks that are not delivered yet."""
         return len(self._deliveries)
 
     def reloadables(self) -> Iterator[Reloadable[Secrets]]:
-        """Yield the file of secrets, unless callbacks are disabled."""
+        """Yield the secrets file, unless callbacks are disabled."""
         return self._secrets.reloadables()
 
     def expect(self, url: str, caller: str) -> Callback:
-        """Return the callback of a new evaluation. Raises: InvalidField."""
+        """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
         if not self._settings.enabled:
             raise InvalidField(_FIELD, "there are no callbacks here ([callbacks] enabled)")
-        if not self._secrets.current.has(caller):
+        if not self._secrets.current.has_secret(caller):
             raise InvalidField(
                 _FIELD, "the operator has no secret of yours, with which callbacks are signed"
             )
@@ -123,43 +123,43 @@ class Callbacks:
         return Callback(url, caller)
 
     def send(self, callback: Callback, evaluation: str, document: Callable[[], bytes]) -> None:
-        """Begin to deliver a callback; `document` is called once its state is `pending`."""
+        """Start a delivery. `document` returns the body, and is called in the state `pending`."""
         callback.state = CallbackState.PENDING
         event = f"evt_{self._random(16).hex()}"
         delivery = Delivery(callback, evaluation, document(), event)
         self._deliveries[event] = delivery
         self._sizes[callback.caller] += delivery.size
         self._evict()
-        if self._stopped:
+        if self._is_stopped:
             self._give_up(delivery, _STOPPED)
         delivery.task = in_background(
             self._run(delivery), log, "{evaluation}: a defect", evaluation=evaluation
         )
 
-    def hasten(self) -> None:
+    def end_pauses(self) -> None:
         """End all pauses: from now on each delivery has one last attempt."""
-        if not self._last_attempts:
-            self._last_attempts = True
-            self._hastened.notify(None)
+        if self._has_pauses:
+            self._has_pauses = False
+            self._pauses_end.notify(None)
 
-    def hurry(self) -> None:
-        """Give up all deliveries, and those that are yet to come."""
-        self._stopped = True
+    def stop_now(self) -> None:
+        """Give up all deliveries, present and future."""
+        self._is_stopped = True
         deliveries = list(self._deliveries.values())
-        for delivery in deliveries:  # all, before the first one's slot becomes free
+        for delivery in deliveries:  # all first, since cancelling one frees a slot for the next
             self._give_up(delivery, _STOPPED)
         for delivery in deliveries:
             delivery.cancel()
 
     async def close(self) -> None:
         """Wait for the last attempts, at most `callbacks.timeout` seconds; give up the rest."""
-        self.hasten()
+        self.end_pauses()
         with suppress(WaitedInVain):
-            done = Deferred.fromCoroutine(self._all_done())
+            done = Deferred.fromCoroutine(self._wait_for_all())
             await done.addTimeout(self._settings.timeout, self._clock)
-        self.hurry()
+        self.stop_now()
 
-    async def _all_done(self) -> None:
+    async def _wait_for_all(self) -> None:
         while self._deliveries:
             await next(iter(self._deliveries.values())).done.wait()
 
@@ -179,13 +179,13 @@ class Callbacks:
             delivery.cancel()
 
     def _give_up(self, delivery: Delivery, reason: str) -> None:
-        """Let no further attempt begin, and the size not count; the first reason stays."""
+        """Prevent further attempts and release the size. The first reason stays."""
         if not delivery.given_up:
             delivery.given_up = reason
             self._sizes[delivery.callback.caller] -= delivery.size
 
     async def _run(self, delivery: Delivery) -> None:
-        """Deliver, and record the final state."""
+        """Deliver a callback and record its final state."""
         callback = delivery.callback
         try:
             callback.state = await self._deliver(delivery)
@@ -218,12 +218,12 @@ class Callbacks:
             delay = self._backoff.delay(callback.attempts, chance, retry_after)
             if delay is None:
                 break
-            if self._last_attempts:
+            if not self._has_pauses:
                 self._give_up(delivery, _STOPPED)
             elif not delivery.given_up:
                 self._log(delivery, delay)
-                with suppress(WaitedInVain):  # the pause is over
-                    await self._hastened.wait().addTimeout(delay, self._clock)
+                with suppress(WaitedInVain):  # the pause ended by time
+                    await self._pauses_end.wait().addTimeout(delay, self._clock)
         return CallbackState.GIVEN_UP
 
     async def _attempt(self, delivery: Delivery) -> AttemptResult:
@@ -233,8 +233,10 @@ class Callbacks:
             if delivery.given_up:
                 raise CancelledError
             secrets = self._secrets.current
-            if not secrets.has(callback.caller):
-                await deferLater(self._clock, 0)  # thousands may wait: a few end in each turn
+            if not secrets.has_secret(callback.caller):
+                await deferLater(
+                    self._clock, 0
+                )  # a few in each turn of the reactor: thousands may wait
                 reason = "the operator has removed the secret to sign with"
                 return AttemptResult(Verdict.REFUSED, reason)
             callback.attempts += 1
@@ -269,20 +271,20 @@ def open_callbacks(
     random: Callable[[int], bytes],
     time: Callable[[], float],
     *,
-    alone: bool,
+    has_one_caller: bool,
 ) -> Callbacks:
-    """Return `Callbacks` by `settings`; the other parameters are as there.
+    """Return the `Callbacks` for `settings`; parameters without a note are those of `Callbacks`.
 
-    `environment` is the daemon's, for the credentials of systemd. Raises: ConfigurationError if
-    callbacks are enabled and their secrets cannot be read.
+    `environment` is that of the daemon, for the credentials of systemd. Raises: ConfigurationError,
+    if callbacks are enabled and the secrets cannot be read.
     """
     secrets = SecretsFile(find_secrets(settings.secrets, environment) if settings.enabled else None)
-    trust = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
+    tls_policy = CachedPolicyForHTTPS(BrowserLikePolicyForHTTPS())
     return Callbacks(
         settings,
         secrets,
-        open_sender(settings, trust, resolver, reactor, time),
-        alone=alone,
+        open_sender(settings, tls_policy, resolver, reactor, time),
+        has_one_caller=has_one_caller,
         clock=reactor,
         random=random,
         time=time,

@@ -47,7 +47,7 @@ from tawebeval.core.backoff import Verdict, judge_status, parse_retry_after
 from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
 from tawebeval.resolver import CheckedResolver, LookupFailed, Resolver, UnknownHost
-from tawebeval.webhooks.callback import web_target
+from tawebeval.webhooks.callback import parse_callback_url
 
 MAX_ANSWER = 64 * 1024
 """Bytes of an answer, headers included, after which the connection is aborted."""
@@ -125,12 +125,12 @@ class CachedPolicyForHTTPS:
 class PinnedAgent:
     """HTTP agent that connects to `target` at `address`, whatever the name resolves to by now.
 
-    The certificate has to be valid for the target's name by the policy `trust`. A connection
+    The certificate has to be valid for the target's name by the policy `tls_policy`. A connection
     lasts at most `lifetime` seconds.
     """
 
     _reactor: Any
-    _trust: IPolicyForHTTPS
+    _tls_policy: IPolicyForHTTPS
     _lifetime: float
     _target: Target
     _address: Address
@@ -141,7 +141,7 @@ class PinnedAgent:
         endpoint: Any = kind(self._reactor, str(self._address), self._target.port)
         if self._target.protocol == "https":
             name = self._target.host.encode()
-            creator = self._trust.creatorForNetloc(name, self._target.port)
+            creator = self._tls_policy.creatorForNetloc(name, self._target.port)
             endpoint = wrapClientTLS(creator, endpoint)
         return _BoundedEndpoint(endpoint, self._reactor, self._lifetime)
 
@@ -187,7 +187,7 @@ class _Body:
 class AttemptResult:
     """Result of one attempt; `reason` describes it for people.
 
-    `parse_retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
+    `retry_after` is the number of seconds that the receiver asked for, 0 if it did not.
     """
 
     verdict: Verdict
@@ -203,7 +203,7 @@ class Sender:
     since the epoch.
     """
 
-    _addresses: CheckedResolver
+    _resolver: CheckedResolver
     _agent: Callable[[Target, Address], IAgent]
     _clock: Any
     _time: Callable[[], float]
@@ -211,7 +211,7 @@ class Sender:
 
     def check(self, url: str) -> None:
         """Check the URL without a look-up. Raises: ForbiddenHost."""
-        self._addresses.check(web_target(url))
+        self._resolver.check(parse_callback_url(url))
 
     async def post(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         """Make one attempt. Every failure becomes a result.
@@ -226,9 +226,9 @@ class Sender:
             return AttemptResult(Verdict.AGAIN, reason)
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
-        target = web_target(url)
+        target = parse_callback_url(url)
         try:
-            address = await self._addresses.find(target)
+            address = await self._resolver.find(target)
         except ForbiddenHost as error:
             return AttemptResult(Verdict.REFUSED, str(error))
         except (UnknownHost, LookupFailed) as error:
@@ -266,18 +266,18 @@ class Sender:
 
 def open_sender(
     settings: CallbackSettings,
-    trust: IPolicyForHTTPS,
+    tls_policy: IPolicyForHTTPS,
     resolver: Resolver,
     reactor: Any,
     time: Callable[[], float],
 ) -> Sender:
-    """Return the sender by `settings`. `trust` is the TLS policy, `time` as in `Sender`."""
+    """Return the sender by `settings`. `tls_policy` is the TLS policy, `time` as in `Sender`."""
     policy = HostPolicy(
         settings.allow_hosts, settings.deny_hosts, settings.private_networks, "callbacks"
     )
     return Sender(
         CheckedResolver(policy, resolver, reactor),
-        partial(PinnedAgent, reactor, trust, settings.timeout),
+        partial(PinnedAgent, reactor, tls_policy, settings.timeout),
         reactor,
         time,
         settings.timeout,

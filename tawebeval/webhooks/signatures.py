@@ -1,4 +1,4 @@
-"""Signatures by Standard Webhooks 1.0 (https://www.standardwebhooks.com), and the secrets for them.
+"""Signatures by Standard Webhooks 1.0 (https://www.standardwebhooks.com), and their secrets.
 
 A signature is the HMAC-SHA256 of identifier, time and body.
 """
@@ -23,16 +23,16 @@ _LEAST, _MOST = 24, 64  # bytes, by the specification
 
 @attrs.frozen
 class Secrets:
-    """The secrets by caller. A caller has several while an old secret is replaced by a new one."""
+    """Secrets by caller. A caller has several while a new secret replaces an old one."""
 
     _secrets: Mapping[str, Sequence[bytes]] = attrs.field(repr=False, factory=dict)
 
-    def has(self, caller: str) -> bool:
+    def has_secret(self, caller: str) -> bool:
         """Return whether the caller has a secret."""
         return caller in self._secrets
 
     def sign(self, caller: str, identifier: str, time: int, body: bytes) -> dict[str, str]:
-        """Return the headers of an attempt to send `body`, with one signature by each secret.
+        """Return the headers of an attempt to send `body`, with one signature for each secret.
 
         `identifier` is the same for all attempts; `time` is that of this one, in seconds since
         the epoch. Raises: KeyError for a caller without a secret.
@@ -47,10 +47,10 @@ class Secrets:
 
 
 def parse_secrets(text: str) -> Secrets:
-    """Parse a file of secrets: lines `NAME whsec_BASE64`; `*` is the anonymous caller.
+    """Parse a secrets file: lines `NAME whsec_BASE64`; `*` is the anonymous caller.
 
-    Empty lines and lines that begin with `#` are skipped. Raises: ConfigurationError, which names
-    the line by its number and shows nothing of it.
+    Empty lines and lines that begin with `#` are skipped. Raises: ConfigurationError, with the
+    number of the line and nothing of its content.
     """
     found: dict[str, list[bytes]] = {}
     for number, line in read_lines(text):

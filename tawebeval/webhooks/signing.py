@@ -1,4 +1,4 @@
-"""The file of signing secrets: where it is, and what it says now."""
+"""The secrets file: its location and its present content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CREDENTIAL = "callback-secrets"
 
 @attrs.define
 class SecretsFile:
-    """The secrets in the file at `path`, which a reload reads again; none if that is None."""
+    """The secrets in the file at `path`, which a reload reads again. Without a path no secrets."""
 
     path: Path | None = None
     current: Secrets = attrs.field(factory=Secrets, init=False)
@@ -27,23 +27,23 @@ class SecretsFile:
     def __attrs_post_init__(self) -> None:
         """Read the file. Blocks. Raises: ConfigurationError."""
         if self.path is not None:
-            self.current = read_signing(self.path)
+            self.current = read_signing_secrets(self.path)
 
     def reloadables(self) -> Iterator[Reloadable[Secrets]]:
-        """Yield the file, if there is one."""
+        """Yield the secrets file, if there is one."""
         if self.path is not None:
-            read = partial(read_signing, self.path)
-            yield Reloadable(_SETTING, (self.path,), read, self._take)
+            read = partial(read_signing_secrets, self.path)
+            yield Reloadable(_SETTING, (self.path,), read, self._apply)
 
-    def _take(self, secrets: Secrets) -> None:
+    def _apply(self, secrets: Secrets) -> None:
         self.current = secrets
 
 
-def read_signing(path: Path) -> Secrets:
-    """Return the secrets in a file. Blocks.
+def read_signing_secrets(path: Path) -> Secrets:
+    """Read the secrets in a file. Blocks.
 
-    Logs a warning if every user can read it. Raises: ConfigurationError, which names the setting,
-    the file and the line.
+    Log a warning if every user can read the file. Raises: ConfigurationError, which names the
+    setting, the file and the line.
     """
     try:
         found = read_secrets(path, parse_secrets)
@@ -55,9 +55,9 @@ def read_signing(path: Path) -> Secrets:
 
 
 def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
-    """Return the path of the file: `configured`, or if that is empty the credential of systemd.
+    """Return the path of the secrets file: `configured`, or if that is empty systemd's credential.
 
-    `environment` is the daemon's. Raises: ConfigurationError if there is neither.
+    `environment` is that of the daemon. Raises: ConfigurationError, if there is neither.
     """
     found = find_secrets_file(configured, _CREDENTIAL, environment)
     if found is not None:

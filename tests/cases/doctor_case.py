@@ -56,7 +56,7 @@ class DoctorTestCase(SynchronousTestCase):
         for module, name, fake in (
             (doctor, "open_cgroups", self.open_cgroups),
             (doctor, "open_sandbox", self.open_sandbox),
-            (doctor, "find_unreadable", lambda: ()),
+            (doctor, "find_unreadable_directories", lambda: ()),
             (doctor, "check_git", lambda: "git version 2.39.5"),
             (probe, "probe_with_overlays", self.probe_with_overlays),
             (rlimits, "find_lowered_limits", lambda: ()),

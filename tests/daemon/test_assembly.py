@@ -41,18 +41,13 @@ from tawebeval.config import (
 )
 from tawebeval.core.tokens import new_token
 from tawebeval.daemon import assembly as module
-from tawebeval.daemon import startup, state
-from tawebeval.daemon.assembly import (
-    Daemon,
-    EvaluationService,
-    call_each_second,
-    listen,
-    make_service,
-)
-from tawebeval.daemon.logging import LogWriter, text_line
+from tawebeval.daemon import services, startup, state
+from tawebeval.daemon.assembly import make_service
+from tawebeval.daemon.logging import LogWriter, format_text
 from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configuration
+from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_timer
 from tawebeval.daemon.state import Directories, open_directories
-from tawebeval.daemon.systemd import longest_stop
+from tawebeval.daemon.systemd import compute_stop_timeout
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
 from tawebeval.linux.privileges import Privileges, User
@@ -61,11 +56,11 @@ from tawebeval.sandbox.commands import SandboxedCommands
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
 from tawebeval.web.server.transport import PromptServer, PromptUnixServer
+from tests.cases.secrets import OLD, format_secret
 from tests.fakes.clients import Connection
 from tests.fakes.process import PORTS, FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS
 from tests.fakes.world import FakeNotifier, InlineThreads, straw
-from tests.webhooks.test_signatures import OLD, written
 
 
 class ServiceTests(SynchronousTestCase):
@@ -85,7 +80,7 @@ class ServiceTests(SynchronousTestCase):
         # Nor do ours have a reactor that runs, to come back to.
         self.patch(WorkerThreads, "run", InlineThreads.run)
         self.subreaper = 0
-        self.patch(module, "become_subreaper", self.become_subreaper)
+        self.patch(services, "become_subreaper", self.become_subreaper)
 
     def become_subreaper(self) -> None:
         """Count, for the tests' own process shall not become one."""
@@ -205,11 +200,19 @@ class ServiceTests(SynchronousTestCase):
         def note(chores: Iterable[Callable[[], object]], reactor: object) -> TimerService:
             self.assertIs(reactor, self.reactor)
             kept.extend(chore.__name__ for chore in chores)
-            return call_each_second(chores, reactor)
+            return make_timer(chores, reactor)
 
-        self.patch(module, "call_each_second", note)
+        self.patch(module, "make_timer", note)
         daemon = self.make()
-        chores = ["expire", "reap", "mend", "retry_next", "note_uses", "maintain", "check"]
+        chores = [
+            "expire",
+            "reap",
+            "restore_directories",
+            "retry_next",
+            "note_uses",
+            "maintain",
+            "check",
+        ]
         self.assertEqual(kept, chores)
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
@@ -299,13 +302,13 @@ class ServiceTests(SynchronousTestCase):
         """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
-        secrets = self.file_with(f"* {written(OLD)}")
+        secrets = self.file_with(f"* {format_secret(OLD)}")
         daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
         evaluations = self.evaluations(daemon)
         callbacks = evaluations._callbacks
         self.assertEqual(callbacks._slots._own_running, 10)  # of 10: there is one caller only
         callbacks.expect("https://8.8.8.8/", "")
-        secrets.write_text(f"alice {written(OLD)}")
+        secrets.write_text(f"alice {format_secret(OLD)}")
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         reload()
@@ -322,27 +325,27 @@ class ServiceTests(SynchronousTestCase):
 
         self.patch(evaluations._registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
-        for name in ("hasten", "hurry"):
+        for name in ("end_pauses", "stop_now"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
         self.assertIs(self.successResultOf(evaluations.stopService()), False)
-        evaluations.hurry()
-        self.assertEqual(steps, ["hasten", "drained in 20", "closed", "hurry"])
+        evaluations.stop_now()
+        self.assertEqual(steps, ["end_pauses", "drained in 20", "closed", "stop_now"])
 
     def test_log(self) -> None:
         """A thread writes the log, from when root's rights are gone; the end waits for it."""
-        writer = LogWriter(StringIO(), text_line, "info")
+        writer = LogWriter(StringIO(), format_text, "info")
         done: list[object] = []
         self.patch(Privileges, "check", lambda _: done.append("check"))
         self.patch(writer.lines, "start", lambda: done.append("start"))
-        self.patch(module.atexit, "register", lambda *call: done.append(call))
+        self.patch(services.atexit, "register", lambda *call: done.append(call))
         daemon = self.make(log_writer=writer)
         daemon.privilegedStartService()
         self.assertNotIn("start", done)
         done.clear()
         daemon.startService()
-        self.assertEqual(done, ["check", "start", (writer.lines.finish, 2)])
+        self.assertEqual(done, ["check", "start", (writer.lines.flush, 2)])
         (last,) = self.reactor.triggers["after"]["shutdown"]
-        self.assertEqual(last, (writer.lines.finish, (2,), {}))
+        self.assertEqual(last, (writer.lines.flush, (2,), {}))
         writer.lines.lost = 3
         connection = Connection(self.site())
         connection.request("GET /metrics")
@@ -352,7 +355,7 @@ class ServiceTests(SynchronousTestCase):
 
     def test_log_without_a_thread(self) -> None:
         """Where there is no thread for it the daemon does not start, and says what helps."""
-        writer = LogWriter(StringIO(), text_line, "info")
+        writer = LogWriter(StringIO(), format_text, "info")
 
         def fail() -> None:
             raise RuntimeError("can't start new thread")
@@ -530,7 +533,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual((path, mode, others), (f"{folder}/control", 0o600, []))
         for content, problems in ((new_token("bob", straw(1))[1], []), ("alice", ["line 1"])):
             tokens.write_text(content)
-            found = factory.reload().problems
+            found = factory.on_reload({}).problems
             self.assertEqual(len(found), len(problems), found)
             for said, word in zip(found, problems, strict=True):
                 self.assertIn(word, said)
@@ -563,7 +566,7 @@ class ServiceTests(SynchronousTestCase):
         told = self.supervise()
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
-        log_writer = daemon.log_writer = LogWriter(StringIO(), text_line, "info")
+        log_writer = daemon.log_writer = LogWriter(StringIO(), format_text, "info")
         evaluations = self.evaluations(daemon)
         registry, site = evaluations._registry, self.site()
         surroundings: Any = registry._context
@@ -614,7 +617,7 @@ class ServiceTests(SynchronousTestCase):
         readiness: Any = api.operations.obstacles
         self.assertEqual(readiness.__self__.free, 1)
         self.assertEqual(evaluations._callbacks._slots._own_running, 5)
-        self.stop_is_announced(told, longest_stop(Configuration()))
+        self.stop_is_announced(told, compute_stop_timeout(Configuration()))
 
     def stop_is_announced(self, told: list[str], seconds: float) -> None:
         """Hold that systemd is told that a stop may take so long."""
@@ -721,7 +724,7 @@ class ServiceTests(SynchronousTestCase):
             raise ZeroDivisionError
 
         (reloading,) = (one for one in daemon if isinstance(one, Reloader))
-        self.patch(reloading, "_rereadings", [Reloadable("x", (), fail, lambda _: None)])
+        self.patch(reloading, "reloadables", [Reloadable("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         self.assertRaises(ZeroDivisionError, reload)
@@ -785,8 +788,8 @@ class ServiceTests(SynchronousTestCase):
     def test_warnings(self) -> None:
         """What the user cannot read, and should, is told at the start with a remedy."""
         tokens = self.file_with(new_token("alice", straw())[1])
-        self.patch(module, "find_unreadable", lambda: [Problem("/root/python")])
-        secrets = self.file_with(f"* {written(OLD)}")
+        self.patch(services, "find_unreadable_directories", lambda: [Problem("/root/python")])
+        secrets = self.file_with(f"* {format_secret(OLD)}")
         self.patch(module.os, "access", lambda path, mode: path not in (tokens, secrets))
         with capturedLogs() as events:
             self.start(
@@ -885,9 +888,9 @@ class ListenTests(TestCase):
 
     async def transport(self, endpoint: str) -> type:
         """Return of what class the connections there are."""
-        port: Any = await listen(endpoint, Factory(), reactor, HttpSettings()).endpoint.listen(
-            Factory()
-        )
+        port: Any = await make_listener(
+            endpoint, Factory(), reactor, HttpSettings()
+        ).endpoint.listen(Factory())
         self.addCleanup(port.stopListening)
         return port.transport
 
@@ -899,7 +902,7 @@ class ListenTests(TestCase):
     async def test_silence(self) -> None:
         """A client may be silent for two minutes, or for as long as one that is slow may take."""
         for settings, seconds in ((HttpSettings(), 120), (HttpSettings(window=10, rate=1024), 266)):
-            listening = listen("tcp:0:interface=127.0.0.1", Factory(), reactor, settings)
+            listening = make_listener("tcp:0:interface=127.0.0.1", Factory(), reactor, settings)
             port: Any = await listening.endpoint.listen(Factory())
             self.addCleanup(port.stopListening)
             timeout = port.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
@@ -907,12 +910,17 @@ class ListenTests(TestCase):
 
     def test_name(self) -> None:
         """It is called as it was configured."""
-        self.assertEqual(listen("tcp:80", Factory(), reactor, HttpSettings()).name, "tcp:80")
+        self.assertEqual(make_listener("tcp:80", Factory(), reactor, HttpSettings()).name, "tcp:80")
 
     def test_no_endpoint(self) -> None:
         """What is no endpoint is named."""
         error = self.assertRaises(
-            ConfigurationError, listen, "carrier-pigeon:1", Factory(), reactor, HttpSettings()
+            ConfigurationError,
+            make_listener,
+            "carrier-pigeon:1",
+            Factory(),
+            reactor,
+            HttpSettings(),
         )
         self.assertIn("listen: 'carrier-pigeon:1' is no endpoint", str(error))
 
@@ -920,7 +928,7 @@ class ListenTests(TestCase):
         """Where systemd has opened none it is said what else would do."""
         for endpoint in ("systemd:domain=INET:index=0", "systemd:domain=INET:name=none"):
             error = self.assertRaises(
-                ConfigurationError, listen, endpoint, Factory(), reactor, HttpSettings()
+                ConfigurationError, make_listener, endpoint, Factory(), reactor, HttpSettings()
             )
             said = str(error)
             self.assertTrue(said.startswith(f"listen: {endpoint!r}: there is no such"), said)
@@ -941,7 +949,7 @@ class CallEachSecondTests(SynchronousTestCase):
         def second() -> None:
             done.append("second")
 
-        service = call_each_second((first, second), clock)
+        service = make_timer((first, second), clock)
         service.startService()
         for _ in range(2):
             clock.advance(1)

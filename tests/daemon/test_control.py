@@ -22,13 +22,13 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from tawebeval.cli import main as command
 from tawebeval.daemon import control
-from tawebeval.daemon.control import ControlSocket, OrdersFactory, find_socket, order_reload
+from tawebeval.daemon.control import ControlFactory, ControlSocket, find_socket, request_reload
 from tawebeval.errors import ConfigurationError
 from tawebeval.reloadable import ReloadResult
 from tests.cases.patience import PATIENCE
 
 
-class OrdersTests(SynchronousTestCase):
+class ControlProtocolTests(SynchronousTestCase):
     """The daemon's side, byte by byte."""
 
     def answer(
@@ -42,7 +42,7 @@ class OrdersTests(SynchronousTestCase):
             return ReloadResult(problems, notes)
 
         transport = StringTransport()
-        protocol = OrdersFactory(reload).buildProtocol(None)
+        protocol = ControlFactory(reload).buildProtocol(None)
         protocol.makeConnection(transport)
         for byte in order:
             protocol.dataReceived(bytes([byte]))
@@ -148,7 +148,7 @@ class ReloadTests(SocketTestCase):
         taking.startService()
         self.addCleanup(taking.stopService)
         originals = {"tokens": "12ab", "secrets": ""}
-        await deferToThread(order_reload, self.path, PATIENCE, originals)
+        await deferToThread(request_reload, self.path, PATIENCE, originals)
         self.assertEqual(told, originals)
 
     async def test_nobody(self) -> None:
@@ -194,7 +194,7 @@ class CopyTests(SynchronousTestCase):
             told.update(originals)
             return ReloadResult()
 
-        self.patch(control, "order_reload", order)
+        self.patch(control, "request_reload", order)
         ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
         self.assertEqual(ended.exit_code, 0, ended.output)
         return told
@@ -230,7 +230,7 @@ class LostTests(SocketTestCase):
 
             serving = Thread(target=serve)
             serving.start()
-            error = self.assertRaises(ConfigurationError, order_reload, self.path, patience)
+            error = self.assertRaises(ConfigurationError, request_reload, self.path, patience)
             serving.join()
         return str(error)
 

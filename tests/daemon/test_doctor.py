@@ -62,7 +62,7 @@ FEW = "400 are allowed here, and 528 may be needed -> 528 by TasksMax="
 
 # What is said of a part where something of the machine is replaced, and with which settings.
 FAULTS = (
-    ("python", WEAKER, SAID, doctor, "find_unreadable", gives([PROBLEM]), ""),
+    ("python", WEAKER, SAID, doctor, "find_unreadable_directories", gives([PROBLEM]), ""),
     ("sandbox", BROKEN, SAID, doctor, "open_sandbox", ERROR, ""),
     ("sandbox", BROKEN, f"not work here: {SAID}", probe, "probe_with_overlays", gives(PROBLEM), ""),
     ("sandbox", BROKEN, "at: [Errno 28] No space", doctor, "open_cgroups", FULL, ""),
@@ -78,7 +78,7 @@ FAULTS = (
 )
 
 
-class ExaminationTests(DoctorTestCase):
+class SystemChecksTests(DoctorTestCase):
     """What runs: the user, the sandbox, limits, git, endpoints."""
 
     def test_well(self) -> None:

@@ -24,7 +24,7 @@ from tawebeval.daemon.findings import Finding
 from tawebeval.errors import Problem
 from tawebeval.sandbox.disk import DiskUsage
 from tests.cases.doctor_case import BROKEN, WEAKER, DoctorTestCase
-from tests.webhooks.test_signatures import OLD, written
+from tests.cases.secrets import OLD, format_secret
 
 GIB = 2**30
 RUNNING = 3
@@ -58,7 +58,7 @@ SECRETS = (
     (
         "callbacks",
         "[callbacks]\nenabled = true\nsecrets = '{}'",
-        *(f"* {written(OLD)}\n", "* s3cret\n", 0o604, "every user"),
+        *(f"* {format_secret(OLD)}\n", "* s3cret\n", 0o604, "every user"),
     ),
 )
 

@@ -191,14 +191,14 @@ class ReadinessTests(SynchronousTestCase):
         """Hold that there is an obstacle for each of these words, in that order, and no other."""
         self.service.reactor.advance(DISK_PERIOD)
         self.readiness.check()
-        found = self.readiness.obstacles()
+        found = self.readiness.find_obstacles()
         self.assertEqual(len(found), len(words), found)
         for obstacle, word in zip(found, words, strict=True):
             self.assertIn(word, obstacle)
 
     def test_ready(self) -> None:
         """Nothing is wrong, nor is it before anything was looked at."""
-        self.assertEqual(self.readiness.obstacles(), [])
+        self.assertEqual(self.readiness.find_obstacles(), [])
         self.check()
 
     def test_disks(self) -> None:

@@ -9,10 +9,10 @@ from threading import Event, current_thread
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.linewriter import QUEUE, LineWriter
+from tawebeval.daemon.linewriter import QUEUE_BYTES, LineWriter
 from tests.cases.patience import PATIENCE
 
-LONG = "x" * (QUEUE // 8)
+LONG = "x" * (QUEUE_BYTES // 8)
 
 
 class SlowFile:
@@ -55,7 +55,7 @@ class LineWriterTests(SynchronousTestCase):
         self.file.gate.set()
         thread = self.writer._thread
         if thread is not None:
-            self.writer.call(sys.exit)
+            self.writer.call_in_order(sys.exit)
             thread.join(PATIENCE)
 
     def get_stuck(self) -> None:
@@ -67,7 +67,7 @@ class LineWriterTests(SynchronousTestCase):
     def written(self) -> list[str]:
         """Let the file take all; return what it has."""
         self.file.gate.set()
-        self.writer.finish(PATIENCE)
+        self.writer.flush(PATIENCE)
         return self.file.lines
 
     def test_before_the_start(self) -> None:
@@ -106,7 +106,7 @@ class LineWriterTests(SynchronousTestCase):
         """A line that is larger than all of the queue is lost."""
         self.file.gate.set()
         self.writer.start()
-        self.writer.write("x" * QUEUE)
+        self.writer.write("x" * QUEUE_BYTES)
         self.assertEqual((self.writer.lost, self.written()), (1, []))
 
     def test_error(self) -> None:
@@ -136,10 +136,10 @@ class LineWriterTests(SynchronousTestCase):
         found: list[list[str]] = []
         self.file.gate.set()
         self.writer.write("one")
-        self.writer.call(lambda: found.append(self.file.lines))
+        self.writer.call_in_order(lambda: found.append(self.file.lines))
         self.file.gate.clear()
         self.get_stuck()
-        self.writer.call(lambda: found.append(self.file.lines))
+        self.writer.call_in_order(lambda: found.append(self.file.lines))
         self.writer.write("last")
         self.assertEqual(self.written(), ["one", "first", "last"])
         self.assertEqual(found, [["one"], ["one", "first"]])
@@ -147,7 +147,7 @@ class LineWriterTests(SynchronousTestCase):
     def test_call_that_fails(self) -> None:
         """One that fails is logged, and ends nothing."""
         self.get_stuck()
-        self.writer.call(lambda: 1 / 0)
+        self.writer.call_in_order(lambda: 1 / 0)
         self.writer.write("last")
         self.assertEqual(self.written(), ["first", "last"])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
@@ -155,7 +155,7 @@ class LineWriterTests(SynchronousTestCase):
     def test_end(self) -> None:
         """The end waits no longer than it is told, and then for no later line, either."""
         self.get_stuck()
-        self.writer.finish(0.01)
+        self.writer.flush(0.01)
         self.writer.write("last")
         self.assertEqual(self.file.text, "")
         self.assertEqual(self.written(), ["first", "last"])

@@ -29,18 +29,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
 from tawebeval.config import Configuration, LogSettings
-from tawebeval.daemon.assembly import Daemon, EvaluationService
 from tawebeval.daemon.logging import (
     LogWriter,
     RateLimitedLog,
-    escaped,
+    escape,
+    format_json,
+    format_plain,
+    format_text,
     is_journal,
-    json_line,
     open_log,
-    plain_line,
-    text_line,
-    to_stream,
+    open_stream_log,
 )
+from tawebeval.daemon.services import Daemon, EvaluationService
 
 # As twisted.internet.tcp has them.
 TWISTEDS = (
@@ -77,16 +77,16 @@ class LineTests(SynchronousTestCase):
         """A time, who says it and how loud, and what."""
         (event,) = events(lambda log: log.warn("{who} is late", who="bob"))
         self.assertRegex(
-            text_line(event), r"^\d{4}-\d\d-\d\dT\S+ \[tawebeval\.x#warn\] bob is late$"
+            format_text(event), r"^\d{4}-\d\d-\d\dT\S+ \[tawebeval\.x#warn\] bob is late$"
         )
-        self.assertEqual(plain_line(event), "[tawebeval.x#warn] bob is late")
+        self.assertEqual(format_plain(event), "[tawebeval.x#warn] bob is late")
 
     def test_json(self) -> None:
         """The same as an object, with the fields, of which none takes the place of these."""
         (event,) = events(lambda log: log.info("{a}", a=1, path=Path("/x"), time="late", b=None))
         event["log_time"] = 1_700_000_000.5
         self.assertEqual(
-            json.loads(json_line(event)),
+            json.loads(format_json(event)),
             {
                 "time": "2023-11-14T22:13:20.500+00:00",
                 "level": "info",
@@ -101,7 +101,7 @@ class LineTests(SynchronousTestCase):
     def test_fields_of_others(self) -> None:
         """Of Twisted's own events there is the message only: their fields are whole objects."""
         (event,) = events(lambda log: log.info("{a}", a=1), "twisted.web")
-        self.assertEqual(set(json.loads(json_line(event))), TOLD)
+        self.assertEqual(set(json.loads(format_json(event))), TOLD)
 
     def test_traceback(self) -> None:
         """A traceback is a field of the object, and stands indented below the line."""
@@ -110,18 +110,18 @@ class LineTests(SynchronousTestCase):
             log.failure("it broke", Failure(ValueError("why\x1b")))
 
         (event,) = events(fail)
-        first, *trace = plain_line(event).split("\n")
+        first, *trace = format_plain(event).split("\n")
         self.assertEqual(first, "[tawebeval.x#critical] it broke")
         self.assertTrue(trace and all(line.startswith("\t") for line in trace), trace)
         self.assertIn("why\\x1b", trace[-1])
-        self.assertIn("ValueError", json.loads(json_line(event))["traceback"])
+        self.assertIn("ValueError", json.loads(format_json(event))["traceback"])
 
     def test_to_the_second(self) -> None:
         """Times are Twisted's, and those of the next second are others."""
         (event,) = events(lambda log: log.info("x"))
         for when in (0.0, 1.7e9, 1.7e9 + 0.9, 1.7e9 + 1.1, None):
             event["log_time"] = when
-            self.assertEqual(text_line(event).partition(" ")[0], formatTime(when), when)
+            self.assertEqual(format_text(event).partition(" ")[0], formatTime(when), when)
 
     def test_formats(self) -> None:
         """What Twisted makes of a format is what stands there, however odd the format is."""
@@ -132,18 +132,18 @@ class LineTests(SynchronousTestCase):
         for words in formats:
             fields = {"a": 7, "b": 1.5, "c": "cc", "d": lambda: "called", "e": Unspeakable()}
             event: dict[str, Any] = {"log_format": words, "log_namespace": "tawebeval.x", **fields}
-            self.assertEqual(plain_line(event).partition("] ")[2], escaped(formatEvent(event)))
+            self.assertEqual(format_plain(event).partition("] ")[2], escape(formatEvent(event)))
 
     def test_nothing(self) -> None:
         """An event that says nothing makes no line."""
-        for line in (text_line, plain_line, json_line):
+        for line in (format_text, format_plain, format_json):
             self.assertEqual(line({"log_time": 0.0}), "")
 
     @given(st.text())
     def test_one_line(self, text: str) -> None:
         """Whatever a stranger says is on one line, and controls no terminal."""
         (event,) = events(lambda log: log.info("{text}", text=text))
-        for line in (escaped(text), plain_line(event), json_line(event)):
+        for line in (escape(text), format_plain(event), format_json(event)):
             self.assertEqual(len(line.splitlines() or [""]), 1)
             self.assertFalse(any(ord(each) < 32 or 127 <= ord(each) < 160 for each in line))
             line.encode()
@@ -151,7 +151,7 @@ class LineTests(SynchronousTestCase):
     @given(st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp"))))
     def test_unchanged(self, text: str) -> None:
         """What controls nothing stays as it is."""
-        self.assertEqual(escaped(text), text)
+        self.assertEqual(escape(text), text)
 
 
 class WriterTests(SynchronousTestCase):
@@ -162,7 +162,7 @@ class WriterTests(SynchronousTestCase):
     ) -> list[str]:
         """Return the lines that one event of each level makes."""
         stream = stream or io.StringIO()
-        writer = to_stream(settings, stream, environment)
+        writer = open_stream_log(settings, stream, environment)
         verifyObject(ILogObserver, writer)
         log = Logger(namespace="tawebeval.x", observer=writer)
         for level in ("debug", "info", "warn", "error", "critical"):
@@ -199,7 +199,7 @@ class WriterTests(SynchronousTestCase):
         """What a full disk does not take is counted; the next that it takes comes after that."""
         lines: list[str] = []
         stream = FullStream(lines)
-        observer = LogWriter(stream, plain_line, "info")
+        observer = LogWriter(stream, format_plain, "info")
         log = Logger(namespace="tawebeval.x", observer=observer)
         for full in (False, True, True, False, False):
             stream.full = full
@@ -213,7 +213,7 @@ class WriterTests(SynchronousTestCase):
         """One that is full again while the gap is told of is not forgotten."""
         lines: list[str] = []
         stream = FullStream(lines)
-        log = Logger(namespace="tawebeval.x", observer=LogWriter(stream, json_line, "info"))
+        log = Logger(namespace="tawebeval.x", observer=LogWriter(stream, format_json, "info"))
         for full in (True, True, False):
             stream.full = full
             log.info("event")
@@ -223,7 +223,7 @@ class WriterTests(SynchronousTestCase):
     def test_priority_of_each_line(self) -> None:
         """A traceback is of the priority of what it belongs to, line by line."""
         stream = io.StringIO()
-        log = Logger(namespace="x", observer=LogWriter(stream, plain_line, "info", True))
+        log = Logger(namespace="x", observer=LogWriter(stream, format_plain, "info", True))
         log.failure("it broke", Failure(ValueError("why")))
         lines = stream.getvalue().splitlines()
         self.assertGreater(len(lines), 2)
@@ -251,7 +251,7 @@ class NoDescriptorsTests(SynchronousTestCase):
     def write(self, text: str, namespace: str) -> tuple[str, list[str]]:
         """Return what is written, and what is logged instead, for three such events."""
         stream = io.StringIO()
-        log = Logger(namespace=namespace, observer=LogWriter(stream, plain_line, "info"))
+        log = Logger(namespace=namespace, observer=LogWriter(stream, format_plain, "info"))
         with capturedLogs() as ours:
             for _ in range(3):
                 log.info(text, address="a", acceptError="e")
@@ -349,7 +349,7 @@ class OptionTests(SynchronousTestCase):
 
     def test_application(self) -> None:
         """The application has it, where twistd looks; without one twistd has its own."""
-        for writer in (to_stream(LogSettings(), io.StringIO(), {}), None):
+        for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
             evaluations = EvaluationService(*[None] * 3, Configuration())  # type: ignore[arg-type]
             daemon = Daemon(Service(), evaluations, *[None] * 3, writer)  # type: ignore[arg-type]
             application = Application("tawebeval")

@@ -16,7 +16,7 @@ from twisted.internet.task import Clock
 from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.daemon.polling import Poller, wait_beyond_epoll
+from tawebeval.daemon.polling import Poller, add_poll_fallback
 from tests.fakes.epoll import LimitedEpoll
 
 IN, OUT, HUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP
@@ -134,7 +134,7 @@ class ReactorTests(PollerTestCase):
         self.addCleanup(reactor._poller.close)
         for each in reactor.getReaders():
             self.addCleanup(each.connectionLost, None)
-        wait_beyond_epoll(reactor)
+        add_poll_fallback(reactor)
         reactor._poller._epoll = self.limited(0)._epoll
         reading, writing = self.pipe()
         reader = Reader(reading)
@@ -151,7 +151,7 @@ class ReactorTests(PollerTestCase):
     def test_other_reactors(self) -> None:
         """One that does not wait by epoll is left as it is."""
         clock = Clock()
-        wait_beyond_epoll(clock)
+        add_poll_fallback(clock)
         self.assertFalse(hasattr(clock, "_poller"))
 
 

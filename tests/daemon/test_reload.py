@@ -20,12 +20,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, CredentialSettings, MetricsSettings
 from tawebeval.daemon import reload as module
 from tawebeval.daemon.reload import (
-    LIVE,
+    LIVE_SETTINGS,
     ConfigurationFile,
     ConfigurationReload,
     Reloader,
-    adopt,
-    differences,
+    find_differences,
+    merge_live,
     read_configuration,
 )
 from tawebeval.daemon.runtime import EarlyHangup
@@ -33,8 +33,8 @@ from tawebeval.errors import ConfigurationError
 from tawebeval.linux import rlimits
 from tawebeval.linux.ownership import digest_file
 from tawebeval.reloadable import Reloadable, ReloadableSource, ReloadResult
+from tests.cases.settings import list_settings
 from tests.fakes.world import FakeNotifier
-from tests.test_config import settings_of
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -72,14 +72,14 @@ class HangupTests(SynchronousTestCase):
         self.patch(module.os, "access", lambda *_: True)
         early = EarlyHangup()
         early.install()
-        if self.came:
+        if self.is_received:
             signal.raise_signal(signal.SIGHUP)
         reloading.startService()
         reloading.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), early)
         return reloading, reactor
 
-    came = False
+    is_received = False
 
     def test_none(self) -> None:
         """Where none came nothing is read again."""
@@ -87,7 +87,7 @@ class HangupTests(SynchronousTestCase):
 
     def test_early(self) -> None:
         """One that comes during the start ends nothing, and counts when all is there."""
-        self.came = True
+        self.is_received = True
         reloading, reactor = self.start()
         self.assertEqual(reactor.whenRunningHooks, [(reloading.reload, (), {})])
 
@@ -280,7 +280,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
-SETTINGS = tuple(settings_of(Configuration))
+SETTINGS = tuple(list_settings(Configuration))
 BEFORE = Configuration(metrics=MetricsSettings("tokens"))
 
 # Where not any value of the same type will do.
@@ -327,12 +327,12 @@ class LiveTests(SynchronousTestCase):
         taken = set()
         for path in SETTINGS:
             wanted = changed(path)
-            self.assertEqual(list(differences(BEFORE, wanted)), [path])
-            found = adopt(BEFORE, wanted)
+            self.assertEqual(list(find_differences(BEFORE, wanted)), [path])
+            found = merge_live(BEFORE, wanted)
             self.assertIn(found, (BEFORE, wanted))
             if found == wanted:
                 taken.add(path)
-        self.assertEqual(taken, LIVE)
+        self.assertEqual(taken, LIVE_SETTINGS)
 
     def test_documented(self) -> None:
         """The operator is told of the same ones."""
@@ -345,12 +345,12 @@ class LiveTests(SynchronousTestCase):
                 every = [path for path in SETTINGS if path.startswith(f"{section}.")]
                 named = [f"{section}.{key}" for key in re.findall(r"`(\w+)`", settings)]
                 told.update(every if settings.strip() == "all" else named)
-        self.assertEqual(told, LIVE)
+        self.assertEqual(told, LIVE_SETTINGS)
 
     def test_several(self) -> None:
         """Of several changes in a section some are taken; what is only running stays."""
         wanted = msgspec.structs.replace(BEFORE, log=changed("log.level").log, listen=("tcp:1",))
         running = changed("http.connections")
-        self.assertEqual(list(differences(BEFORE, wanted)), ["listen", "log.level"])
-        found = adopt(running, wanted)
+        self.assertEqual(list(find_differences(BEFORE, wanted)), ["listen", "log.level"])
+        found = merge_live(running, wanted)
         self.assertEqual(found, msgspec.structs.replace(running, log=wanted.log))

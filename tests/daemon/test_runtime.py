@@ -20,11 +20,11 @@ from twisted.trial.unittest import SynchronousTestCase
 import tawebeval
 from tawebeval.daemon import runtime
 from tawebeval.daemon.runtime import (
-    COMMAND,
-    KEPT,
-    LATER,
+    KEPT_BYTES,
+    LATE_IMPORTS,
+    UNUSED_PACKAGES,
     ShutdownSignals,
-    find_unreadable,
+    find_unreadable_directories,
     freeze_objects,
     keep_freed_memory,
     use_monotonic_clock,
@@ -82,14 +82,14 @@ class AllocatorTests(SynchronousTestCase):
 
     def test_used_again(self) -> None:
         """What is freed and used again is mapped once, where else it is each time."""
-        size = KEPT // 2
+        size = KEPT_BYTES // 2
         self.assertGreater(mapped_and_left("as it is", size)[0], size / 2)
         self.assertLess(mapped_and_left("kept", size)[0], size / 20)
 
     def test_given_back(self) -> None:
         """Of much more than is to be kept the rest goes back."""
-        left = mapped_and_left("kept", 8 * KEPT)[1]
-        self.assertLess(left, 1.2 * KEPT)
+        left = mapped_and_left("kept", 8 * KEPT_BYTES)[1]
+        self.assertLess(left, 1.2 * KEPT_BYTES)
 
 
 class OtherLibraryTests(SynchronousTestCase):
@@ -234,21 +234,21 @@ class PreloadTests(SynchronousTestCase):
         for file in package.rglob("*.py"):
             name = ".".join(file.relative_to(package.parent).with_suffix("").parts)
             known = loaded.count(name.removesuffix(".__init__"))
-            self.assertEqual(known, not name.startswith(COMMAND), name)
-        self.assertEqual(set(LATER) - set(loaded), set())
+            self.assertEqual(known, not name.startswith(UNUSED_PACKAGES), name)
+        self.assertEqual(set(LATE_IMPORTS) - set(loaded), set())
 
     def test_readable(self) -> None:
         """Where all can be read there is nothing to tell."""
-        self.assertEqual(list(find_unreadable()), [])
+        self.assertEqual(list(find_unreadable_directories()), [])
 
     def test_unreadable(self) -> None:
         """Python and packages that cannot be read are named."""
         package = Path(tawebeval.__file__).parent
         self.patch(runtime.os, "access", lambda path, mode, effective_ids: path != package)
-        (problem,) = find_unreadable()
+        (problem,) = find_unreadable_directories()
         self.assertTrue(problem.what.startswith(f"{package} cannot be read"), problem)
         self.patch(runtime.os, "access", lambda path, mode, effective_ids: False)
-        self.assertIn(str(Path(os.__file__).parent), str(list(find_unreadable())))
+        self.assertIn(str(Path(os.__file__).parent), str(list(find_unreadable_directories())))
 
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)

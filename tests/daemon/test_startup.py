@@ -173,7 +173,7 @@ class StartupTests(SynchronousTestCase):
         for gone, filled in (((), False), ((Path("/x"),), False), ((Path("/x"), accounts), True)):
             self.parts.gone = gone
             with capturedLogs() as events:
-                startup.mend()
+                startup.restore_directories()
             said = [f"{path} was gone, and is made anew" for path in gone]
             self.assertEqual([formatEvent(event) for event in events], said)
             self.assertEqual((accounts / "passwd").exists(), filled)
@@ -183,10 +183,10 @@ class StartupTests(SynchronousTestCase):
         self.parts.errors["restore"] = PermissionError(1, "Not permitted", "/state/uploads")
         with capturedLogs() as events:
             for _ in range(3):
-                self.startup.mend()
+                self.startup.restore_directories()
             self.assertEqual((len(self.checking.waiting), self.parts.done), (1, []))
             self.checking.finish()
-            self.startup.mend()
+            self.startup.restore_directories()
             self.checking.finish()
         self.assertEqual(self.parts.done, ["restore", "restore"])
         self.assertEqual(list(events), [])

@@ -15,7 +15,7 @@ from twisted.logger import capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import CallbackSettings, Configuration, EvaluationSettings, ServiceSettings
-from tawebeval.daemon.systemd import Notifier, Watchdog, find_notifier, longest_stop
+from tawebeval.daemon.systemd import Notifier, Watchdog, compute_stop_timeout, find_notifier
 from tests.fakes.world import FakeNotifier
 
 
@@ -61,20 +61,20 @@ class NotifierTests(SynchronousTestCase):
         notices = self.notices(self.path)
         notifier = Notifier(self.path)
         notifier.send("A=1", "B=tüchtig")
-        notifier.ready()
+        notifier.notify_ready()
         self.assertEqual(notices.take(), ["A=1\nB=tüchtig", "READY=1"])
 
     def test_abstract(self) -> None:
         """An address may be a name that is in no directory."""
         notices = self.notices(f"@tawebeval-test-{os.getpid()}")
-        Notifier(notices.address).ready()
+        Notifier(notices.address).notify_ready()
         self.assertEqual(notices.take(), ["READY=1"])
 
     def test_reloading(self) -> None:
         """A reload has its time, by the clock by which systemd looks for it."""
         notices = self.notices(self.path)
         before = time.clock_gettime(time.CLOCK_MONOTONIC)
-        Notifier(self.path).reloading()
+        Notifier(self.path).notify_reloading()
         after = time.clock_gettime(time.CLOCK_MONOTONIC)
         (told,) = notices.take()
         first, _, moment = told.partition("\nMONOTONIC_USEC=")
@@ -84,13 +84,13 @@ class NotifierTests(SynchronousTestCase):
     def test_stopping(self) -> None:
         """The time that a stop takes is told in microseconds."""
         notices = self.notices(self.path)
-        Notifier(self.path).stopping(12.5)
+        Notifier(self.path).notify_stopping(12.5)
         self.assertEqual(notices.take(), ["STOPPING=1\nEXTEND_TIMEOUT_USEC=12500000"])
 
     def test_nobody(self) -> None:
         """Without systemd nothing is told, and nothing is wrong."""
         with capturedLogs() as logged:
-            Notifier().ready()
+            Notifier().notify_ready()
         self.assertEqual(list(logged), [])
 
     def test_gone(self) -> None:
@@ -107,7 +107,7 @@ class NotifierTests(SynchronousTestCase):
         most = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
         with capturedLogs() as logged:
             for _ in range(most + 2):
-                Notifier(self.path).ready()
+                Notifier(self.path).notify_ready()
         self.assertIn("systemd was not told READY=1", formatEvent(logged[-1]))
 
 
@@ -273,10 +273,10 @@ class LongestStopTests(SynchronousTestCase):
             evaluations=EvaluationSettings(grace=7),
             callbacks=CallbackSettings(timeout=20),
         )
-        self.assertEqual(longest_stop(settings), 118)
+        self.assertEqual(compute_stop_timeout(settings), 118)
 
     def test_callbacks(self) -> None:
         """Their last attempts are waited for, where there are any."""
-        without = longest_stop(Configuration())
+        without = compute_stop_timeout(Configuration())
         settings = CallbackSettings(enabled=True, timeout=20)
-        self.assertEqual(longest_stop(Configuration(callbacks=settings)), without + 20)
+        self.assertEqual(compute_stop_timeout(Configuration(callbacks=settings)), without + 20)

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.logger import LogEvent, capturedLogs, formatEvent
 
 from tawebeval.core.states import State
-from tawebeval.daemon.logging import json_line
+from tawebeval.daemon.logging import format_json
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.status import build_status
 from tawebeval.linux.cgroups.group import Usage
@@ -120,7 +120,7 @@ class StoryTests(EvaluationTestCase):
         self.world.child.complain(b"oops")
         self.evaluation.stop(EvaluationFailure("lost", "nobody asked for the events"))
         self.world.end()
-        self.assertNotIn("z" * 40, "".join(map(json_line, self.events)))
+        self.assertNotIn("z" * 40, "".join(map(format_json, self.events)))
         document: dict[str, Any] = build_status(self.evaluation, None)
-        named = {json.loads(json_line(event))["evaluation"] for event in self.events}
+        named = {json.loads(format_json(event))["evaluation"] for event in self.events}
         self.assertEqual(named, {document["log_name"]})

@@ -18,12 +18,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration
 from tawebeval.daemon.reload import read_configuration
 from tawebeval.errors import ConfigurationError
+from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
 from tests.cases.strategies import mutated
-from tests.test_config import CREDENTIAL, EXAMPLE, settings_of
 
 CREDENTIALS = {"host": "h", "username": "u", "password_file": "/p"}
 PATHS = (
-    *(tuple(path.split(".")) for path in settings_of(Configuration)),
+    *(tuple(path.split(".")) for path in list_settings(Configuration)),
     *(("repositories", "credentials", 0, name) for name in (*CREDENTIALS, "port", "callers")),
     *(("evaluations", "environment", name) for name in ("A", "PATH", "TURINGARENA_SEED")),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.cases.units import read_unit
 from tests.integration.service_case import SOCKET, ServiceTestCase, text
-from tests.test_units import read_unit
 
 # Tells of each path whether it can be read, and of each whether it can be written to.
 PROBE = """\

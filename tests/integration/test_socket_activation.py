@@ -14,9 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import __version__
 from tests.cases.patience import PATIENCE
+from tests.cases.units import read_unit
 from tests.integration.harness import TWISTD, environment
 from tests.integration.unprivileged import SERVICE, temporary_folder
-from tests.test_units import read_unit
 
 # What systemd does: the sockets are the file descriptors from 3 on, and belong to this process.
 ACTIVATE = """\

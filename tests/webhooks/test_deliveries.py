@@ -27,9 +27,9 @@ from tawebeval.webhooks.deliveries import Callbacks, open_callbacks
 from tawebeval.webhooks.sender import AttemptResult
 from tawebeval.webhooks.signatures import parse_secrets
 from tawebeval.webhooks.signing import SecretsFile
+from tests.cases.secrets import NEW, OLD, format_secret
 from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
-from tests.webhooks.test_signatures import NEW, OLD, written
 
 URL = "https://receiver.example/hook?key=s3cret"
 TAKEN = AttemptResult(Verdict.TAKEN, "the status 204")
@@ -94,7 +94,9 @@ class CallbacksTestCase(SynchronousTestCase):
         self.clock = Clock()
         self.sender = FakeSender(self.clock)
         self.secrets = SecretsFile()
-        self.secrets.current = parse_secrets(f"alice {written(OLD)}\nbob {written(OLD)}")
+        self.secrets.current = parse_secrets(
+            f"alice {format_secret(OLD)}\nbob {format_secret(OLD)}"
+        )
         self.events = 0
         self.callbacks = self.make()
 
@@ -105,12 +107,12 @@ class CallbacksTestCase(SynchronousTestCase):
             self.settings,
             self.secrets,
             sender,
-            alone=self.alone,
+            has_one_caller=self.alone,
             clock=self.clock,
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
         )
-        self.addCleanup(callbacks.hurry)
+        self.addCleanup(callbacks.stop_now)
         return callbacks
 
     def draw(self, size: int) -> bytes:
@@ -232,12 +234,12 @@ class DeliveryTests(CallbacksTestCase):
         """Each attempt is signed with the secret of then; without one it is not made."""
         self.sender.results = [BAD]
         callback = self.send()
-        self.secrets.current = parse_secrets(f"alice {written(NEW)}")
+        self.secrets.current = parse_secrets(f"alice {format_secret(NEW)}")
         self.clock.advance(5)
         _, headers, body = self.sender.posted[1]
         event, time = headers["Webhook-Id"], int(headers["Webhook-Timestamp"])
         self.assertEqual(headers, self.secrets.current.sign("alice", event, time, body))
-        self.secrets.current = parse_secrets(f"bob {written(NEW)}")
+        self.secrets.current = parse_secrets(f"bob {format_secret(NEW)}")
         self.clock.advance(10)
         self.check(
             callback, CallbackState.REFUSED, 2, "the operator has removed the secret to sign with"
@@ -297,7 +299,7 @@ class ManyTests(CallbacksTestCase):
         """However many wait when their secret is removed, each ends: as many in a turn as slots."""
         self.sender.held = True
         callbacks = [self.send() for _ in range(sys.getrecursionlimit())]
-        self.secrets.current = parse_secrets(f"bob {written(NEW)}")
+        self.secrets.current = parse_secrets(f"bob {format_secret(NEW)}")
         self.sender.answer(TAKEN)
         self.sender.answer(TAKEN)
         self.assertEqual(self.callbacks.ended, {CallbackState.DELIVERED: 2})
@@ -342,7 +344,7 @@ class RoomTests(CallbacksTestCase):
     def test_any(self, drawn: list[tuple[str, int]]) -> None:
         """One after another goes the oldest of the caller with most bytes, until the rest fits."""
         self.setUp()
-        self.secrets.current = parse_secrets(f"a {written(OLD)}\nb {written(OLD)}")
+        self.secrets.current = parse_secrets(f"a {format_secret(OLD)}\nb {format_secret(OLD)}")
         self.sender.held = True
         left: list[tuple[Callback, int]] = []
         for caller, length in drawn:
@@ -403,7 +405,7 @@ class AloneTests(CallbacksTestCase):
 
     def test_all_places(self) -> None:
         """Its one caller has all places."""
-        self.secrets.current = parse_secrets(f"* {written(OLD)}")
+        self.secrets.current = parse_secrets(f"* {format_secret(OLD)}")
         self.sender.held = True
         for _ in range(6):
             self.send("")
@@ -438,7 +440,7 @@ class CloseTests(CallbacksTestCase):
         """What waits is tried at once; what comes until all is closed has one attempt, too."""
         self.sender.results = [BAD, TAKEN, TAKEN, BAD]
         callback = self.send("alice")
-        self.callbacks.hasten()
+        self.callbacks.end_pauses()
         self.assertIs(callback.state, CallbackState.DELIVERED)
         self.assertIs(self.send("alice").state, CallbackState.DELIVERED)
         self.check(
@@ -452,7 +454,7 @@ class CloseTests(CallbacksTestCase):
         self.sender.held = True
         callback = self.send("alice")
         closed = self.close()
-        self.callbacks.hurry()
+        self.callbacks.stop_now()
         self.successResultOf(closed)
         self.check(callback, CallbackState.GIVEN_UP, 1, STOPPED)
         self.check(self.send("bob"), CallbackState.GIVEN_UP, 0, STOPPED)
@@ -462,7 +464,7 @@ class CloseTests(CallbacksTestCase):
         """Nor is anything sent that waits for a place: none gets that of another."""
         self.sender.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
-        self.callbacks.hurry()
+        self.callbacks.stop_now()
         for callback, attempts in zip(callbacks, (1, 1, 0, 0, 0, 0), strict=True):
             self.check(callback, CallbackState.GIVEN_UP, attempts, STOPPED)
         self.nothing_left()
@@ -492,7 +494,9 @@ class OpenTests(SynchronousTestCase):
     def open(self, settings: CallbackSettings) -> Callbacks:
         """Return the callbacks of a daemon with these settings."""
         reactor: Any = MemoryReactorClock()
-        return open_callbacks(settings, {}, FakeResolver(), reactor, bytes, lambda: 0, alone=True)
+        return open_callbacks(
+            settings, {}, FakeResolver(), reactor, bytes, lambda: 0, has_one_caller=True
+        )
 
     def test_disabled(self) -> None:
         """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
@@ -504,10 +508,10 @@ class OpenTests(SynchronousTestCase):
     def test_secrets(self) -> None:
         """What stands in the file counts from the start, and again once it is reloaded."""
         secrets = Path(self.mktemp())
-        secrets.write_text(f"* {written(OLD)}")
+        secrets.write_text(f"* {format_secret(OLD)}")
         callbacks = self.open(CallbackSettings(True, str(secrets)))
         self.assertEqual(callbacks.expect(URL, "").url, URL)
-        secrets.write_text(f"alice {written(OLD)}")
+        secrets.write_text(f"alice {format_secret(OLD)}")
         (reloadable,) = callbacks.reloadables()
         reloadable.apply(reloadable.read())
         self.assertRaises(InvalidField, callbacks.expect, URL, "")

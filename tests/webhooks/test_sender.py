@@ -37,7 +37,7 @@ from tawebeval.core.backoff import Verdict
 from tawebeval.core.hosts import Address, HostPolicy, Target
 from tawebeval.errors import ForbiddenHost
 from tawebeval.resolver import CheckedResolver
-from tawebeval.webhooks.callback import web_target
+from tawebeval.webhooks.callback import parse_callback_url
 from tawebeval.webhooks.sender import (
     MAX_ANSWER,
     AttemptResult,
@@ -343,7 +343,7 @@ class PinnedAgentTests(SynchronousTestCase):
         self, url: str = "http://name.example/x?y=z", address: str = "8.8.8.8", **headers: str
     ) -> Deferred[IResponse]:
         """Ask for a URL by an agent that is bound to an address."""
-        target = web_target(url)
+        target = parse_callback_url(url)
         agent = PinnedAgent(self.reactor, self.policy, 15, target, ip_address(address))
         sent = Headers({name: [value] for name, value in headers.items()})
         return agent.request(b"POST", url.encode(), sent, None)
@@ -442,8 +442,8 @@ class OpenTests(SynchronousTestCase):
             private_networks=("10.0.0.0/24",),
             timeout=7,
         )
-        trust: Any = None
-        sender = open_sender(settings, trust, FakeResolver(), reactor, lambda: EPOCH)
+        tls_policy: Any = None
+        sender = open_sender(settings, tls_policy, FakeResolver(), reactor, lambda: EPOCH)
         for host, word in (
             ("8.8.4.4", "callbacks.deny_hosts"),
             ("1.1.1.1", "callbacks.allow_hosts"),

@@ -13,14 +13,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import ConfigurationError
 from tawebeval.webhooks.signatures import Secrets, parse_secrets
+from tests.cases.secrets import NEW, OLD, format_secret
 
-
-def written(secret: bytes) -> str:
-    """Return a secret as files have it."""
-    return f"whsec_{b64encode(secret).decode()}"
-
-
-OLD, NEW = b"o" * 24, b"n" * 64
+OLD_SECRET, NEW_SECRET = format_secret(OLD), format_secret(NEW)
 
 
 class ParseTests(SynchronousTestCase):
@@ -29,20 +24,20 @@ class ParseTests(SynchronousTestCase):
     def test_callers(self) -> None:
         """A line for each secret; `*` is the caller without a name; others have none."""
         secrets = parse_secrets(
-            f"# ours\n\n  alice\t{written(OLD)} \nbob {written(NEW)}\r\n* {written(OLD)}"
+            f"# ours\n\n  alice\t{OLD_SECRET} \nbob {NEW_SECRET}\r\n* {OLD_SECRET}"
         )
         for caller in ("alice", "bob", ANONYMOUS):
-            self.assertTrue(secrets.has(caller), caller)
+            self.assertTrue(secrets.has_secret(caller), caller)
         for caller in ("carol", "*", "Alice"):
-            self.assertFalse(secrets.has(caller), caller)
-        self.assertFalse(Secrets().has(ANONYMOUS))
+            self.assertFalse(secrets.has_secret(caller), caller)
+        self.assertFalse(Secrets().has_secret(ANONYMOUS))
 
     def test_mistakes(self) -> None:
         """What is no line of the file is named by its number, and nothing of it is shown."""
         for line in (
-            "alice", written(OLD), f"alice {b64encode(OLD).decode()}", f"-x {written(OLD)}",
-            f"alice {written(b's' * 23)}", f"alice {written(b's' * 65)}", "alice whsec_",
-            f"alice {written(OLD)}A", f"alice {written(OLD)} x", f"** {written(OLD)}",
+            "alice", OLD_SECRET, f"alice {b64encode(OLD).decode()}", f"-x {OLD_SECRET}",
+            f"alice {format_secret(b's' * 23)}", f"alice {format_secret(b's' * 65)}",
+            f"alice {OLD_SECRET}A", f"alice {OLD_SECRET} x", f"** {OLD_SECRET}", "alice whsec_",
         ):  # fmt: skip
             error = self.assertRaises(ConfigurationError, parse_secrets, f"# x\n{line}")
             self.assertTrue(str(error).startswith("line 2: "), str(error))
@@ -53,7 +48,7 @@ class ParseTests(SynchronousTestCase):
 
     def test_not_shown(self) -> None:
         """What is logged by mistake has no secret in it."""
-        self.assertNotIn("oooo", repr(parse_secrets(f"alice {written(OLD)}")))
+        self.assertNotIn("oooo", repr(parse_secrets(f"alice {OLD_SECRET}")))
 
 
 class SignTests(SynchronousTestCase):
@@ -76,7 +71,7 @@ class SignTests(SynchronousTestCase):
 
     def test_each_secret(self) -> None:
         """While a secret is changed for another there is a signature by each."""
-        secrets = parse_secrets(f"alice {written(OLD)}\nbob {written(OLD)}\nalice {written(NEW)}")
+        secrets = parse_secrets(f"alice {OLD_SECRET}\nbob {OLD_SECRET}\nalice {NEW_SECRET}")
         one, other = secrets.sign("alice", "e", 1, b"{}")["Webhook-Signature"].split()
         self.assertNotEqual(one, other)
         self.assertEqual(secrets.sign("bob", "e", 1, b"{}")["Webhook-Signature"], one)
@@ -85,7 +80,7 @@ class SignTests(SynchronousTestCase):
     @given(st.binary(min_size=24, max_size=64), st.binary(), st.integers(0, 2**40))
     def test_any(self, secret: bytes, body: bytes, time: int) -> None:
         """It is the HMAC of identifier, time and body, whatever these are."""
-        headers = parse_secrets(f"a {written(secret)}").sign("a", "evt_1", time, body)
+        headers = parse_secrets(f"a {format_secret(secret)}").sign("a", "evt_1", time, body)
         version, _, signature = headers["Webhook-Signature"].partition(",")
         assert version == "v1"
         content = b"evt_1." + str(time).encode() + b"." + body

@@ -8,8 +8,8 @@ from twisted.logger import LogLevel, capturedLogs, formatEvent
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.errors import ConfigurationError
-from tawebeval.webhooks.signing import SecretsFile, find_secrets, read_signing
-from tests.webhooks.test_signatures import NEW, OLD, written
+from tawebeval.webhooks.signing import SecretsFile, find_secrets, read_signing_secrets
+from tests.cases.secrets import NEW, OLD, format_secret
 
 
 class SigningTests(SynchronousTestCase):
@@ -17,7 +17,7 @@ class SigningTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.path = Path(self.mktemp()).absolute()
-        self.write(f"alice {written(OLD)}\n")
+        self.write(f"alice {format_secret(OLD)}\n")
 
     def write(self, text: str) -> None:
         """Change the file."""
@@ -26,9 +26,9 @@ class SigningTests(SynchronousTestCase):
 
     def test_read(self) -> None:
         """What stands in the file counts; without a file nobody has a secret."""
-        self.assertTrue(SecretsFile(self.path).current.has("alice"))
+        self.assertTrue(SecretsFile(self.path).current.has_secret("alice"))
         none = SecretsFile()
-        self.assertFalse(none.current.has("alice"))
+        self.assertFalse(none.current.has_secret("alice"))
         self.assertEqual(list(none.reloadables()), [])
 
     def test_unusable(self) -> None:
@@ -42,7 +42,7 @@ class SigningTests(SynchronousTestCase):
                 self.path.unlink()
             else:
                 self.path.write_bytes(content)
-            error = self.assertRaises(ConfigurationError, read_signing, self.path)
+            error = self.assertRaises(ConfigurationError, read_signing_secrets, self.path)
             self.assertTrue(str(error).startswith(f"callbacks.secrets: {self.path}: "), str(error))
             self.assertIn(words, str(error))
             self.assertNotIn("s3cret", str(error))
@@ -53,7 +53,7 @@ class SigningTests(SynchronousTestCase):
         (reloadable,) = signing.reloadables()
         self.assertEqual((reloadable.name, reloadable.paths), ("callbacks.secrets", (self.path,)))
         before = signing.current.sign("alice", "e", 1, b"")
-        self.write(f"alice {written(NEW)}\n")
+        self.write(f"alice {format_secret(NEW)}\n")
         self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
         secrets = reloadable.read()
         self.assertEqual(signing.current.sign("alice", "e", 1, b""), before)
@@ -69,9 +69,9 @@ class SigningTests(SynchronousTestCase):
     def test_readable_by_others(self) -> None:
         """A file that every user can read is warned of."""
         with capturedLogs() as logged:
-            read_signing(self.path)
+            read_signing_secrets(self.path)
             self.path.chmod(0o604)
-            read_signing(self.path)
+            read_signing_secrets(self.path)
         (event,) = logged
         self.assertEqual(event["log_level"], LogLevel.warn)
         self.assertIn(str(self.path), formatEvent(event))

@@ -1,0 +1,216 @@
+"""The daemon's tree of services: `Daemon`, its evaluations, its listeners and its timer."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.application.service import MultiService, Service
+from twisted.application.strports import service
+from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.error import CannotListenError
+from twisted.internet.interfaces import IProtocolFactory
+from twisted.internet.task import deferLater
+from twisted.logger import ILogObserver, Logger
+
+from tawebeval.config import Configuration, HttpSettings
+from tawebeval.daemon.linewriter import LineWriter
+from tawebeval.daemon.logging import LogWriter
+from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable_directories
+from tawebeval.daemon.startup import StartupChecks
+from tawebeval.errors import ConfigurationError
+from tawebeval.evaluations.registry import Registry
+from tawebeval.git.cache import RepositoryCache
+from tawebeval.linux.privileges import Privileges
+from tawebeval.linux.reaper import become_subreaper
+from tawebeval.linux.rlimits import MORE_PROCESSES
+from tawebeval.web.server.request import ApiSite
+from tawebeval.web.server.transport import PromptEndpoint
+from tawebeval.webhooks.deliveries import Callbacks
+
+_TIMER_PERIOD = 1.0  # seconds
+_MIN_USER_TIMEOUT = 120.0  # seconds for which a client may be unreachable
+_LARGE_RESPONSE = 256 * 1024  # bytes, which a client may read at `http.rate`
+_LOG_TIMEOUT = 2.0  # seconds for which the shutdown waits for the log
+_LAST_POLLS = 0.5  # seconds in which clients can fetch the end events of cancelled evaluations
+
+log = Logger()
+
+
+class EvaluationService(Service):
+    """Service of the evaluations, the repository cache and the webhooks.
+
+    Its stop drains them; no process of an evaluation outlives it.
+    """
+
+    name = "evaluations"
+
+    def __init__(
+        self,
+        registry: Registry,
+        repositories: RepositoryCache,
+        callbacks: Callbacks,
+        settings: Configuration,
+    ) -> None:
+        self._registry = registry
+        self._repositories = repositories
+        self._callbacks = callbacks
+        self._drain = settings.service.drain
+
+    def startService(self) -> None:
+        """Load the repository cache and become the reaper of all descendant processes."""
+        become_subreaper()
+        self._repositories.load()
+        super().startService()
+
+    def stopService(self) -> Deferred[bool]:
+        """Drain for `service.drain` seconds; return whether evaluations were running or queued."""
+        super().stopService()
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> bool:
+        self._callbacks.end_pauses()
+        had_any = await self._registry.close(self._drain)
+        await self._repositories.close()
+        await self._callbacks.close()
+        return had_any
+
+    def stop_now(self) -> None:
+        """Kill all evaluations and give up all webhook deliveries."""
+        self._registry.stop_now()
+        self._callbacks.stop_now()
+
+
+class Daemon(MultiService):
+    """Parent service of all parts. The start fails as root, or if an endpoint cannot be opened.
+
+    `log_writer` is the log observer for twistd, None to keep the observer of twistd.
+    """
+
+    def __init__(
+        self,
+        startup: StartupChecks,
+        evaluations: EvaluationService,
+        site: ApiSite,
+        privileges: Privileges,
+        reactor: Any,
+        log_writer: LogWriter | None = None,
+    ) -> None:
+        super().__init__()
+        self.log_writer = log_writer
+        self._site = site
+        self._privileges = privileges
+        self._evaluations = evaluations
+        self._reactor = reactor
+        for part in (startup, evaluations, ShutdownSignals(evaluations.stop_now, reactor)):
+            part.setServiceParent(self)
+
+    def setServiceParent(self, parent: Any) -> None:
+        """Attach to the application and install the log observer."""
+        super().setServiceParent(parent)
+        if self.log_writer is not None:
+            parent.setComponent(ILogObserver, self.log_writer)
+
+    def set_log_level(self, configuration: Configuration) -> None:
+        """Set the lowest level that is logged (`log.level`)."""
+        if self.log_writer is not None:
+            self.log_writer.level = configuration.log.level
+
+    def privilegedStartService(self) -> None:
+        """Become the service user, open the endpoints and drop all privileges.
+
+        Raises: SystemExit, with a message, if an endpoint cannot be opened.
+        """
+        self._privileges.become_user()
+        for part in self:
+            try:
+                part.privilegedStartService()
+            except (CannotListenError, OSError, OverflowError, ValueError) as error:
+                raise SystemExit(f"tawebeval: listen: {part.name}: {error}") from None
+        self._privileges.drop_privileges()
+
+    def startService(self) -> None:
+        """Start all parts. Raises: SystemExit, with a message, as root."""
+        self._privileges.check()
+        if self.log_writer is not None:
+            self._start_log_thread(self.log_writer.lines)
+        for problem in find_unreadable_directories():
+            log.warn("{problem}", problem=str(problem))
+        super().startService()
+
+    def _start_log_thread(self, lines: LineWriter) -> None:
+        """Write the log in a thread, and wait for the thread at shutdown only.
+
+        Raises: SystemExit, with a message, if no thread can be started.
+        """
+        try:
+            lines.start()
+        except RuntimeError as error:
+            raise SystemExit(f"tawebeval: threads: {error}; {MORE_PROCESSES}") from None
+        # Both: after the reactor has stopped, a signal may end the process before atexit runs.
+        self._reactor.addSystemEventTrigger("after", "shutdown", lines.flush, _LOG_TIMEOUT)
+        atexit.register(lines.flush, _LOG_TIMEOUT)
+
+    def stopService(self) -> Deferred[None]:
+        """Drain the evaluations, close the listeners and connections, then stop all other parts."""
+        return Deferred.fromCoroutine(self._stop())
+
+    async def _stop(self) -> None:
+        stop = super().stopService
+        self._site.presence.announce()
+        # Disowned, because stopping all parts would stop the service a second time.
+        if await maybeDeferred(self._evaluations.disownServiceParent):
+            await deferLater(self._reactor, _LAST_POLLS)
+        await self._stop_listening()
+        await self._site.presence.close()
+        await maybeDeferred(stop)
+
+    async def _stop_listening(self) -> None:
+        """Close the listening ports; open connections stay."""
+        listening = [part for part in self if isinstance(part, StreamServerEndpointService)]
+        await gatherResults([maybeDeferred(part.disownServiceParent) for part in listening])
+
+
+def make_listener(
+    endpoint: str, factory: IProtocolFactory, reactor: Any, settings: HttpSettings
+) -> StreamServerEndpointService:
+    """Return a service that listens at an endpoint.
+
+    Raises: ConfigurationError, for an invalid endpoint. The start of the service raises the
+    errors of the endpoint, such as CannotListenError.
+    """
+    try:
+        listening = service(endpoint, factory, reactor=reactor)
+    except LookupError:  # raised for `systemd:` endpoints only
+        raise ConfigurationError(
+            f"listen: {endpoint!r}: there is no such socket from systemd; let a unit open it, as"
+            ' tawebeval.socket does, or listen without: ["tcp:8080:interface=127.0.0.1"]'
+        ) from None
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
+    # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
+    timeout = max(_MIN_USER_TIMEOUT, settings.window + _LARGE_RESPONSE / settings.rate)
+    listening.endpoint = PromptEndpoint(listening.endpoint, timeout)
+    listening.setName(endpoint)
+    return listening
+
+
+def make_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerService:
+    """Return a service that makes all `calls` once a second, also those after one that fails.
+
+    No call may block.
+    """
+    calls = tuple(calls)
+
+    def make_calls() -> None:
+        for call in calls:
+            try:
+                call()
+            except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
+                log.failure("{call} failed", call=call.__name__)
+
+    timer = TimerService(_TIMER_PERIOD, make_calls)
+    timer.clock = reactor
+    return timer
