@@ -171,7 +171,7 @@ def make_service(
     startup = StartupChecks(
         directories, cgroups, sandbox, pools.list_all(), pools.check, configuration
     )
-    evaluations = EvaluationService(registry, repositories, parts.callbacks, configuration)
+    evaluations = EvaluationService(registry, repositories, parts.callbacks, parts.context)
     daemon = Daemon(startup, evaluations, parts.site, privileges, reactor, log_writer)
     lines = log_writer.lines if log_writer else None
     monitoring.metrics.register(parts.make_metrics(lines))

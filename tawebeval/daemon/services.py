@@ -21,6 +21,7 @@ from tawebeval.daemon.logging import LogWriter
 from tawebeval.daemon.runtime import ShutdownSignals, find_unreadable_directories
 from tawebeval.daemon.startup import StartupChecks
 from tawebeval.errors import ConfigurationError
+from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.registry import Registry
 from tawebeval.git.cache import RepositoryCache
 from tawebeval.linux.privileges import Privileges
@@ -52,17 +53,17 @@ class EvaluationService(Service):
         registry: Registry,
         repositories: RepositoryCache,
         callbacks: Callbacks,
-        settings: Configuration,
+        context: EvaluationContext,
     ) -> None:
-        self._registry = registry
-        self._repositories = repositories
-        self._callbacks = callbacks
-        self._drain = settings.service.drain
+        self.registry = registry
+        self.repositories = repositories
+        self.callbacks = callbacks
+        self.context = context
 
     def startService(self) -> None:
         """Load the repository cache and become the reaper of all descendant processes."""
         become_subreaper()
-        self._repositories.load()
+        self.repositories.load()
         super().startService()
 
     def stopService(self) -> Deferred[bool]:
@@ -71,16 +72,16 @@ class EvaluationService(Service):
         return Deferred.fromCoroutine(self._stop())
 
     async def _stop(self) -> bool:
-        self._callbacks.end_pauses()
-        had_any = await self._registry.close(self._drain)
-        await self._repositories.close()
-        await self._callbacks.close()
+        self.callbacks.end_pauses()
+        had_any = await self.registry.close(self.context.configuration.service.drain)
+        await self.repositories.close()
+        await self.callbacks.close()
         return had_any
 
     def stop_now(self) -> None:
         """Kill all evaluations and give up all webhook deliveries."""
-        self._registry.stop_now()
-        self._callbacks.stop_now()
+        self.registry.stop_now()
+        self.callbacks.stop_now()
 
 
 class Daemon(MultiService):

@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import attrs
-from twisted.application.internet import StreamServerEndpointService, TimerService
+from twisted.application.internet import TimerService
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory
 from twisted.internet.task import Clock
@@ -48,7 +48,7 @@ from tawebeval.daemon.reload import ConfigurationFile, Reloader, read_configurat
 from tawebeval.daemon.services import Daemon, EvaluationService, make_listener, make_timer
 from tawebeval.daemon.state import Directories, open_directories
 from tawebeval.daemon.systemd import compute_stop_timeout
-from tawebeval.deferreds import WorkerThreads
+from tawebeval.deferreds import FairQueue, WorkerThreads
 from tawebeval.errors import Busy, ConfigurationError, InvalidField, Problem
 from tawebeval.linux.privileges import Privileges, User
 from tawebeval.reloadable import Reloadable, ReloadResult
@@ -129,11 +129,35 @@ class ServiceTests(SynchronousTestCase):
         api: WebContext = application.api
         return api
 
+    def note_calls(self, name: str) -> list[tuple[Any, ...]]:
+        """Note the arguments of each call of a class or function by `assembly` from now on."""
+        calls: list[tuple[Any, ...]] = []
+        original = getattr(module, name)
+
+        def note(*arguments: Any, **options: Any) -> Any:
+            calls.append((*arguments, *options.values()))
+            return original(*arguments, **options)
+
+        self.patch(module, name, note)
+        return calls
+
+    def note_bounds(self, queue: FairQueue) -> list[tuple[int, ...]]:
+        """Note all bounds that the queue gets from now on."""
+        bounds: list[tuple[int, ...]] = []
+        set_bounds = queue.set_bounds
+
+        def note(*values: int) -> None:
+            bounds.append(values)
+            set_bounds(*values)
+
+        self.patch(queue, "set_bounds", note)
+        return bounds
+
     def test_quota_directories(self) -> None:
         """All quota directories are free at first; without any no evaluation waits for one."""
         for quotas in ((), (Path("/s/quotas/0"), Path("/s/quotas/1"))):
             self.directories = attrs.evolve(self.directories, quotas=quotas)
-            free = self.evaluations(self.make())._registry._context.quota_directories
+            free = self.evaluations(self.make()).context.quota_directories
             self.assertEqual(free and free.pending, [*quotas] or None)
 
     def test_listens(self) -> None:
@@ -147,6 +171,13 @@ class ServiceTests(SynchronousTestCase):
         sites = [server[1] for server in (*self.reactor.tcpServers, *self.reactor.unixServers)]
         self.assertEqual(len(set(map(id, sites))), 1)
 
+    def test_endpoint_listed_twice(self) -> None:
+        """An endpoint that is listed twice is opened once."""
+        self.make(
+            listen=("tcp:1", "tcp:2", "tcp:1"), callers=CallerSettings(open=True)
+        ).privilegedStartService()
+        self.assertEqual([server[0] for server in self.reactor.tcpServers], [1, 2])
+
     def test_threads(self) -> None:
         """What blocks has threads of its own, by its kind; they begin with it."""
         made: list[tuple[int, str]] = []
@@ -159,15 +190,16 @@ class ServiceTests(SynchronousTestCase):
             return SimpleNamespace(name=name, start=start, stop=stop, run=InlineThreads().run)
 
         self.patch(module.WorkerThreads, "create", own)
+        monitors = self.note_calls("LimitMonitor")
         daemon = self.make()
         waited = [(20, "work"), (1, "watch"), (2, "count"), (8, "upload"), (3, "check")]
         expected = [*waited, (12, "servers"), (8, "receivers")]
         self.assertEqual((made, done), (expected, []))
         evaluations = self.evaluations(daemon)
-        surroundings: Any = evaluations._registry._context
-        self.assertEqual(surroundings.threads.name, "work")
-        self.assertEqual(surroundings.monitor._threads.name, "watch")
-        self.assertEqual(surroundings.monitor._others.name, "count")
+        context: Any = evaluations.context
+        self.assertEqual(context.threads.name, "work")
+        ((_, *watching),) = monitors
+        self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
         self.assertEqual(self.api().threads.name, "upload")
@@ -193,27 +225,14 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(self.subreaper, 1)
         self.assertFalse(stray.exists())
 
-    def test_chores(self) -> None:
-        """What is due once a second: for evaluations, orphans, directories and the cache."""
-        kept: list[str] = []
-
-        def note(chores: Iterable[Callable[[], object]], reactor: object) -> TimerService:
-            self.assertIs(reactor, self.reactor)
-            kept.extend(chore.__name__ for chore in chores)
-            return make_timer(chores, reactor)
-
-        self.patch(module, "make_timer", note)
+    def test_timer(self) -> None:
+        """Each second: calls for evaluations, orphans, directories, the cache and the disks."""
+        made = self.note_calls("make_timer")
         daemon = self.make()
-        chores = [
-            "expire",
-            "reap",
-            "restore_directories",
-            "retry_next",
-            "note_uses",
-            "maintain",
-            "check",
-        ]
-        self.assertEqual(kept, chores)
+        ((calls, reactor),) = made
+        self.assertIs(reactor, self.reactor)
+        names = "expire reap restore_directories retry_next note_uses maintain check"
+        self.assertEqual([call.__name__ for call in calls], names.split())
         self.assertEqual(sum(isinstance(one, TimerService) for one in daemon), 1)
 
     def test_stop(self) -> None:
@@ -225,7 +244,7 @@ class ServiceTests(SynchronousTestCase):
         async def close(drain: float) -> None:
             await closing
 
-        self.patch(evaluations._registry, "close", close)
+        self.patch(evaluations.registry, "close", close)
         stopped = evaluations.stopService()
         self.assertNoResult(stopped)
         closing.callback(None)
@@ -242,7 +261,7 @@ class ServiceTests(SynchronousTestCase):
         for hook, arguments, options in self.reactor.whenRunningHooks:
             hook(*arguments, **options)
         evaluations = self.evaluations(daemon)
-        registry = evaluations._registry
+        registry = evaluations.registry
         told: list[float] = []
         closing: Deferred[None] = Deferred()
 
@@ -272,17 +291,22 @@ class ServiceTests(SynchronousTestCase):
 
     def test_connections(self) -> None:
         """Then nobody connects any more, and who is there is told before the rest ends."""
+        closed: list[Any] = []
+        listen_tcp = self.reactor.listenTCP
+
+        def listen(*args: Any, **kwargs: Any) -> Any:
+            port = listen_tcp(*args, **kwargs)
+            port.stopListening = lambda: closed.append(port)
+            return port
+
+        self.reactor.listenTCP = listen
         daemon = self.start()
-        ports: list[Any] = []
-        for part in daemon:
-            if isinstance(part, StreamServerEndpointService):
-                port = self.successResultOf(part._waitingForPort)
-                self.patch(port, "stopListening", lambda port=port: ports.append(port))
-                part._waitingForPort = succeed(port)
         connection = Connection(self.site())
         connection.send(b"GET /health HTTP/1.1\r\n")
         connections = [connection, Connection(self.site())]
-        self.patch(connection.channel, "go_away", partial(self.check_deaf, connection, ports))
+        self.patch(
+            connection.channel, "go_away", partial(self.check_ports_closed, connection, closed)
+        )
         stopped = daemon.stopService()
         self.assertEqual(connection.answer().status, 503)
         startup = daemon.getServiceNamed("startup")
@@ -293,9 +317,9 @@ class ServiceTests(SynchronousTestCase):
         self.successResultOf(stopped)
         self.assertFalse(startup.running)
 
-    def check_deaf(self, connection: Connection, ports: list[Any]) -> None:
-        """Let a connection go away, which shall be after all ports are closed."""
-        self.assertEqual(len(ports), 1)
+    def check_ports_closed(self, connection: Connection, closed: list[Any]) -> None:
+        """Close a connection; hold that its port was closed before."""
+        self.assertEqual(len(closed), 1)
         type(connection.channel).go_away(connection.channel)
 
     def test_callbacks(self) -> None:
@@ -303,10 +327,11 @@ class ServiceTests(SynchronousTestCase):
         calls: list[Callable[[], None]] = []
         self.reactor.callFromThread = calls.append
         secrets = self.file_with(f"* {format_secret(OLD)}")
+        opened = self.note_calls("open_callbacks")
         daemon = self.start(callbacks=CallbackSettings(True, str(secrets)))
         evaluations = self.evaluations(daemon)
-        callbacks = evaluations._callbacks
-        self.assertEqual(callbacks._slots._own_running, 10)  # of 10: there is one caller only
+        callbacks = evaluations.callbacks
+        self.assertIs(opened[0][-1], True, "without tokens all requests belong to one caller")
         callbacks.expect("https://8.8.8.8/", "")
         secrets.write_text(f"alice {format_secret(OLD)}")
         signal.raise_signal(signal.SIGHUP)
@@ -323,7 +348,7 @@ class ServiceTests(SynchronousTestCase):
         async def close_callbacks() -> None:
             steps.append("closed")
 
-        self.patch(evaluations._registry, "close", close_registry)
+        self.patch(evaluations.registry, "close", close_registry)
         self.patch(callbacks, "close", close_callbacks)
         for name in ("end_pauses", "stop_now"):
             self.patch(callbacks, name, lambda name=name: steps.append(name))
@@ -375,14 +400,14 @@ class ServiceTests(SynchronousTestCase):
         evaluations = self.evaluations(daemon)
         self.successResultOf(evaluations.stopService())
         with self.assertRaises(Busy):
-            evaluations._registry.check_admission()
+            evaluations.registry.check_admission()
 
     def test_fetches(self) -> None:
         """As many commits are fetched as is configured, among several callers half of one."""
         tokens = str(self.file_with(new_token("alice", straw())[1]))
         for callers, own in ((CallerSettings(), 3), (CallerSettings(tokens=tokens), 2)):
             daemon = self.make(callers=callers, repositories=RepositorySettings(fetches=3))
-            fetches = self.evaluations(daemon)._registry._context.fetch_slots
+            fetches = self.evaluations(daemon).context.fetch_slots
             places = [fetches.acquire(name, name[0]) for name in ("a1", "a2", "a3", "b1")]
             self.assertEqual([place.called for place in places[:3]], [True, True, own == 3])
             self.assertEqual(places[3].called, own == 2)
@@ -396,8 +421,8 @@ class ServiceTests(SynchronousTestCase):
                 buffers=BufferSettings(total=256 * 1024),
             )
             evaluations = self.evaluations(daemon)
-            queue = evaluations._registry.queue
-            budget = evaluations._registry._context.budget
+            queue = evaluations.registry.queue
+            budget = evaluations.context.budget
             budget.add_share().resize(192 * 1024)  # all but the reserve
             self.assertEqual(budget.limit, 64 * 1024 // (places + 1))
             for number in range(places):
@@ -410,8 +435,8 @@ class ServiceTests(SynchronousTestCase):
         tokens = self.file_with(new_token("alice", straw())[1])
         daemon = self.make(callers=CallerSettings(tokens=str(tokens), buffers=2048))
         evaluations = self.evaluations(daemon)
-        queue = evaluations._registry.queue
-        share = evaluations._registry._context.budget.add_share("alice")
+        queue = evaluations.registry.queue
+        share = evaluations.context.budget.add_share("alice")
         share.resize(2048)
         waiting = queue.acquire("a0", "alice")
         self.assertNoResult(waiting)
@@ -565,16 +590,17 @@ class ServiceTests(SynchronousTestCase):
         tokens = self.file_with(new_token("alice", straw())[1])
         told = self.supervise()
         access = f"[callers]\ntokens = '{tokens}'\n"
+        opened, remotes = self.note_calls("open_callbacks"), self.note_calls("RepositoryCache")
         path, daemon = self.begin_with(access)
         log_writer = daemon.log_writer = LogWriter(StringIO(), format_text, "info")
         evaluations = self.evaluations(daemon)
-        registry, site = evaluations._registry, self.site()
-        surroundings: Any = registry._context
-        repositories: Any = evaluations._repositories
+        registry, site = evaluations.registry, self.site()
+        context: Any = evaluations.context
         queue = registry.queue
         queue.set_bounds(2, 2, 1)
         _, waiting = (queue.acquire(name, "alice") for name in ("first", "second"))
         self.assertNoResult(waiting)
+        bounds = self.note_bounds(queue)
         path.write_text(
             f"""
             {access}
@@ -604,19 +630,19 @@ class ServiceTests(SynchronousTestCase):
         api = self.api()
         self.assertEqual(api.configuration.polls.wait, 3)
         self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
-        self.assertIs(surroundings.configuration, api.configuration)
-        self.assertEqual(surroundings.sandbox.limits.memory, 20_000_000)
+        self.assertIs(context.configuration, api.configuration)
+        self.assertEqual(context.sandbox.limits.memory, 20_000_000)
         self.assertEqual(registry.spool.limit, 4096)
-        self.assertEqual((queue._queued, queue._own_running, queue._own_queued), (9, 2, 7))
+        self.assertEqual(bounds, [(2, 9, 2, 7)])
         self.successResultOf(waiting)
         self.assertEqual(api.access.rate.per_minute, 5)
-        self.assertEqual(repositories._remotes.policy.deny, ("example.org",))
+        self.assertEqual(remotes[0][3].policy.deny, ("example.org",))
         self.assertEqual(site.connections.limits.idle, 1.5)
         self.assertEqual(log_writer.level, "error")
         self.assertTrue(api.traffic.logged)
         readiness: Any = api.operations.obstacles
         self.assertEqual(readiness.__self__.free, 1)
-        self.assertEqual(evaluations._callbacks._slots._own_running, 5)
+        self.assertIs(opened[0][-1], False)
         self.stop_is_announced(told, compute_stop_timeout(Configuration()))
 
     def stop_is_announced(self, told: list[str], seconds: float) -> None:
@@ -630,11 +656,10 @@ class ServiceTests(SynchronousTestCase):
         """Shares are of tokens' names: without tokens there are none after a reload either."""
         path, daemon = self.begin_with("")
         path.write_text("[callers]\nqueued = 1\nrunning = 1\n[evaluations]\nqueued = 5")
+        queue = self.evaluations(daemon).registry.queue
+        bounds = self.note_bounds(queue)
         self.reload(daemon)
-        evaluations = self.evaluations(daemon)
-        queue = evaluations._registry.queue
-        self.assertEqual((queue._queued, queue._own_queued), (5, 5))
-        self.assertEqual(queue._own_running, queue.places)
+        self.assertEqual(bounds, [(queue.places, 5, 0, 0)])
 
     def test_reload_that_needs_a_restart(self) -> None:
         """What is not live is named, each time until it is as it was, and does not count."""
@@ -735,7 +760,7 @@ class ServiceTests(SynchronousTestCase):
         told = self.supervise()
         daemon = self.start(evaluations=EvaluationSettings(running=3))
         for number in range(11):
-            self.evaluations(daemon)._registry.queue.acquire(str(number))
+            self.evaluations(daemon).registry.queue.acquire(str(number))
         self.assertIs(list(daemon)[-1], daemon.getServiceNamed("watchdog"))
         for call, args, kwargs in self.reactor.whenRunningHooks:
             call(*args, **kwargs)
@@ -816,9 +841,9 @@ class ServiceTests(SynchronousTestCase):
         self.reactor.callFromThread = calls.append
         password = self.file_with("old")
         entry = CredentialSettings("example.org", "judge", password_file=str(password))
-        daemon = self.start(repositories=RepositorySettings(credentials=(entry,)))
-        evaluations = self.evaluations(daemon)
-        keyring = evaluations._repositories._keyring
+        caches = self.note_calls("RepositoryCache")
+        self.start(repositories=RepositorySettings(credentials=(entry,)))
+        keyring = caches[0][5]
         password.write_text("new")
         signal.raise_signal(signal.SIGHUP)
         for call in calls:
@@ -849,8 +874,9 @@ class ServiceTests(SynchronousTestCase):
 
     def test_name(self) -> None:
         """Identifiers begin with the daemon's name."""
-        evaluations = self.evaluations(self.make(service=ServiceSettings(name="a")))
-        self.assertEqual(evaluations._registry._identities.name, "a")
+        calls = self.note_calls("Identifiers")
+        self.make(service=ServiceSettings(name="a"))
+        self.assertEqual(calls[0][2], "a")
 
     def test_git(self) -> None:
         """Git is looked at before anything relies on it, and has its bound and its sandbox."""
@@ -858,11 +884,11 @@ class ServiceTests(SynchronousTestCase):
         def fail() -> str:
             raise ConfigurationError("git version 1 is too old")
 
+        calls = self.note_calls("Git")
         daemon = self.make(repositories=RepositorySettings(memory=77_777_777))
-        evaluations = self.evaluations(daemon)
-        git = evaluations._repositories._git
-        self.assertEqual(git._memory, 77_777_777)
-        self.assertIsInstance(git._box, SandboxedCommands)
+        memory, sandbox = calls[0][3:5]
+        self.assertEqual(memory, 77_777_777)
+        self.assertIsInstance(sandbox, SandboxedCommands)
         self.patch(startup, "check_git", fail)
         daemon.privilegedStartService()
         with self.assertRaises(SystemExit) as caught:
@@ -935,11 +961,11 @@ class ListenTests(TestCase):
             self.assertIn("tcp:8080", said)
 
 
-class CallEachSecondTests(SynchronousTestCase):
+class TimerTests(SynchronousTestCase):
     """Calls once a second."""
 
-    def test_chores(self) -> None:
-        """One that fails is logged, and neither ends the others nor is given up itself."""
+    def test_calls(self) -> None:
+        """A call that fails is logged; it and the others are made again."""
         clock, done = Clock(), []
 
         def first() -> None:

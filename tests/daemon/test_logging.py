@@ -28,7 +28,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from zope.interface.verify import verifyObject
 
-from tawebeval.config import Configuration, LogSettings
+from tawebeval.config import LogSettings
 from tawebeval.daemon.logging import (
     LogWriter,
     RateLimitedLog,
@@ -350,7 +350,7 @@ class OptionTests(SynchronousTestCase):
     def test_application(self) -> None:
         """The application has it, where twistd looks; without one twistd has its own."""
         for writer in (open_stream_log(LogSettings(), io.StringIO(), {}), None):
-            evaluations = EvaluationService(*[None] * 3, Configuration())  # type: ignore[arg-type]
+            evaluations = EvaluationService(*[None] * 4)  # type: ignore[arg-type]
             daemon = Daemon(Service(), evaluations, *[None] * 3, writer)  # type: ignore[arg-type]
             application = Application("tawebeval")
             daemon.setServiceParent(application)
