@@ -136,25 +136,25 @@ class ErrorTests(SynchronousTestCase):
         self.assertTrue(str(error).isprintable(), str(error))
 
     def test_unknown_key(self) -> None:
-        """A key that there is not is named with its path."""
-        self.check("listne = ['tcp:1']", "listne: there is no such setting")
-        self.check("[limits]\nfiel = 1", "limits.fiel: there is no such setting")
-        self.check("[limit]\nfile = 2048", "limit: there is no such setting")
-        self.check("[limits.file]\nsize = 1", "limits.file: Expected `int`")
-
-    def test_strange_key(self) -> None:
-        """So is one that nobody would write."""
-        self.check("[limits]\n'a`b' = 1", "limits.a`b: there is no such setting")
-        self.check("'a - at b' = 1", "a - at b: there is no such setting")
-        self.check("'a` - at `$.b[...]' = 1", "a` - at `$.b[...]: there is no such setting")
-        self.check("[limits]\n'a` - at `$.b' = 1", "limits.a` - at `$.b: there is no such setting")
-        self.check('"a\\nb" = 1', "a\\nb: there is no such setting")
-        self.check('[limits]\n"a\\nb" = 1', "limits.a\\nb: there is no such setting")
+        """An unknown key is named with its path, however strange it is."""
+        for text, key in (
+            ("listne = ['tcp:1']", "listne"),
+            ("[limits]\nfiel = 1", "limits.fiel"),
+            ("[limit]\nfile = 2048", "limit"),
+            ("[limits]\n'a`b' = 1", "limits.a`b"),
+            ("'a - at b' = 1", "a - at b"),
+            ("'a` - at `$.b[...]' = 1", "a` - at `$.b[...]"),
+            ("[limits]\n'a` - at `$.b' = 1", "limits.a` - at `$.b"),
+            ('"a\\nb" = 1', "a\\nb"),
+            ('[limits]\n"a\\nb" = 1', "limits.a\\nb"),
+        ):
+            self.check(text, f"{key}: there is no such setting")
 
     def test_wrong_type(self) -> None:
         """A value of a wrong type names the key's path and both types."""
         for text, start in (
             ("limits = 1", "limits: Expected `object`, got `int`"),
+            ("[limits.file]\nsize = 1", "limits.file: Expected `int`"),
             ("[limits]\nfile = '2 MB'", "limits.file: Expected `int`, got `str`"),
             ("[limits]\nfile = true", "limits.file: Expected `int`, got `bool`"),
             ("[limits]\nfile = 2048.0", "limits.file: Expected `int`, got `float`"),
@@ -183,12 +183,9 @@ class ErrorTests(SynchronousTestCase):
             ("[repositories]\nmemory = 1048576", "repositories.memory: Expected `int` >= "),
             ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: Object missing"),
             (CREDENTIAL.replace("'h'", "'a b'"), "repositories.credentials[0].host: "),
-            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: "),
             (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
             (f"{CREDENTIAL}port = 65536", "repositories.credentials[0].port: "),
-            (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: "),
             (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: there is no"),
-            (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: "),
             (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: one of"),
             ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
             ("[repositories]\ncache = 1023", "repositories.cache: Expected `int` >= 1024"),
@@ -199,7 +196,6 @@ class ErrorTests(SynchronousTestCase):
             ("[evaluations]\nqueued = 1_000_001", "evaluations.queued: "),
             ("[evaluations]\ngrace = 0.0", "evaluations.grace: "),
             ("[evaluations]\nabandon_after = -1", "evaluations.abandon_after: "),
-            ("[evaluations.environment]\n1A = ''", "evaluations.environment: "),
             ("[evaluations.environment]\n'A=B' = ''", "evaluations.environment: "),
             ("[limits]\nrequest_body = 0", "limits.request_body: "),
             ("[limits]\nfields = 0", "limits.fields: Expected `int` >= 1"),
@@ -209,15 +205,17 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
             ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
             ("[limits]\nwall_clock = 1_000_000_001", "limits.wall_clock: "),
-            ("[service]\nuser = 'Root Beer'", "service.user: "),
             ("[service]\nname = 'A'", "service.name: "),
             ("[service]\nname = 'a-b'", "service.name: "),
             ("[service]\nname = 'a\\n'", "service.name: "),
             ("[service]\nname = '0123456789abcdefg'", "service.name: "),
             ("[sandbox]\nkind = 'docker'", "sandbox.kind: "),
-            ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: "),
             ("[sandbox]\nreadable = ['/opt/../etc']", "sandbox.readable[0]: "),
             ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),
+            (
+                '[evaluations.environment]\nA = "x\\u0000y"',
+                "evaluations.environment.A: no ",
+            ),
             ("[limits]\ncpu = 0", "limits.cpu: "),
             ("[limits]\nmemory = 1024", "limits.memory: "),
             ("[limits]\nprocesses = 1", "limits.processes: "),
@@ -248,15 +246,12 @@ class ErrorTests(SynchronousTestCase):
             ("[callers]\norigins = ['x']", "callers.origins[0]: should be an origin"),
             ("[callbacks]\ndeny_hosts = ['*']", "callbacks.deny_hosts[0]: should be a host"),
             ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
+            ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),
             (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: should be"),
             (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: should be"),
             (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: sho"),
         ):
             self.check(text, start)
-
-    def test_environment_name_with_a_line_end(self) -> None:
-        """A name of a variable is one whole word, without a line's end after it."""
-        self.check('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: ")
 
     def test_base_path(self) -> None:
         """A base path is a path, and none of those that the API has itself."""
@@ -320,22 +315,12 @@ class ErrorTests(SynchronousTestCase):
             )
         parse_configuration('[evaluations.environment]\nHOME_2 = "x"\nPATH = "/bin"')
 
-    def test_environment_with_nul(self) -> None:
-        """A value that no program could be given stops the start, not the evaluations."""
-        self.check(
-            '[evaluations.environment]\nTZ = "UTC"\nA = "x\\u0000y"',
-            "evaluations.environment.A: no variable can contain NUL",
-        )
-
-    def test_no_toml(self) -> None:
-        """What is no TOML says where."""
-        self.check("listen", "the configuration is not TOML: ")
-        self.check("x = 1\nx = 2", "the configuration is not TOML: ")
+    def test_not_toml(self) -> None:
+        """Text that is not TOML is refused with the line; a number that Python refuses too."""
+        for text in ("listen", "x = 1\nx = 2"):
+            self.check(text, "the configuration is not TOML: ")
         error = self.assertRaises(ConfigurationError, parse_configuration, "a = 1\nb = = 2")
         self.assertIn("line 2", str(error))
-
-    def test_huge_number(self) -> None:
-        """A number that Python refuses to read at all is an error like the others."""
         self.check("[limits]\nfile = " + "1" * 5000, "the configuration")
 
 

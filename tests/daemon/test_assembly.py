@@ -87,7 +87,7 @@ class ServiceTests(SynchronousTestCase):
         self.subreaper += 1
 
     def file_with(self, text: str) -> Path:
-        """Return a new file with that text, which its owner alone may read."""
+        """Create a file with a text, with mode 0600."""
         path = Path(self.mktemp()).absolute()
         path.write_text(text)
         path.chmod(0o600)
@@ -492,12 +492,12 @@ class ServiceTests(SynchronousTestCase):
         connection = Connection(self.site())
         connection.request("GET /evaluation/x", Authorization=f"Bearer {token}")
         self.assertEqual(connection.answer().status, 404)
-        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
-        reloading.stopService()
+        (reloader,) = (one for one in daemon if isinstance(one, Reloader))
+        reloader.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), before)
-        reloading.startService()
+        reloader.startService()
 
-    def test_observed(self) -> None:
+    def test_monitoring(self) -> None:
         """The operator can ask: whether it is ready, and for the figures of this daemon."""
         self.start(evaluations=EvaluationSettings(running=7))
         for path, word in (
@@ -547,8 +547,8 @@ class ServiceTests(SynchronousTestCase):
             for call in calls:
                 call()
 
-    def test_orders(self) -> None:
-        """Where systemd has made a place for it a reload is ordered there, and answered."""
+    def test_control_socket(self) -> None:
+        """A reload is requested at the socket in RUNTIME_DIRECTORY, and answered there."""
         folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, folder)
         self.patch(os, "environ", {**os.environ, "RUNTIME_DIRECTORY": folder})
@@ -582,8 +582,8 @@ class ServiceTests(SynchronousTestCase):
 
     def reload(self, daemon: Daemon) -> ReloadResult:
         """Have the daemon reload."""
-        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
-        return reloading.reload()
+        (reloader,) = (one for one in daemon if isinstance(one, Reloader))
+        return reloader.reload()
 
     def test_reload_of_configuration(self) -> None:
         """What is live reaches those who keep it for themselves."""
@@ -748,8 +748,8 @@ class ServiceTests(SynchronousTestCase):
             self.assertEqual([one.split("=")[0] for one in told], ["RELOADING"])
             raise ZeroDivisionError
 
-        (reloading,) = (one for one in daemon if isinstance(one, Reloader))
-        self.patch(reloading, "reloadables", [Reloadable("x", (), fail, lambda _: None)])
+        (reloader,) = (one for one in daemon if isinstance(one, Reloader))
+        self.patch(reloader, "reloadables", [Reloadable("x", (), fail, lambda _: None)])
         signal.raise_signal(signal.SIGHUP)
         (reload,) = calls
         self.assertRaises(ZeroDivisionError, reload)

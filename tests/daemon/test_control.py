@@ -1,4 +1,4 @@
-"""`daemon.control`: an order is answered with what has become of it, over a real UNIX socket."""
+"""`daemon.control`: a request is answered with its result, over a real UNIX socket."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class ControlProtocolTests(SynchronousTestCase):
     """The daemon's side, byte by byte."""
 
     def answer(
-        self, order: bytes, *problems: str, notes: tuple[str, ...] = ()
+        self, request: bytes, *problems: str, notes: tuple[str, ...] = ()
     ) -> tuple[bytes, int]:
         """Return the answer to what is sent, and how often something was reloaded."""
         reloads: list[Mapping[str, str]] = []
 
-        def reload(originals: Mapping[str, str]) -> ReloadResult:
-            reloads.append(originals)
+        def reload(digests: Mapping[str, str]) -> ReloadResult:
+            reloads.append(digests)
             return ReloadResult(problems, notes)
 
         transport = StringTransport()
         protocol = ControlFactory(reload).buildProtocol(None)
         protocol.makeConnection(transport)
-        for byte in order:
+        for byte in request:
             protocol.dataReceived(bytes([byte]))
         self.assertTrue(transport.disconnecting)
-        self.originals = [*reloads]
+        self.digests = [*reloads]
         return transport.value(), len(reloads)
 
     def test_done(self) -> None:
@@ -67,12 +67,12 @@ class ControlProtocolTests(SynchronousTestCase):
         self.assertEqual(self.answer(b"reload\n", "a: b", notes=notes), (b"a: b\nrefused\n", 1))
 
     def test_originals(self) -> None:
-        """Behind the order are digests of the files that systemd has copied."""
+        """The digests of the files that systemd has copied follow the request."""
         self.assertEqual(self.answer(b"reload tokens=12ab b\xff=\n"), (b"done\n", 1))
-        self.assertEqual(self.originals, [{"tokens": "12ab", "b\ufffd": ""}])
+        self.assertEqual(self.digests, [{"tokens": "12ab", "b\ufffd": ""}])
 
     def test_nonsense(self) -> None:
-        """Something else is no order, and nothing is done."""
+        """Any other request is refused, and does nothing."""
         self.assertEqual(self.answer(b"stop\n"), (b"there is no such order\nrefused\n", 0))
         self.assertEqual(self.answer(b"\n"), (b"there is no such order\nrefused\n", 0))
         self.assertEqual(self.answer(b"x" * 5000), (b"", 0))
@@ -97,13 +97,13 @@ class SocketTestCase(TestCase):
 
 
 class ReloadTests(SocketTestCase):
-    """The operator's side: a service that takes orders, and who gives one."""
+    """The operator's side: the service, and a program that sends requests to it."""
 
-    def take(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
-        """Have orders taken, of which each comes to this."""
-        taking = ControlSocket(self.path, lambda _: ReloadResult(problems, notes), reactor)
-        taking.startService()
-        self.addCleanup(taking.stopService)
+    def listen(self, *problems: str, notes: tuple[str, ...] = ()) -> None:
+        """Listen for requests; each gets this result."""
+        control_socket = ControlSocket(self.path, lambda _: ReloadResult(problems, notes), reactor)
+        control_socket.startService()
+        self.addCleanup(control_socket.stopService)
 
     def run_reload(self) -> Deferred[Result]:
         """Run the command."""
@@ -116,23 +116,23 @@ class ReloadTests(SocketTestCase):
 
     async def test_done(self) -> None:
         """All was read."""
-        self.take()
+        self.listen()
         await self.check(0, "")
 
     async def test_refused(self) -> None:
         """Each file that was not is named."""
-        self.take("tokens: line 2", "password: is empty")
+        self.listen("tokens: line 2", "password: is empty")
         await self.check(1, "tawebeval: tokens: line 2\ntawebeval: password: is empty\n")
 
     async def test_noted(self) -> None:
         """What does not count yet is said, and is no failure."""
-        self.take(notes=("listen: has changed, and counts after a restart",))
+        self.listen(notes=("listen: has changed, and counts after a restart",))
         await self.check(0, "tawebeval: listen: has changed, and counts after a restart\n")
 
     async def test_quiet(self) -> None:
         """The log has what an order has come to, and no line of Twisted's about the factory."""
         with capturedLogs() as logged:
-            self.take()
+            self.listen()
         said = [str(formatEvent(event)) for event in logged]
         self.assertFalse([line for line in said if line.startswith("Starting factory")], said)
 
@@ -140,16 +140,16 @@ class ReloadTests(SocketTestCase):
         """What is known of the originals of copies reaches the daemon."""
         told: dict[str, str] = {}
 
-        def reload(originals: Mapping[str, str]) -> ReloadResult:
-            told.update(originals)
+        def reload(digests: Mapping[str, str]) -> ReloadResult:
+            told.update(digests)
             return ReloadResult()
 
-        taking = ControlSocket(self.path, reload, reactor)
-        taking.startService()
-        self.addCleanup(taking.stopService)
-        originals = {"tokens": "12ab", "secrets": ""}
-        await deferToThread(request_reload, self.path, PATIENCE, originals)
-        self.assertEqual(told, originals)
+        control_socket = ControlSocket(self.path, reload, reactor)
+        control_socket.startService()
+        self.addCleanup(control_socket.stopService)
+        digests = {"tokens": "12ab", "secrets": ""}
+        await deferToThread(request_reload, self.path, PATIENCE, digests)
+        self.assertEqual(told, digests)
 
     async def test_nobody(self) -> None:
         """Where there is no daemon that is said."""
@@ -161,24 +161,24 @@ class ReloadTests(SocketTestCase):
         """Where there is no place for it the daemon goes on without, and says what is left."""
         self.path = self.path / "missing" / "control"
         with capturedLogs() as logged:
-            self.take()
+            self.listen()
         (event,) = (event for event in logged if event["log_level"] is LogLevel.warn)
         said = str(formatEvent(event))
         self.assertTrue(said.startswith(f"no orders are taken at {self.path}, so reload by SIGHUP"))
 
     async def test_stopped(self) -> None:
         """After the stop nobody is there, and nothing is left."""
-        taking = ControlSocket(self.path, lambda _: ReloadResult(), reactor)
-        taking.startService()
-        await maybeDeferred(taking.stopService)
+        control_socket = ControlSocket(self.path, lambda _: ReloadResult(), reactor)
+        control_socket.startService()
+        await maybeDeferred(control_socket.stopService)
         self.assertEqual(os.listdir(self.path.parent), [])
 
     async def test_whose(self) -> None:
-        """No other user can give orders, and what a killed daemon has left is no hindrance."""
+        """No other user can connect; the socket of a killed daemon is replaced."""
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(os.fspath(self.path))
         os.symlink("2147483647", f"{self.path}.lock")  # the number of a process that has gone
-        self.take()
+        self.listen()
         self.assertEqual(stat.S_IMODE(self.path.stat().st_mode), 0o600)
         await self.check(0, "")
 
@@ -190,11 +190,11 @@ class CopyTests(SynchronousTestCase):
         """Return what the unit's command tells the daemon of a file."""
         told: dict[str, str] = {}
 
-        def order(path: Path, patience: float, originals: Mapping[str, str]) -> ReloadResult:
-            told.update(originals)
+        def request(path: Path, timeout: float, digests: Mapping[str, str]) -> ReloadResult:
+            told.update(digests)
             return ReloadResult()
 
-        self.patch(control, "request_reload", order)
+        self.patch(control, "request_reload", request)
         ended = CliRunner().invoke(command, ["reload", "--copied", f"tokens:{file}"])
         self.assertEqual(ended.exit_code, 0, ended.output)
         return told

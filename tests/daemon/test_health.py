@@ -244,11 +244,11 @@ class SandboxProbeTests(SynchronousTestCase):
         self.tally = EvaluationTally()
         self.threads: Any = SlowThreads()
         self.outcome: Problem | Exception | None = None
-        self.service = SandboxProbe(self.tally, self.trial, self.threads, self.clock)
+        self.service = SandboxProbe(self.tally, self.probe_sandbox, self.threads, self.clock)
         self.service.startService()
         self.addCleanup(lambda: self.service.running and self.service.stopService())
 
-    def trial(self) -> Problem | None:
+    def probe_sandbox(self) -> Problem | None:
         """End as the test wants."""
         if isinstance(self.outcome, Exception):
             raise self.outcome
@@ -315,7 +315,7 @@ class SandboxProbeTests(SynchronousTestCase):
         """A trial that cannot be made at all is logged, and comes again."""
         self.service.stopService()
         self.service = SandboxProbe(
-            self.tally, self.trial, cast(WorkerThreads, InlineThreads()), self.clock
+            self.tally, self.probe_sandbox, cast(WorkerThreads, InlineThreads()), self.clock
         )
         self.service.startService()
         self.lose()

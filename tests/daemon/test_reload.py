@@ -68,16 +68,16 @@ class HangupTests(SynchronousTestCase):
         """Start what takes the signal, on a reactor that does not run yet."""
         self.addCleanup(signal.signal, signal.SIGHUP, signal.getsignal(signal.SIGHUP))
         reactor = MemoryReactor()
-        reloading = Reloader((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
+        reloader = Reloader((FakeSource("file"),), "", FakeNotifier("/notify"), reactor)
         self.patch(module.os, "access", lambda *_: True)
         early = EarlyHangup()
         early.install()
         if self.is_received:
             signal.raise_signal(signal.SIGHUP)
-        reloading.startService()
-        reloading.stopService()
+        reloader.startService()
+        reloader.stopService()
         self.assertIs(signal.getsignal(signal.SIGHUP), early)
-        return reloading, reactor
+        return reloader, reactor
 
     is_received = False
 
@@ -88,8 +88,8 @@ class HangupTests(SynchronousTestCase):
     def test_early(self) -> None:
         """One that comes during the start ends nothing, and counts when all is there."""
         self.is_received = True
-        reloading, reactor = self.start()
-        self.assertEqual(reactor.whenRunningHooks, [(reloading.reload, (), {})])
+        reloader, reactor = self.start()
+        self.assertEqual(reactor.whenRunningHooks, [(reloader.reload, (), {})])
 
 
 class ReloaderTests(SynchronousTestCase):
@@ -103,9 +103,9 @@ class ReloaderTests(SynchronousTestCase):
     ) -> tuple[ReloadResult, list[str]]:
         """Reload; return what has come of it, and what is logged of each level."""
         notifier = FakeNotifier("/notify")
-        reloading = Reloader(sources, copies, notifier, MemoryReactor())
+        reloader = Reloader(sources, copies, notifier, MemoryReactor())
         with capturedLogs() as logged:
-            outcome = reloading.reload(originals)
+            outcome = reloader.reload(originals)
         self.assertEqual([one.split("=")[0] for one in notifier.sent], ["RELOADING", "READY"])
         self.levels = [event["log_level"] for event in logged]
         return outcome, [str(formatEvent(event)) for event in logged]
@@ -181,10 +181,10 @@ class ReloaderTests(SynchronousTestCase):
         """Each file that cannot be read is warned of at the start."""
         folder = Path(self.mktemp()).absolute()
         sources = [FakeSource(name, path=folder / name) for name in ("one", "two")]
-        reloading = Reloader(sources, "", FakeNotifier("/notify"), MemoryReactor())
+        reloader = Reloader(sources, "", FakeNotifier("/notify"), MemoryReactor())
         with capturedLogs() as logged:
-            reloading.startService()
-        self.addCleanup(reloading.stopService)
+            reloader.startService()
+        self.addCleanup(reloader.stopService)
         said = [str(formatEvent(event)) for event in logged]
         self.assertEqual(len(said), 2)
         for words, source in zip(said, sources, strict=True):
@@ -208,12 +208,14 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.file.write_text(text)
         written = read_configuration(self.file)
         file = ConfigurationFile(self.file, (), written)
-        reconfiguring = ConfigurationReload(file, written, (self.taken.append,))
-        self.reloading = Reloader([reconfiguring], "", FakeNotifier("/notify"), MemoryReactor())
+        configuration_reload = ConfigurationReload(file, written, (self.taken.append,))
+        self.reloader = Reloader(
+            [configuration_reload], "", FakeNotifier("/notify"), MemoryReactor()
+        )
 
     def refused(self) -> str:
         """Reload in vain, so that nothing has changed; return the problem."""
-        outcome = self.reloading.reload()
+        outcome = self.reloader.reload()
         (problem,) = outcome.problems
         self.assertEqual(self.taken, [])
         return problem
@@ -227,10 +229,10 @@ class ConfigurationReloadTests(SynchronousTestCase):
             for name in ("enabled", "at_once")
         ]
         for _ in range(2):
-            self.assertEqual(self.reloading.reload(), ReloadResult(notes=tuple(notes)))
+            self.assertEqual(self.reloader.reload(), ReloadResult(notes=tuple(notes)))
             self.assertEqual(self.taken.pop().polls.wait, 3)
         self.file.write_text("")
-        self.assertEqual(self.reloading.reload(), ReloadResult())
+        self.assertEqual(self.reloader.reload(), ReloadResult())
         self.assertEqual(self.taken, [Configuration()])
 
     def test_broken(self) -> None:
@@ -250,7 +252,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         problem = self.refused()
         self.assertTrue(problem.startswith("limits.cpu: "), problem)
         self.file.write_text("[limits]\ncpu = 60")
-        self.assertEqual(self.reloading.reload(), ReloadResult())
+        self.assertEqual(self.reloader.reload(), ReloadResult())
         self.assertEqual(self.taken[-1].limits.cpu, 60)
 
     def test_few_processes(self) -> None:
@@ -258,15 +260,15 @@ class ConfigurationReloadTests(SynchronousTestCase):
         for allowed, few in ((lambda: 200, True), (lambda: 428, False), (self.fail_to_look, False)):
             self.patch(rlimits, "processes_allowed", allowed)
             self.begin("[evaluations]\nrunning = 2\n[limits]\nprocesses = 100")
-            self.assertEqual(self.reloading.reload(), ReloadResult())
+            self.assertEqual(self.reloader.reload(), ReloadResult())
             self.file.write_text("[evaluations]\nrunning = 7\n[limits]\nprocesses = 150")
-            restart, *notes = self.reloading.reload().notes
+            restart, *notes = self.reloader.reload().notes
             self.assertTrue(restart.startswith("evaluations.running: has changed"), restart)
             self.assertEqual(self.taken[-1].limits.processes, 150)
             said = [note.partition(";")[0] for note in notes]
             wanted = ["processes: 200 are allowed here, and 428 may be needed"]
             self.assertEqual(said, wanted if few else [])
-            self.assertEqual(self.reloading.reload().notes, (restart,))
+            self.assertEqual(self.reloader.reload().notes, (restart,))
 
     def fail_to_look(self) -> int:
         """Be at a loss."""
@@ -274,8 +276,8 @@ class ConfigurationReloadTests(SynchronousTestCase):
 
     def test_without_a_file(self) -> None:
         """Where defaults hold there is nothing to read again."""
-        reconfiguring = ConfigurationReload(ConfigurationFile(), Configuration(), ())
-        self.assertEqual(reconfiguring.reloadables(), ())
+        configuration_reload = ConfigurationReload(ConfigurationFile(), Configuration(), ())
+        self.assertEqual(configuration_reload.reloadables(), ())
 
 
 OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"

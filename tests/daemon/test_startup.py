@@ -75,7 +75,7 @@ class StartupTests(SynchronousTestCase):
         accounts = Path(self.mktemp())
         accounts.mkdir()
         self.parts: Any = FakeParts(accounts)
-        self.checking: Any = SlowThreads()
+        self.disk_threads: Any = SlowThreads()
         self.sandbox: Any = object()
         self.configuration = Configuration()
         self.asked: dict[str, tuple[object, ...]] = {}
@@ -88,7 +88,7 @@ class StartupTests(SynchronousTestCase):
             ("close_sandbox", "trees"),
         ):
             self.patch(module, name, self.called(noted))
-        self.startup = self.make(self.checking)
+        self.startup = self.make(self.disk_threads)
 
     def called(self, noted: str) -> Callable[..., None]:
         """Return what notes how it was called, and what there was of the accounts then."""
@@ -100,11 +100,11 @@ class StartupTests(SynchronousTestCase):
 
         return call
 
-    def make(self, checking: Any) -> StartupChecks:
+    def make(self, disk_threads: Any) -> StartupChecks:
         """Return the service, with these threads to look after the disks."""
         parts = self.parts
-        crews = parts, parts
-        return StartupChecks(parts, parts, self.sandbox, crews, checking, self.configuration)
+        pools = parts, parts
+        return StartupChecks(parts, parts, self.sandbox, pools, disk_threads, self.configuration)
 
     def refused(self) -> str:
         """Return with which message the daemon exits."""
@@ -184,10 +184,10 @@ class StartupTests(SynchronousTestCase):
         with capturedLogs() as events:
             for _ in range(3):
                 self.startup.restore_directories()
-            self.assertEqual((len(self.checking.waiting), self.parts.done), (1, []))
-            self.checking.finish()
+            self.assertEqual((len(self.disk_threads.waiting), self.parts.done), (1, []))
+            self.disk_threads.finish()
             self.startup.restore_directories()
-            self.checking.finish()
+            self.disk_threads.finish()
         self.assertEqual(self.parts.done, ["restore", "restore"])
         self.assertEqual(list(events), [])
 

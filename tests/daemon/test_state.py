@@ -180,33 +180,28 @@ class DirectoriesTests(SynchronousTestCase):
         self.close(first)
         self.open(**other)
 
-    def test_systemd(self) -> None:
-        """Of several directories that systemd gives, the first is taken."""
-        given = {
-            "STATE_DIRECTORY": f"{self.root}/s:{self.root}/t",
-            "CACHE_DIRECTORY": f"{self.root}/c:{self.root}/d",
-        }
-        self.assertEqual(self.open(**given).uploads, self.root / "s" / "uploads")
-        self.assertFalse((self.root / "t").exists())
-
-    def test_xdg(self) -> None:
-        """Without systemd they follow XDG, or lie in HOME."""
+    def test_locations(self) -> None:
+        """Systemd names the directories, the first of several counts; else XDG, else HOME."""
+        root = self.root
         for environment, state, cache in (
             (
-                {"XDG_STATE_HOME": f"{self.root}/xs", "XDG_CACHE_HOME": f"{self.root}/xc"},
-                "xs/tawebeval",
-                "xc/tawebeval",
+                {"STATE_DIRECTORY": f"{root}/s:{root}/t", "CACHE_DIRECTORY": f"{root}/c:{root}/d"},
+                *("s", "c"),
             ),
-            ({"HOME": f"{self.root}/h"}, "h/.local/state/tawebeval", "h/.cache/tawebeval"),
             (
-                {"HOME": f"{self.root}/h2", "STATE_DIRECTORY": "", "XDG_CACHE_HOME": ""},
-                "h2/.local/state/tawebeval",
-                "h2/.cache/tawebeval",
+                {"XDG_STATE_HOME": f"{root}/xs", "XDG_CACHE_HOME": f"{root}/xc"},
+                *("xs/tawebeval", "xc/tawebeval"),
+            ),
+            ({"HOME": f"{root}/h"}, "h/.local/state/tawebeval", "h/.cache/tawebeval"),
+            (
+                {"HOME": f"{root}/h2", "STATE_DIRECTORY": "", "XDG_CACHE_HOME": ""},
+                *("h2/.local/state/tawebeval", "h2/.cache/tawebeval"),
             ),
         ):
             directories = self.open(**environment)
-            self.assertEqual(directories.evaluations, self.root / state / "evaluations")
-            self.assertEqual(directories.repositories, self.root / cache / "repositories")
+            self.assertEqual(directories.evaluations, root / state / "evaluations")
+            self.assertEqual(directories.repositories, root / cache / "repositories")
+        self.assertFalse((root / "t").exists())
 
     def test_links(self) -> None:
         """Paths that are handed out have no links in them, as workspaces need it."""

@@ -158,12 +158,12 @@ class MakeServiceTests(SynchronousTestCase):
         """A reload reads the file that the daemon was started with, wherever the daemon goes."""
         path = Path(self.mktemp())
         path.write_text("[polls]\nwait = 7")
-        (reloading,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloader))
+        (reloader,) = (one for one in self.make("-c", str(path)) if isinstance(one, Reloader))
         self.addCleanup(os.chdir, Path.cwd())
         path.write_text("[polls]\nwait = -1")
         absolute = path.absolute()
         os.chdir("/")
-        (problem,) = reloading.reload().problems
+        (problem,) = reloader.reload().problems
         self.assertTrue(problem.startswith(f"{absolute}: polls.wait: "), problem)
 
     def test_messages(self) -> None:

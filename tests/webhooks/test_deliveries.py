@@ -88,7 +88,7 @@ class CallbacksTestCase(SynchronousTestCase):
         at_once=4,
         buffer=10**6,
     )
-    alone = False
+    has_one_caller = False
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -107,7 +107,7 @@ class CallbacksTestCase(SynchronousTestCase):
             self.settings,
             self.secrets,
             sender,
-            has_one_caller=self.alone,
+            has_one_caller=self.has_one_caller,
             clock=self.clock,
             random=self.draw,
             time=lambda: EPOCH + self.clock.seconds(),
@@ -401,7 +401,7 @@ class RoomTests(CallbacksTestCase):
 class AloneTests(CallbacksTestCase):
     """A daemon without tokens."""
 
-    alone = True
+    has_one_caller = True
 
     def test_all_places(self) -> None:
         """Its one caller has all places."""
@@ -436,7 +436,7 @@ class CloseTests(CallbacksTestCase):
         self.assertIn(f"given_up, attempts: 2: {why}", formatEvent(warning))
         self.nothing_left()
 
-    def test_while_evaluations_end(self) -> None:
+    def test_end_pauses(self) -> None:
         """What waits is tried at once; what comes until all is closed has one attempt, too."""
         self.sender.results = [BAD, TAKEN, TAKEN, BAD]
         callback = self.send("alice")
@@ -449,8 +449,8 @@ class CloseTests(CallbacksTestCase):
         self.successResultOf(self.close())
         self.nothing_left()
 
-    def test_hurried(self) -> None:
-        """In a hurry nothing is waited for, and nothing more is sent."""
+    def test_stop_now(self) -> None:
+        """`stop_now` waits for nothing and sends nothing more."""
         self.sender.held = True
         callback = self.send("alice")
         closed = self.close()
@@ -460,7 +460,7 @@ class CloseTests(CallbacksTestCase):
         self.check(self.send("bob"), CallbackState.GIVEN_UP, 0, STOPPED)
         self.nothing_left()
 
-    def test_hurried_with_others_waiting(self) -> None:
+    def test_stop_now_with_others_waiting(self) -> None:
         """Nor is anything sent that waits for a place: none gets that of another."""
         self.sender.held = True
         callbacks = [self.send(caller) for caller in ("alice", "bob") * 3]
