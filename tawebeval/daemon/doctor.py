@@ -170,7 +170,7 @@ class SystemChecks:
         for network in proxies.find_too_wide():
             what = f"{network}: whoever connects from there can claim any address"
             yield Problem(what, "name the addresses of the proxies in http.trusted_proxies")
-        if proxies.unix and not any(map(_is_maybe_unix, self.configuration.listen)):
+        if proxies.unix and not any(map(_can_be_unix, self.configuration.listen)):
             what = "unix: the daemon listens on no UNIX socket"
             remedy = 'listen = ["unix:/run/tawebeval/socket:mode=660"], or another trusted proxy'
             yield Problem(what, remedy)
@@ -189,7 +189,7 @@ def _compare(allowance: rlimits.Allowance) -> Sequence[Problem | str]:
     return list_problems(allowance.problems, str(allowance))
 
 
-def _is_maybe_unix(endpoint: str) -> bool:
+def _can_be_unix(endpoint: str) -> bool:
     return endpoint.startswith(("unix:", "systemd:", "fd:"))
 
 

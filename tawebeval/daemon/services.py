@@ -210,7 +210,7 @@ def make_timer(calls: Iterable[Callable[[], object]], reactor: Any) -> TimerServ
             try:
                 call()
             except Exception:  # noqa: BLE001  (a timer that fails once stops for good)
-                log.failure("{call} failed", call=call.__name__)
+                log.failure("{chore} failed", chore=call.__name__)
 
     timer = TimerService(_TIMER_PERIOD, make_calls)
     timer.clock = reactor

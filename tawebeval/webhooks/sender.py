@@ -285,7 +285,7 @@ def open_sender(
 
 
 def _failure_reason(reasons: list[Failure]) -> str:
-    """Return why there is no answer, without a byte of the data received.
+    """Return the reason why no response has arrived, without a byte of the data received.
 
     The data may come from a service of the operator that callers must not read.
     """
