@@ -1,4 +1,8 @@
-"""What the configuration is made of: tables, and the kinds of values that settings have."""
+"""Configuration: every setting with its type, range and default; parser of the TOML file.
+
+`etc/tawebeval.toml` documents the same settings for operators; a test compares the two. An error
+names the path of the key.
+"""
 
 from __future__ import annotations
 
@@ -23,62 +27,72 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-_WORDS: dict[str, str] = {}  # by what msgspec says, which would show the pattern
+OWN_PATHS = frozenset(
+    {"evaluate", "evaluation", "evaluation_events", "evaluations", "health", "metrics"}
+    | {"openapi.json", "static"}
+)
+"""First parts of the API's paths. A base path must not begin with one: behind a proxy that removes
+the base path, a path of the API would be taken for the base path."""
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
+
+_WORDS: dict[str, str] = {}  # by msgspec's message, which would show the pattern
 
 
-def matching(pattern: str, words: str) -> Meta:
+def _matching(pattern: str, words: str) -> Meta:
     """Return the constraint that a text matches `pattern` as a whole.
 
-    `words` complete the message "should be ..." about a text that does not.
+    `words` complete the message "should be ..." about any other text.
     """
     whole = rf"^(?:{pattern})\Z"
     _WORDS[f"Expected `str` matching regex {whole!r}"] = words
     return Meta(pattern=whole)
 
 
-def describe_error(message: str) -> str:
-    """Return msgspec's `message`, in words in place of a pattern."""
+def _describe_error(message: str) -> str:
+    """Return msgspec's `message`, with words in place of a pattern."""
     return f"should be {_WORDS[message]}" if message in _WORDS else message
 
 
-Count = Annotated[int, Meta(ge=1, le=10**9)]
-Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
-Host = Annotated[
-    str, matching(r"(\*\.)?[A-Za-z0-9_.:-]+", 'a host such as "example.org", or "*.example.org"')
+_Count = Annotated[int, Meta(ge=1, le=10**9)]
+_Bytes = Annotated[int, Meta(ge=KIB, le=2**50)]
+_Host = Annotated[
+    str, _matching(r"(\*\.)?[A-Za-z0-9_.:-]+", 'a host such as "example.org", or "*.example.org"')
 ]
-Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+_Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
-# Written plainly, so that what is mounted there is what stands there.
-AbsolutePath = Annotated[
+# In its plainest form, so that the operator sees the path that is mounted.
+_AbsolutePath = Annotated[
     str,
-    matching(
+    _matching(
         r"(/(?!\.{1,2}(/|\Z))[^/\0]+)+",
         "an absolute path without '.' or '..', and without a slash at the end",
     ),
 ]
-# A file of a secret: a path, or the name of what systemd hands over. ssh would take more than
-# these characters apart.
-SecretFile = Annotated[
+# The file of a secret: a path, or the name of a credential that systemd provides. ssh would split
+# a path with other characters.
+_SecretFile = Annotated[
     str,
-    matching(
+    _matching(
         r"(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?",
         "the path of a file, or a name, of the characters A-Z a-z 0-9 _ @ + . , : = - only",
     ),
 ]
-Share = Annotated[int, Meta(ge=0, le=10**6)]
-ByteShare = Annotated[int, Meta(ge=0, le=2**50)]
-CallerName = Annotated[
+_OptionalCount = Annotated[int, Meta(ge=0, le=10**6)]
+_OptionalBytes = Annotated[int, Meta(ge=0, le=2**50)]
+_CallerName = Annotated[
     str,
-    matching(
+    _matching(
         NAME.pattern,
         "the name of a caller: up to 64 of A-Z a-z 0-9 . _ @ -, of which the first is a letter or"
         " a digit",
     ),
 ]
-# As browsers write it: in lower case, and without a slash at the end.
-Origin = Annotated[
+# As browsers write an origin: in lower case, and without a slash at the end.
+_Origin = Annotated[
     str,
-    matching(
+    _matching(
         r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
         "an origin as browsers write it, such as 'https://judge.example.org', in lower case and"
         " without a slash at the end, or '*'",
@@ -90,9 +104,6 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """Table of the configuration file; unknown keys are errors."""
 
 
-Protocol = Literal["https", "http", "git", "ssh", "file"]
-
-
 def _check_networks(networks: Iterable[str]) -> None:
     for network in networks:
         try:
@@ -101,22 +112,48 @@ def _check_networks(networks: Iterable[str]) -> None:
             raise ValueError(f".private_networks: {error}") from None
 
 
+class ServiceSettings(Section, frozen=True):
+    """`[service]`: the daemon's process."""
+
+    user: Annotated[
+        str,
+        _matching(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty"),
+    ] = ""
+    drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
+    name: Annotated[
+        str, _matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
+    ] = ""
+
+
+class CallerSettings(Section, frozen=True):
+    """`[callers]`: tokens, and the share of each caller."""
+
+    tokens: str = ""
+    open: bool = False
+    origins: tuple[_Origin, ...] = ("*",)
+    running: _OptionalCount = 0
+    queued: _OptionalCount = 200
+    kept: _OptionalCount = 2000
+    buffers: _OptionalBytes = 40 * MIB
+    requests_per_minute: _OptionalCount = 6000
+
+
 class CredentialSettings(Section, frozen=True):
     """`[[repositories.credentials]]`: user name and secret for git servers."""
 
-    host: Host
+    host: _Host
     username: Annotated[
         str,
-        matching(
+        _matching(
             r"[A-Za-z0-9_][^\x00-\x20\x7f:%]*",
             "a user's name, which begins with a letter, a digit or _, without spaces, ':' and '%'",
         ),
     ]
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    password_file: SecretFile = ""
-    key_file: SecretFile = ""
-    known_hosts_file: SecretFile = ""
-    callers: tuple[CallerName, ...] = ()
+    password_file: _SecretFile = ""
+    key_file: _SecretFile = ""
+    known_hosts_file: _SecretFile = ""
+    callers: tuple[_CallerName, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.password_file) == bool(self.key_file):
@@ -130,100 +167,21 @@ class CredentialSettings(Section, frozen=True):
 class RepositorySettings(Section, frozen=True):
     """`[repositories]`: allowed sources of evaluators, and the cache."""
 
-    protocols: tuple[Protocol, ...] = ("https",)
-    allow_hosts: tuple[Host, ...] = ()
-    deny_hosts: tuple[Host, ...] = ()
+    protocols: tuple[Literal["https", "http", "git", "ssh", "file"], ...] = ("https",)
+    allow_hosts: tuple[_Host, ...] = ()
+    deny_hosts: tuple[_Host, ...] = ()
     private_networks: tuple[str, ...] = ()
     credentials: tuple[CredentialSettings, ...] = ()
-    cache: Bytes = 10 * GIB
+    cache: _Bytes = 10 * GIB
     fetches: Annotated[int, Meta(ge=1, le=1000)] = 4
-    fetch_timeout: Seconds = 300
-    fetch_bytes: Bytes = GIB
+    fetch_timeout: _Seconds = 300
+    fetch_bytes: _Bytes = GIB
     memory: Annotated[int, Meta(ge=64 * MIB, le=2**50)] = GIB
-    tree_files: Count = 100_000
-    tree_bytes: Bytes = GIB
+    tree_files: _Count = 100_000
+    tree_bytes: _Bytes = GIB
 
     def __post_init__(self) -> None:
         _check_networks(self.private_networks)
-
-
-class CallbackSettings(Section, frozen=True):
-    """`[callbacks]`: receivers of callbacks, and retries."""
-
-    enabled: bool = False
-    secrets: str = ""
-    allow_hosts: tuple[Host, ...] = ()
-    deny_hosts: tuple[Host, ...] = ()
-    private_networks: tuple[str, ...] = ()
-    attempts: Annotated[int, Meta(ge=1, le=100)] = 8
-    first_delay: Seconds = 5
-    longest_delay: Seconds = 600
-    timeout: Seconds = 15
-    at_once: Count = 10
-    buffer: Bytes = 16 * MIB
-
-    def __post_init__(self) -> None:
-        _check_networks(self.private_networks)
-
-
-__all__ = [
-    "GIB",
-    "KIB",
-    "MIB",
-    "BufferSettings",
-    "CallbackSettings",
-    "CallerSettings",
-    "Configuration",
-    "CredentialSettings",
-    "EvaluationSettings",
-    "HealthSettings",
-    "HttpSettings",
-    "LimitSettings",
-    "LogSettings",
-    "MetricsSettings",
-    "PollSettings",
-    "RepositorySettings",
-    "SandboxSettings",
-    "Section",
-    "ServiceSettings",
-    "StreamSettings",
-    "parse_configuration",
-]
-
-OWN_PATHS = frozenset(
-    {"evaluate", "evaluation", "evaluation_events", "evaluations", "health", "metrics"}
-    | {"openapi.json", "static"}
-)
-"""With what the paths of the API begin: behind a proxy that takes the base path away they would be
-taken for it."""
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
-
-
-class ServiceSettings(Section, frozen=True):
-    """`[service]`: the daemon's process."""
-
-    user: Annotated[
-        str, matching(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty")
-    ] = ""
-    drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
-    name: Annotated[
-        str, matching(f"({DAEMON_NAME})?", "up to 16 of the characters a-z and 0-9, or empty")
-    ] = ""
-
-
-class CallerSettings(Section, frozen=True):
-    """`[callers]`: tokens, and the share of each caller."""
-
-    tokens: str = ""
-    open: bool = False
-    origins: tuple[Origin, ...] = ("*",)
-    running: Share = 0
-    queued: Share = 200
-    kept: Share = 2000
-    buffers: ByteShare = 40 * MIB
-    requests_per_minute: Share = 6000
 
 
 class EvaluationSettings(Section, frozen=True):
@@ -231,11 +189,11 @@ class EvaluationSettings(Section, frozen=True):
 
     running: Annotated[int, Meta(ge=0, le=10**6)] = 0
     queued: Annotated[int, Meta(ge=0, le=10**6)] = 1000
-    grace: Seconds = 2
-    paused: Seconds = 600
-    abandon_after: Seconds = 900
-    retain: Seconds = 900
-    kept: Count = 10_000
+    grace: _Seconds = 2
+    paused: _Seconds = 600
+    abandon_after: _Seconds = 900
+    retain: _Seconds = 900
+    kept: _Count = 10_000
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -257,37 +215,37 @@ class SandboxSettings(Section, frozen=True):
     kind: Literal["auto", "bubblewrap", "none"] = "auto"
     network: bool = False
     loopback: bool = False
-    readable: tuple[AbsolutePath, ...] = ()
+    readable: tuple[_AbsolutePath, ...] = ()
 
 
 class LimitSettings(Section, frozen=True):
     """`[limits]`: limits of one request and of one evaluation."""
 
-    request_body: Bytes = 64 * MIB
-    uploads: Bytes = 16 * GIB
-    fields: Count = 64
-    field: Bytes = 64 * KIB
-    wall_clock: Seconds = 300
+    request_body: _Bytes = 64 * MIB
+    uploads: _Bytes = 16 * GIB
+    fields: _Count = 64
+    field: _Bytes = 64 * KIB
+    wall_clock: _Seconds = 300
     cpu: Annotated[int, Meta(ge=1, le=10**9)] = 300
     memory: Annotated[int, Meta(ge=16 * MIB, le=2**50)] = 512 * MIB
     processes: Annotated[int, Meta(ge=8, le=10**6)] = 128
     open_files: Annotated[int, Meta(ge=16, le=10**6)] = 256
-    file_size: Bytes = 256 * MIB
-    disk: Bytes = GIB
-    disk_files: Count = 100_000
+    file_size: _Bytes = 256 * MIB
+    disk: _Bytes = GIB
+    disk_files: _Count = 100_000
     free_disk: Annotated[int, Meta(ge=0, le=2**50)] = 512 * MIB
-    output: Bytes = 256 * MIB
-    stderr: Bytes = 64 * MIB
-    data_value: Bytes = MIB
-    file: Bytes = 2 * MIB
+    output: _Bytes = 256 * MIB
+    stderr: _Bytes = 64 * MIB
+    data_value: _Bytes = MIB
+    file: _Bytes = 2 * MIB
 
 
 class BufferSettings(Section, frozen=True):
     """`[buffers]`: memory for events."""
 
-    total: Bytes = 256 * MIB
-    evaluation: Bytes = 8 * MIB
-    page: Bytes = 256 * KIB
+    total: _Bytes = 256 * MIB
+    evaluation: _Bytes = 8 * MIB
+    page: _Bytes = 256 * KIB
 
 
 class PollSettings(Section, frozen=True):
@@ -300,21 +258,40 @@ class PollSettings(Section, frozen=True):
 class StreamSettings(Section, frozen=True):
     """`[streams]`: streams of events."""
 
-    heartbeat: Seconds = 15
+    heartbeat: _Seconds = 15
+
+
+class CallbackSettings(Section, frozen=True):
+    """`[callbacks]`: receivers of callbacks, and retries."""
+
+    enabled: bool = False
+    secrets: str = ""
+    allow_hosts: tuple[_Host, ...] = ()
+    deny_hosts: tuple[_Host, ...] = ()
+    private_networks: tuple[str, ...] = ()
+    attempts: Annotated[int, Meta(ge=1, le=100)] = 8
+    first_delay: _Seconds = 5
+    longest_delay: _Seconds = 600
+    timeout: _Seconds = 15
+    at_once: _Count = 10
+    buffer: _Bytes = 16 * MIB
+
+    def __post_init__(self) -> None:
+        _check_networks(self.private_networks)
 
 
 class HttpSettings(Section, frozen=True):
     """`[http]`: limits and time-outs of connections and requests."""
 
-    connections: Count = 800
+    connections: _Count = 800
     connections_per_address: Annotated[int, Meta(ge=0, le=10**9)] = 200
-    line: Bytes = 8 * KIB
-    headers: Count = 100
-    header_bytes: Bytes = 32 * KIB
-    head_deadline: Seconds = 20
-    window: Seconds = 30
-    rate: Bytes = 4 * KIB
-    idle: Seconds = 60
+    line: _Bytes = 8 * KIB
+    headers: _Count = 100
+    header_bytes: _Bytes = 32 * KIB
+    head_deadline: _Seconds = 20
+    window: _Seconds = 30
+    rate: _Bytes = 4 * KIB
+    idle: _Seconds = 60
     base_path: str = ""
     trusted_proxies: tuple[str, ...] = ()
     client_header: Literal["X-Forwarded-For", "Forwarded"] = "X-Forwarded-For"
@@ -424,4 +401,4 @@ def _with_path(message: str, settings: dict[str, Any]) -> str:
     if unknown:
         path = f"{path}.{unknown[1]}"
         message = "there is no such setting"
-    return f"{path}: {describe_error(message)}"
+    return f"{path}: {_describe_error(message)}"

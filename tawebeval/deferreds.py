@@ -1,4 +1,13 @@
-"""Tools for coroutines: notifiers, one-shot events, threads, single-flight, queues."""
+"""Tools for coroutines and Deferreds.
+
+- Waiting: `Condition` wakes its waiters each time, `OneShot` once; `wait_shielded` waits even if
+  cancelled, `poll_until` for at most some time.
+- Blocking calls: `WorkerThreads` makes calls in threads. `RetryQueue` repeats calls that must
+  succeed in the end, such as the removal of directories: a machine may lack descriptors, or its
+  disk may not answer, for a while.
+- Sharing: `SingleFlight` does work once for all who ask for its result meanwhile. `FairQueue` is a
+  queue for slots that is fair between callers.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +31,27 @@ from twisted.python.threadpool import ThreadPool
 
 from tawebeval.errors import EvaluationFailure
 
+UNBOUNDED = 2**62
+"""Number of waiters of a queue whose waiters are bounded by something else."""
+
+_BATCH = 100  # calls that a thread makes one after the other
+_LONGEST = 60  # seconds between two trials
+
+K = TypeVar("K")
 T = TypeVar("T")
 
+log = Logger()
 
-def in_background(
-    coroutine: Coroutine[Deferred[Any], Any, None], log: Logger, complaint: str, **fields: Any
+
+def run_in_background(
+    coroutine: Coroutine[Deferred[Any], Any, None], log: Logger, message: str, **fields: Any
 ) -> Deferred[None]:
     """Start a coroutine that nobody waits for; the returned Deferred never fails.
 
-    An exception is logged to `log` with `complaint`, a format of twisted.logger, and its `fields`.
+    An exception is logged to `log` with `message`, a format of twisted.logger, and its `fields`.
     """
     return Deferred.fromCoroutine(coroutine).addErrback(
-        lambda failure: log.failure(complaint, failure, **fields)
+        lambda failure: log.failure(message, failure, **fields)
     )
 
 
@@ -41,7 +59,7 @@ def in_background(
 class Condition(Generic[T]):
     """Condition that wakes all waiters each time it is notified."""
 
-    # A dictionary for its order: who waited first is woken first.
+    # A dictionary for its order: the first waiter is woken first.
     _waiting: dict[Deferred[T], None] = attrs.field(factory=dict, repr=False)
 
     def wait(self) -> Deferred[T]:
@@ -57,7 +75,7 @@ class Condition(Generic[T]):
         """Wake the present waiters."""
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
-            if not waiter.called:  # cancelled by one who was woken before
+            if not waiter.called:  # cancelled by a waiter that was woken before
                 waiter.callback(value)
 
     def __len__(self) -> int:
@@ -101,7 +119,7 @@ class OneShot(Generic[T]):
         """Set the value and wake all waiters. The first value stays."""
         if not self.is_set:
             self._value = value
-            while self._waiting:  # one who is woken may cancel others
+            while self._waiting:  # a waiter that is woken may cancel others
                 first, *others = self._waiting
                 self._waiting = tuple(others)
                 first(value)
@@ -110,7 +128,7 @@ class OneShot(Generic[T]):
         self._waiting = tuple(call for call in self._waiting if call != waiter.callback)
 
 
-def one_shot_of(deferred: Deferred[T]) -> OneShot[Callable[[], T]]:
+def make_one_shot(deferred: Deferred[T]) -> OneShot[Callable[[], T]]:
     """Return a one-shot event with the result of `deferred`: a call that returns or raises it.
 
     (A Deferred takes a Failure given as its value for its own failure.)
@@ -166,7 +184,7 @@ class WorkerThreads:
         allowed number of processes. Calls made before `start` wait for it.
         """
         pool = ThreadPool(count, count, name)
-        # A process whose start fails later ends, though nobody has stopped them.
+        # Daemon threads let a process whose start fails later end without `stop`.
         pool.threadFactory = partial(Thread, daemon=True)  # type: ignore[assignment]
         return cls(reactor, pool)
 
@@ -174,13 +192,13 @@ class WorkerThreads:
         """Start all threads. Raises OSError."""
         try:
             self._pool.start()
-        except RuntimeError as error:  # which tells no more
-            # Of one that has not begun nobody can wait for the end.
+        except RuntimeError as error:  # Python's only message for a thread that cannot start
+            # `stop` would wait for ever for the end of a thread that has not begun.
             self._pool.threads = [thread for thread in self._pool.threads if thread.ident]
             raise OSError(errno.EAGAIN, f"threads: {error}") from None
 
     def stop(self) -> None:
-        """Wait for running calls and start no more. Blocks."""
+        """Wait for running calls, and start no others. Blocks."""
         self._pool.stop()
 
     async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -189,16 +207,112 @@ class WorkerThreads:
         A thread cannot be stopped: a cancellation is raised after the call has returned, so that no
         clean-up runs at the same time as the call.
         """
-        ended = one_shot_of(deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs))
+        ended = make_one_shot(deferToThreadPool(self._reactor, self._pool, call, *args, **kwargs))
         return (await wait_shielded(ended))()
 
 
-K = TypeVar("K")
+@attrs.frozen
+class _Call:
+    """Blocking call that may be repeated; `on_success` is called after it has succeeded."""
+
+    purpose: str
+    call: Callable[..., object]
+    arguments: Sequence[Any]
+    on_success: Callable[[], object]
+
+
+@attrs.define(eq=False)
+class RetryQueue:
+    """Queue of the calls that raised OSError, in order; a few are repeated now and then.
+
+    Once a call has succeeded the others are repeated, too.
+    """
+
+    _threads: WorkerThreads
+    _kept: deque[_Call] = attrs.field(factory=deque)
+    _is_busy: bool = False
+    _delay: int = 1  # seconds between the last trial and the next
+    _left: int = 0  # seconds of the delay that are left
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def attempt(
+        self,
+        purpose: str,
+        call: Callable[..., object],
+        *arguments: Any,
+        on_success: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Make a call in a thread; on OSError, log its `purpose` and keep the call.
+
+        `on_success()` is called once the call has succeeded.
+        """
+        try:
+            await self._threads.run(call, *arguments)
+        except OSError as error:
+            words = "{what} is not done yet, and tried again: {error}"
+            log.error(words, what=purpose, error=error)  # noqa: TRY400  (no defect: no traceback)
+            self._kept.append(_Call(purpose, call, arguments, on_success))
+        else:
+            on_success()
+
+    def retry_next(self) -> None:
+        """Retry kept calls unless a retry runs or the back-off lasts; call it once a second.
+
+        The back-off doubles after each retry in which no call succeeds.
+        """
+        if not self._kept or self._is_busy:
+            return
+        if self._left:
+            self._left -= 1
+            return
+        self._is_busy = True
+        run_in_background(self._retry(), log, "what was left to be done")
+
+    async def _retry(self) -> None:
+        try:
+            left, progress = len(self._kept), False
+            while left:
+                batch = [self._kept.popleft() for _ in range(min(left, _BATCH))]
+                left -= len(batch)
+                if not self._keep_failed(batch, await self._threads.run(_make_all, batch)):
+                    break  # whatever all of these lack, the others lack, too
+                progress = True
+            self._delay = 1 if progress else min(2 * self._delay, _LONGEST)
+            self._left = self._delay - 1
+        finally:
+            self._is_busy = False
+
+    def _keep_failed(self, batch: Sequence[_Call], errors: Sequence[Exception | None]) -> bool:
+        """Keep the calls that failed; return whether any succeeded."""
+        outcomes = list(zip(batch, errors, strict=True))
+        self._kept += (call for call, error in outcomes if isinstance(error, OSError))
+        for call, error in outcomes:
+            if error is None:
+                log.info("{what} is done now", what=call.purpose)
+                call.on_success()
+            elif not isinstance(error, OSError):
+                log.failure("{what} cannot be done", Failure(error), what=call.purpose)
+        return None in errors
+
+
+def _make_all(calls: Sequence[_Call]) -> Sequence[Exception | None]:
+    """Make calls and return the error of each. Blocks."""
+    return [_make(call) for call in calls]
+
+
+def _make(call: _Call) -> Exception | None:
+    try:
+        call.call(*call.arguments)
+    except Exception as error:  # noqa: BLE001  (the other calls are still made)
+        return error
+    return None
 
 
 @attrs.define
 class _Work(Generic[T]):
-    """Work in progress, and the number of its waiters."""
+    """Work in progress; `waiting` is the number of its waiters."""
 
     deferred: Deferred[T]
     outcome: OneShot[Callable[[], T]]
@@ -207,41 +321,37 @@ class _Work(Generic[T]):
 
 @attrs.define
 class SingleFlight(Generic[K, T]):
-    """Work in progress by key; nothing is kept of finished work."""
+    """Work in progress by key, shared by its waiters; results are not kept."""
 
     _works: dict[K, _Work[T]] = attrs.field(factory=dict)
 
-    async def result(self, key: K, begin: Callable[[], Coroutine[Deferred[Any], Any, T]]) -> T:
-        """Return the result of the work in progress for `key`, or else of `begin()`.
+    async def run(self, key: K, work: Callable[[], Coroutine[Deferred[Any], Any, T]]) -> T:
+        """Return the result of the work in progress for `key`, or else of `work()`.
 
-        When its last waiter is cancelled the work is cancelled, and that waiter returns after the
+        When the last waiter is cancelled the work is cancelled, and that waiter returns after the
         work has ended; a later call begins anew.
         """
-        work = self._works.get(key)
-        if work is None:
-            deferred = Deferred.fromCoroutine(begin())
-            work = self._works[key] = _Work(deferred, one_shot_of(deferred))
-        work.waiting += 1
+        found = self._works.get(key)
+        if found is None:
+            deferred = Deferred.fromCoroutine(work())
+            found = self._works[key] = _Work(deferred, make_one_shot(deferred))
+        found.waiting += 1
         try:
-            result = await work.outcome.wait()
+            result = await found.outcome.wait()
         except CancelledError:
-            if work.waiting == 1:
+            if found.waiting == 1:
                 self._works.pop(key, None)
-                work.deferred.cancel()
-                await wait_shielded(work.outcome)
+                found.deferred.cancel()
+                await wait_shielded(found.outcome)
             raise
         finally:
-            work.waiting -= 1
-            if work.outcome.is_set and self._works.get(key) is work:
+            found.waiting -= 1
+            if found.outcome.is_set and self._works.get(key) is found:
                 del self._works[key]
         try:
             return result()
         except EvaluationFailure as error:
-            raise attrs.evolve(error) from None  # each who shares it gets a traceback of its own
-
-
-UNBOUNDED = 2**62
-"""Places to wait, where something else bounds those who do."""
+            raise attrs.evolve(error) from None  # each waiter gets a traceback of its own
 
 
 def count_slots(running: int) -> int:
@@ -253,282 +363,182 @@ class FairQueue:
     """Queue for `running` slots, with at most `queued` waiters, fair between callers.
 
     A free slot goes to the caller whose last turn is longest ago, and among that caller's waiters
-    to the first. A caller has at most `own_running` slots and `own_queued` waiters; 0 sets no such
-    limit. A caller for whom `admits` is false gets no slot; call `dispatch` when that may have
-    changed.
+    to the first. A caller has at most `running_per_caller` slots and `queued_per_caller` waiters; 0
+    sets no such limit. A caller for which `admits` is false gets no slot; call `dispatch` when its
+    result may have changed.
 
-    A waiter that is not ready can reserve its turn: others pass it until `acquire`.
+    A waiter that is not ready can reserve its turn: others pass the waiter until `acquire`.
     """
 
     def __init__(
         self,
         running: int,
         queued: int,
-        own_running: int = 0,
-        own_queued: int = 0,
+        running_per_caller: int = 0,
+        queued_per_caller: int = 0,
         *,
         admits: Callable[[str], bool] = lambda caller: True,
     ) -> None:
         self._admits = admits
-        self.set_bounds(running, queued, own_running, own_queued)
-        self._letting_in = False
-        self._inside: dict[str, str] = {}  # of whom each is
-        self._resting: dict[str, str] = {}  # likewise
-        self._taken: Counter[str] = Counter()  # those inside and resting, by caller
-        self._callers: dict[str, str] = {}  # of those that wait
-        # By caller, in the order of their turns; none is empty. None is for who is not ready.
+        self.set_bounds(running, queued, running_per_caller, queued_per_caller)
+        self._is_dispatching = False
+        self._running: dict[str, str] = {}  # callers by the names of holders
+        self._suspended: dict[str, str] = {}  # likewise
+        self._counts: Counter[str] = Counter()  # holders, also suspended ones, by caller
+        self._caller_of_waiter: dict[str, str] = {}
+        # By caller, in the order of their turns; none is empty. None stands for a reserved turn.
         self._waiting: dict[str, dict[str, Deferred[None] | None]] = {}
 
     def set_bounds(
-        self, running: int, queued: int, own_running: int = 0, own_queued: int = 0
+        self, running: int, queued: int, running_per_caller: int = 0, queued_per_caller: int = 0
     ) -> None:
         """Change the bounds. Present holders and waiters stay; call `dispatch` afterwards."""
-        self.places = running
+        self.slots = running
         self._queued = queued
-        self._own_running = own_running or running
-        self._own_queued = own_queued or queued
+        self._running_per_caller = running_per_caller or running
+        self._queued_per_caller = queued_per_caller or queued
 
     @property
     def running(self) -> int:
         """Number of slots taken."""
-        return len(self._inside)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
         """Number of waiters."""
-        return len(self._callers)
+        return len(self._caller_of_waiter)
 
     def is_full(self, caller: str = "") -> bool:
-        """Whether one more waiter of `caller` would exceed `queued`."""
-        # Who is not ready waits also where there are places, which others may have meanwhile.
-        free = self.places - len(self._inside) if self._may_run(caller) else 0
-        return len(self._callers) >= self._queued + free
+        """Return whether one more waiter of `caller` would exceed `queued`."""
+        # A waiter that is not ready waits beside free slots, which others may have meanwhile.
+        free = self.slots - len(self._running) if self._may_run(caller) else 0
+        return len(self._caller_of_waiter) >= self._queued + free
 
-    def share_used(self, caller: str) -> bool:
-        """Whether one more waiter of `caller` would exceed `own_queued`."""
-        # Where nobody may have more than there is, it is not this caller's own fault.
-        if self._own_queued >= self._queued:
+    def is_share_used(self, caller: str) -> bool:
+        """Return whether one more waiter of `caller` would exceed `queued_per_caller`."""
+        # Otherwise the whole queue is the share, and one caller would be blamed for others.
+        if self._queued_per_caller >= self._queued:
             return False
-        free = self._own_running - self._taken[caller] if self._may_run(caller) else 0
-        return len(self._waiting.get(caller, ())) >= self._own_queued + free
+        free = self._running_per_caller - self._counts[caller] if self._may_run(caller) else 0
+        return len(self._waiting.get(caller, ())) >= self._queued_per_caller + free
 
     def _may_run(self, caller: str) -> bool:
         return (
-            len(self._inside) < self.places
-            and self._taken[caller] < self._own_running
+            len(self._running) < self.slots
+            and self._counts[caller] < self._running_per_caller
             and self._admits(caller)
         )
 
     def reserve(self, name: str, caller: str = "") -> None:
         """Wait without being ready: the turn counts from now, but `acquire` has to be called."""
-        self._callers[name] = caller
+        self._caller_of_waiter[name] = caller
         self._waiting.setdefault(caller, {})[name] = None
 
     def acquire(self, name: str, caller: str = "") -> Deferred[None]:
-        """Return a Deferred of a slot. Cancelling it gives up waiting."""
-        reserved = name in self._callers
-        # Nobody waits then who could have the place, save while others are being let in.
-        if not reserved and self._may_run(caller) and not self._letting_in:
-            self._let_in(name, caller)
+        """Return a Deferred of a slot. Its cancellation ends the wait."""
+        reserved = name in self._caller_of_waiter
+        # No waiter could use the slot then, except during a dispatch.
+        if not reserved and self._may_run(caller) and not self._is_dispatching:
+            self._give_slot(name, caller)
             return succeed(None)
-        place: Deferred[None] = Deferred(lambda _: self._give_up(name))
-        self._callers[name] = caller
-        self._waiting.setdefault(caller, {})[name] = place
+        waiter: Deferred[None] = Deferred(lambda _: self._give_up(name))
+        self._caller_of_waiter[name] = caller
+        self._waiting.setdefault(caller, {})[name] = waiter
         if reserved:
             self.dispatch()
-        return place
+        return waiter
 
-    def _let_in(self, name: str, caller: str) -> None:
-        self._inside[name] = caller
-        self._taken[caller] += 1
+    def _give_slot(self, name: str, caller: str) -> None:
+        self._running[name] = caller
+        self._counts[caller] += 1
 
     def _give_up(self, name: str) -> None:
-        self._take_out(name)
+        self._remove_waiter(name)
 
-    def _take_out(self, name: str) -> Deferred[None] | None:
+    def _remove_waiter(self, name: str) -> Deferred[None] | None:
         """Remove `name` from the waiters."""
-        caller = self._callers.pop(name)
+        caller = self._caller_of_waiter.pop(name)
         own = self._waiting[caller]
-        place = own.pop(name)
+        waiter = own.pop(name)
         if not own:
             del self._waiting[caller]
-        return place
+        return waiter
 
     def suspend(self, name: str) -> None:
         """Give back the slot of `name`, which counts for its caller until `release`."""
-        self._resting[name] = self._inside.pop(name)
+        self._suspended[name] = self._running.pop(name)
         self.dispatch()
 
     def release(self, name: str) -> None:
         """Give back the slot or the turn of `name`, if it has one."""
-        if name in self._callers:
-            self._take_out(name)
+        if name in self._caller_of_waiter:
+            self._remove_waiter(name)
             return
-        held = self._inside if name in self._inside else self._resting
+        held = self._running if name in self._running else self._suspended
         if name not in held:
             return
         caller = held.pop(name)
-        self._taken[caller] -= 1
-        if not self._taken[caller]:
-            del self._taken[caller]
+        self._counts[caller] -= 1
+        if not self._counts[caller]:
+            del self._counts[caller]
         self.dispatch()
 
     def dispatch(self) -> None:
         """Give free slots to waiters.
 
-        Some leave as soon as they have a slot. Their successors get it in this loop, not in a
+        A waiter may release its slot at once. The next waiter gets the slot in this loop, not in a
         nested call: a thousand nested calls would exceed Python's recursion limit.
         """
-        if self._letting_in:
+        if self._is_dispatching:
             return
-        self._letting_in = True
+        self._is_dispatching = True
         try:
-            self._let_all_in()
+            while found := self._find_next():
+                caller, name, waiter = found
+                self._remove_waiter(name)
+                if caller in self._waiting:  # the other callers' turns come first
+                    self._waiting[caller] = self._waiting.pop(caller)
+                self._give_slot(name, caller)
+                waiter.callback(None)
         finally:
-            self._letting_in = False
+            self._is_dispatching = False
 
-    def _let_all_in(self) -> None:
-        while following := self._following():
-            caller, name, place = following
-            self._take_out(name)
-            if caller in self._waiting:  # the others' turns come first
-                self._waiting[caller] = self._waiting.pop(caller)
-            self._let_in(name, caller)
-            place.callback(None)
-
-    def _following(self) -> tuple[str, str, Deferred[None]] | None:
+    def _find_next(self) -> tuple[str, str, Deferred[None]] | None:
         """Return the next waiter that is ready, or None."""
         for caller, own in self._waiting.items():
             if self._may_run(caller):
-                for name, place in own.items():
-                    if place is not None:
-                        return caller, name, place
+                for name, waiter in own.items():
+                    if waiter is not None:
+                        return caller, name, waiter
         return None
 
-    def holders(self) -> list[tuple[str, bool]]:
-        """Return all holders of slots, and for each whether it keeps a waiter out.
+    def list_holders(self) -> list[tuple[str, bool]]:
+        """Return the names of all holders of slots, and whether each keeps a waiter out.
 
-        A holder does if no other slot is free, or none of its caller's.
+        A holder keeps a waiter out if no slot is free, or no slot of its caller's share.
         """
-        full = len(self._inside) >= self.places
-        ready = [one for one, own in self._waiting.items() if any(own.values())]
-        anybody = full and any(self._taken[caller] < self._own_running for caller in ready)
-        kept_out = {one for one in ready if self._taken[one] >= self._own_running}
-        return [(name, anybody or caller in kept_out) for name, caller in self._inside.items()]
+        is_full = len(self._running) >= self.slots
+        ready = [caller for caller, own in self._waiting.items() if any(own.values())]
+        at_limit = {one for one in ready if self._counts[one] >= self._running_per_caller}
+        keeps_any_out = is_full and len(at_limit) < len(ready)
+        return [
+            (name, keeps_any_out or caller in at_limit) for name, caller in self._running.items()
+        ]
 
-    def position(self, name: str) -> int | None:
-        """Return the number of waiters before `name`, or None if it does not wait.
+    def find_position(self, name: str) -> int | None:
+        """Return the number of waiters before `name`, or None if `name` does not wait.
 
-        Callers that come later have their turns, too, and callers at their limit are passed over,
-        so the number may change in both directions.
+        Later callers have their turns, too, and callers at their limit are passed over, so the
+        number may change in both directions.
         """
-        if name not in self._callers:
+        if name not in self._caller_of_waiter:
             return None
-        caller = self._callers[name]
+        caller = self._caller_of_waiter[name]
         rounds = before = list(self._waiting[caller]).index(name)
-        first = 1  # whose turn is earlier takes one more
+        first = 1  # a caller whose turn is earlier takes one more slot
         for other, waiting in self._waiting.items():
             if other == caller:
                 first = 0
             else:
                 before += min(len(waiting), rounds + first)
         return before
-
-
-_BATCH = 100  # calls that a thread makes one after the other
-_LONGEST = 60  # seconds between two trials
-
-log = Logger()
-
-
-@attrs.frozen
-class _Call:
-    """Blocking call that may be repeated; `made` is called after its success."""
-
-    what: str
-    make: Callable[..., object]
-    arguments: Sequence[Any]
-    made: Callable[[], object]
-
-
-@attrs.define(eq=False)
-class RetryQueue:
-    """Makes calls in threads and keeps those that raise OSError, in order."""
-
-    _threads: WorkerThreads
-    _kept: deque[_Call] = attrs.field(factory=deque)
-    _busy: bool = False
-    _delay: int = 1  # seconds between the last trial and the next
-    _rest: int = 0  # of these are still to come
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    async def attempt(
-        self,
-        what: str,
-        make: Callable[..., object],
-        *arguments: Any,
-        made: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Make a call; on OSError, log it with its purpose `what` and keep the call."""
-        try:
-            await self._threads.run(make, *arguments)
-        except OSError as error:
-            words = "{what} is not done yet, and tried again: {error}"
-            log.error(words, what=what, error=error)  # noqa: TRY400  (no defect: no traceback)
-            self._kept.append(_Call(what, make, arguments, made))
-        else:
-            made()
-
-    def retry_next(self) -> None:
-        """Retry kept calls unless a retry runs or the back-off lasts; call it once a second.
-
-        The back-off doubles after each retry in which no call succeeds.
-        """
-        if not self._kept or self._busy:
-            return
-        if self._rest:
-            self._rest -= 1
-            return
-        self._busy = True
-        in_background(self._again(), log, "what was left to be done")
-
-    async def _again(self) -> None:
-        try:
-            left, progress = len(self._kept), False
-            while left:
-                batch = [self._kept.popleft() for _ in range(min(left, _BATCH))]
-                left -= len(batch)
-                if not self._judge(batch, await self._threads.run(_make_all, batch)):
-                    break  # what lacks for all of these lacks for the others, too
-                progress = True
-            self._delay = 1 if progress else min(2 * self._delay, _LONGEST)
-            self._rest = self._delay - 1
-        finally:
-            self._busy = False
-
-    def _judge(self, batch: Sequence[_Call], errors: Sequence[Exception | None]) -> bool:
-        """Keep the calls that failed; return whether any succeeded."""
-        outcomes = list(zip(batch, errors, strict=True))
-        self._kept += (call for call, error in outcomes if isinstance(error, OSError))
-        for call, error in outcomes:
-            if error is None:
-                log.info("{what} is done now", what=call.what)
-                call.made()
-            elif not isinstance(error, OSError):
-                log.failure("{what} cannot be done", Failure(error), what=call.what)
-        return None in errors
-
-
-def _make_all(calls: Sequence[_Call]) -> Sequence[Exception | None]:
-    """Make calls and return the error of each. Blocks."""
-    return [_error_of(call) for call in calls]
-
-
-def _error_of(call: _Call) -> Exception | None:
-    try:
-        call.make(*call.arguments)
-    except Exception as error:  # noqa: BLE001  (the others are made all the same)
-        return error
-    return None

@@ -34,7 +34,7 @@ Reason = Literal[
     "shutdown",
     "lost",
 ]
-"""Why an evaluation came to a bad end, in the words of its final event."""
+"""Reason of a failed or cancelled evaluation, as its final event has it."""
 
 
 class TawebevalError(Exception):
@@ -223,7 +223,7 @@ class ForbiddenHost(TawebevalError):
     """A URL whose host the operator's rules forbid."""
 
 
-def over_limit(reason: Reason, limit: str, unit: str, value: float) -> EvaluationFailure:
+def build_limit_failure(reason: Reason, limit: str, unit: str, value: float) -> EvaluationFailure:
     """Return the error of a run stopped by a limit, a setting of `[limits]`."""
     shown = f"{value:g}" if isinstance(value, float) else value
     return EvaluationFailure(
@@ -233,7 +233,7 @@ def over_limit(reason: Reason, limit: str, unit: str, value: float) -> Evaluatio
     )
 
 
-def unread(limit: float, waited: str) -> EvaluationFailure:
+def build_unread_failure(limit: float, waited: str) -> EvaluationFailure:
     """Return the error of a run stopped because its readers kept it paused for too long.
 
     `limit` is `evaluations.paused` in seconds; `waited` is the wait in words.

@@ -1,4 +1,4 @@
-"""`deferreds`: waiting in coroutines."""
+"""`deferreds`: coroutines that wait, threads and single-flight."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from tests.cases.own_python import run_script
 from tests.cases.patience import PATIENCE
 
 
-class SignalTests(SynchronousTestCase):
-    """What happens again and again."""
+class ConditionTests(SynchronousTestCase):
+    """`Condition`: an event that happens again and again."""
 
     def test_wakes_all_in_order(self) -> None:
-        """Whoever waits is woken, the first first, and with the value."""
-        signal: Condition[int] = Condition()
+        """All waiters get the value, in the order in which they began to wait."""
+        condition: Condition[int] = Condition()
         woken: list[tuple[str, int]] = []
         for name in "abc":
-            signal.wait().addCallback(lambda value, name=name: woken.append((name, value)))
-        signal.notify(5)
+            condition.wait().addCallback(lambda value, name=name: woken.append((name, value)))
+        condition.notify(5)
         self.assertEqual(woken, [("a", 5), ("b", 5), ("c", 5)])
-        self.assertEqual(len(signal), 0)
+        self.assertEqual(len(condition), 0)
 
     def test_wakes_once(self) -> None:
-        """A firing is for those who wait at that moment, not for later ones or those of before."""
-        signal: Condition[int] = Condition()
-        first = signal.wait()
-        signal.notify(1)
-        second = signal.wait()
+        """A notification wakes the present waiters only, not later or earlier ones."""
+        condition: Condition[int] = Condition()
+        first = condition.wait()
+        condition.notify(1)
+        second = condition.wait()
         self.assertNoResult(second)
-        signal.notify(2)
+        condition.notify(2)
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (1, 2))
 
     def test_wait_again_when_woken(self) -> None:
-        """Who waits again as soon as it is woken waits for the next firing."""
-        signal: Condition[int] = Condition()
+        """A waiter that waits again when it is woken waits for the next notification."""
+        condition: Condition[int] = Condition()
         again: list[Deferred[int]] = []
-        signal.wait().addCallback(lambda _: again.append(signal.wait()))
-        signal.notify(1)
+        condition.wait().addCallback(lambda _: again.append(condition.wait()))
+        condition.notify(1)
         self.assertNoResult(again[0])
-        self.assertEqual(len(signal), 1)
+        self.assertEqual(len(condition), 1)
 
     def test_cancel(self) -> None:
-        """A cancelled wait leaves nothing behind and disturbs nobody."""
-        signal: Condition[int] = Condition()
-        cancelled, other = signal.wait(), signal.wait()
+        """A cancelled wait leaves nothing behind and affects no other waiter."""
+        condition: Condition[int] = Condition()
+        cancelled, other = condition.wait(), condition.wait()
         cancelled.cancel()
         self.failureResultOf(cancelled, CancelledError)
-        self.assertEqual(len(signal), 1)
-        signal.notify(3)
+        self.assertEqual(len(condition), 1)
+        condition.notify(3)
         self.assertEqual(self.successResultOf(other), 3)
 
     def test_cancel_by_one_woken_before(self) -> None:
-        """Who is cancelled by another one who was just woken is not woken, too."""
+        """A waiter that was cancelled by a waiter woken before it is not woken."""
         for event in (Condition[int](), OneShot[int]()):
             first, second = event.wait(), event.wait()
             second.addErrback(lambda failure: str(failure.trap(CancelledError).__name__))
@@ -68,147 +68,147 @@ class SignalTests(SynchronousTestCase):
             self.assertEqual(self.successResultOf(second), "CancelledError")
 
 
-class LatchTests(SynchronousTestCase):
-    """What happens once."""
+class OneShotTests(SynchronousTestCase):
+    """`OneShot`: an event that happens once."""
 
     def test_cancel(self) -> None:
-        """A cancelled wait leaves nothing behind and disturbs nobody."""
-        latch: OneShot[int] = OneShot()
-        cancelled, other = latch.wait(), latch.wait()
+        """A cancelled wait leaves nothing behind and affects no other waiter."""
+        event: OneShot[int] = OneShot()
+        cancelled, other = event.wait(), event.wait()
         cancelled.cancel()
         self.failureResultOf(cancelled, CancelledError)
         kept = weakref.ref(cancelled)
         del cancelled
         gc.collect()
         self.assertIsNone(kept())
-        latch.set(3)
+        event.set(3)
         self.assertEqual(self.successResultOf(other), 3)
-        self.assertEqual(self.successResultOf(latch.wait()), 3)
+        self.assertEqual(self.successResultOf(event.wait()), 3)
 
     def test_waiting(self) -> None:
-        """Those who wait before and those who wait after get the same value."""
-        latch: OneShot[str] = OneShot()
-        before = [latch.wait(), latch.wait()]
-        self.assertFalse(latch.is_set)
-        latch.set("x")
-        self.assertTrue(latch.is_set)
-        for waiter in (*before, latch.wait()):
+        """Waiters before and after the event get the same value."""
+        event: OneShot[str] = OneShot()
+        before = [event.wait(), event.wait()]
+        self.assertFalse(event.is_set)
+        event.set("x")
+        self.assertTrue(event.is_set)
+        for waiter in (*before, event.wait()):
             self.assertEqual(self.successResultOf(waiter), "x")
 
     def test_first_value_stays(self) -> None:
-        """To set it again changes nothing."""
-        latch: OneShot[str] = OneShot()
-        latch.set("x")
-        latch.set("y")
-        self.assertEqual(self.successResultOf(latch.wait()), "x")
+        """A second value changes nothing."""
+        event: OneShot[str] = OneShot()
+        event.set("x")
+        event.set("y")
+        self.assertEqual(self.successResultOf(event.wait()), "x")
 
     def test_none_is_a_value(self) -> None:
-        """A latch of None is set all the same."""
-        latch: OneShot[None] = OneShot()
-        latch.set(None)
-        self.assertTrue(latch.is_set)
-        self.assertIsNone(self.successResultOf(latch.wait()))
+        """None is a value like any other."""
+        event: OneShot[None] = OneShot()
+        event.set(None)
+        self.assertTrue(event.is_set)
+        self.assertIsNone(self.successResultOf(event.wait()))
 
     def test_own_deferred(self) -> None:
-        """What one waiter makes of its value is not seen by another one."""
-        latch: OneShot[int] = OneShot()
-        first, second = latch.wait(), latch.wait()
+        """A waiter's changes to its Deferred are invisible to other waiters."""
+        event: OneShot[int] = OneShot()
+        first, second = event.wait(), event.wait()
         first.addCallback(lambda value: value + 1)
-        latch.set(1)
+        event.set(1)
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (2, 1))
 
 
-class TellTests(SynchronousTestCase):
-    """Being told without a Deferred."""
+class CallbackTests(SynchronousTestCase):
+    """`OneShot.add_callback`: callbacks without a Deferred."""
 
     def test_told_once(self) -> None:
-        """Who is to be told is told when it happens, once, with its value."""
-        latch: OneShot[str] = OneShot()
+        """A callback is called once, with the value, when the event happens."""
+        event: OneShot[str] = OneShot()
         told: list[str] = []
-        latch.add_callback(told.append)
+        event.add_callback(told.append)
         self.assertEqual(told, [])
-        latch.set("x")
-        latch.set("y")
+        event.set("x")
+        event.set("y")
         self.assertEqual(told, ["x"])
 
     def test_told_late(self) -> None:
-        """Who asks when it has happened is told at once."""
-        latch: OneShot[str] = OneShot()
-        latch.set("x")
+        """A callback that is added after the event is called at once."""
+        event: OneShot[str] = OneShot()
+        event.set("x")
         told: list[str] = []
-        latch.add_callback(told.append)
+        event.add_callback(told.append)
         self.assertEqual(told, ["x"])
 
     def test_order(self) -> None:
-        """In the order in which they asked, those with a Deferred among them."""
-        latch: OneShot[str] = OneShot()
+        """Callbacks are called in the order of their addition, Deferreds among them."""
+        event: OneShot[str] = OneShot()
         told: list[str] = []
-        latch.add_callback(lambda value: told.append(f"first {value}"))
-        latch.wait().addCallback(lambda value: told.append(f"second {value}"))
-        latch.add_callback(lambda value: told.append(f"third {value}"))
-        latch.set("x")
+        event.add_callback(lambda value: told.append(f"first {value}"))
+        event.wait().addCallback(lambda value: told.append(f"second {value}"))
+        event.add_callback(lambda value: told.append(f"third {value}"))
+        event.set("x")
         self.assertEqual(told, ["first x", "second x", "third x"])
 
     def test_cancels_another(self) -> None:
-        """Who is told may cancel who waits after it."""
-        latch: OneShot[str] = OneShot()
-        latch.add_callback(lambda value: waiting.cancel())
-        waiting = latch.wait()
-        latch.set("x")
+        """A callback may cancel a later waiter."""
+        event: OneShot[str] = OneShot()
+        event.add_callback(lambda value: waiting.cancel())
+        waiting = event.wait()
+        event.set("x")
         self.failureResultOf(waiting, CancelledError)
 
 
-class CompletedTests(SynchronousTestCase):
-    """Waiting come what may."""
+class ShieldedTests(SynchronousTestCase):
+    """`wait_shielded`: waiting in spite of cancellations."""
 
     def setUp(self) -> None:
-        self.latch: OneShot[str] = OneShot()
+        self.event: OneShot[str] = OneShot()
         self.cancels = 0
 
     def start(self) -> Deferred[str]:
-        """Begin to wait, counting how often the cancellation is passed on."""
+        """Start a wait that counts the calls of `cancel`."""
 
         def cancel() -> None:
             self.cancels += 1
 
-        return Deferred.fromCoroutine(wait_shielded(self.latch, cancel))
+        return Deferred.fromCoroutine(wait_shielded(self.event, cancel))
 
     def test_value(self) -> None:
-        """Left alone, it is the latch's value."""
+        """Without a cancellation the result is the event's value."""
         waiting = self.start()
         self.assertNoResult(waiting)
-        self.latch.set("x")
+        self.event.set("x")
         self.assertEqual(self.successResultOf(waiting), "x")
         self.assertEqual(self.cancels, 0)
 
     def test_cancel(self) -> None:
-        """A cancellation is passed on at once, and raised when the latch is set, not before."""
+        """A cancellation calls `cancel` at once, and is raised after the event, not before."""
         waiting = self.start()
         waiting.cancel()
         self.assertEqual(self.cancels, 1)
         self.assertNoResult(waiting)
-        self.latch.set("x")
+        self.event.set("x")
         self.failureResultOf(waiting, CancelledError)
 
     def test_cancel_repeatedly(self) -> None:
-        """Impatience shortens nothing, and is passed on once."""
+        """More cancellations neither end the wait nor call `cancel` again."""
         waiting = self.start()
         for _ in range(3):
             waiting.cancel()
         self.assertNoResult(waiting)
         self.assertEqual(self.cancels, 1)
-        self.latch.set("x")
+        self.event.set("x")
         self.failureResultOf(waiting, CancelledError)
 
     def test_set_by_the_cancellation(self) -> None:
-        """The latch may be set by what the cancellation is passed on to."""
-        waiting = Deferred.fromCoroutine(wait_shielded(self.latch, lambda: self.latch.set("x")))
+        """`cancel` itself may set the event."""
+        waiting = Deferred.fromCoroutine(wait_shielded(self.event, lambda: self.event.set("x")))
         waiting.cancel()
         self.failureResultOf(waiting, CancelledError)
 
 
 class ThreadsTests(TestCase):
-    """Calls in real threads."""
+    """`WorkerThreads`: calls in real threads."""
 
     def setUp(self) -> None:
         self.threads = WorkerThreads.create(reactor, 2, "test")
@@ -216,7 +216,7 @@ class ThreadsTests(TestCase):
         self.addCleanup(self.threads.stop)
 
     async def test_result(self) -> None:
-        """The call's result comes back, and it was made in another thread."""
+        """The result of the call is returned; the call was made in another thread."""
 
         def call(a: int, *, b: int) -> tuple[int, int]:
             return a + b, threading.get_ident()
@@ -226,7 +226,7 @@ class ThreadsTests(TestCase):
         self.assertNotEqual(thread, threading.get_ident())
 
     async def test_own(self) -> None:
-        """A pool whose threads are all held up keeps no other one from its work, just its own."""
+        """A pool whose threads are all busy delays its own calls only."""
         may_go_on = threading.Event()
         other = WorkerThreads.create(reactor, 1, "other")
         other.start()
@@ -248,7 +248,7 @@ class ThreadsTests(TestCase):
         self.assertLessEqual(len(at_work), 2)
 
     async def test_before_the_start(self) -> None:
-        """What is called before waits; no thread is there before, or after the end."""
+        """Calls before `start` wait; the threads exist from `start` to `stop` only."""
         before = threading.active_count()
         early = WorkerThreads.create(reactor, 1, "early")
         waiting = Deferred.fromCoroutine(early.run(threading.get_ident))
@@ -260,18 +260,18 @@ class ThreadsTests(TestCase):
         self.assertEqual(threading.active_count(), before)
 
     async def test_no_more_threads(self) -> None:
-        """Where no more can be made all that were wanted are there: they were made at the start."""
+        """A machine that allows no more threads has all of them: `start` makes them."""
         self.patch(threading.Thread, "start", self.refuse)
         both = threading.Barrier(2, timeout=PATIENCE)
         calls = [Deferred.fromCoroutine(self.threads.run(both.wait)) for _ in range(2)]
         self.assertEqual({await call for call in calls}, {0, 1})
 
     def refuse(self, *_: object) -> None:
-        """Make no thread, as Python says it."""
+        """Fail to start a thread, with Python's exception."""
         raise RuntimeError("can't start new thread")
 
     def test_too_few_threads(self) -> None:
-        """A start without them fails, and what it has made ends."""
+        """`start` fails without enough threads, and those that it has made end."""
         before = threading.active_count()
         begin, made = threading.Thread.start, []
 
@@ -291,7 +291,7 @@ class ThreadsTests(TestCase):
         self.assertEqual(threading.active_count(), before)
 
     def test_never_stopped(self) -> None:
-        """A process whose start has failed after theirs ends all the same."""
+        """A process ends without `stop` if its start fails after the threads' start."""
         script = (
             "from twisted.internet import reactor\n"
             "from tawebeval.deferreds import WorkerThreads\n"
@@ -302,12 +302,12 @@ class ThreadsTests(TestCase):
         self.assertEqual((done.returncode, done.stderr), (1, "a later part has failed\n"))
 
     async def test_error(self) -> None:
-        """So does what it raises."""
+        """The exception of the call is raised."""
         with self.assertRaises(ZeroDivisionError):
             await self.threads.run(lambda: 1 // 0)
 
     async def test_cancel(self) -> None:
-        """A cancellation is raised only when the call has returned."""
+        """A cancellation is raised only after the call has returned."""
         may_go_on, returned = threading.Event(), threading.Event()
 
         def call() -> None:
@@ -323,7 +323,7 @@ class ThreadsTests(TestCase):
         self.assertTrue(returned.is_set())
 
     async def test_cancel_what_fails(self) -> None:
-        """Who has cancelled a call learns of that, also when the call fails after all."""
+        """A cancellation is raised also if the call fails after it."""
         may_go_on = threading.Event()
 
         def call() -> None:

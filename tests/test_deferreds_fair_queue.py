@@ -1,4 +1,4 @@
-"""`admission`: places to run, and the queue for them."""
+"""`deferreds.FairQueue`: slots, and the queue for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tawebeval.deferreds import FairQueue
 
 
 class QueueTests(SynchronousTestCase):
-    """Two places to run, two to wait."""
+    """One caller: two slots, two waiters."""
 
     def setUp(self) -> None:
         self.queue = FairQueue(2, 2)
 
     def test_places(self) -> None:
-        """As many as there are places are let in at once, and the others when one leaves."""
+        """Free slots are given at once, others when a holder releases its slot."""
         entered = [self.queue.acquire(name) for name in "abcd"]
         self.successResultOf(entered[0])
         self.successResultOf(entered[1])
@@ -32,7 +32,7 @@ class QueueTests(SynchronousTestCase):
         self.successResultOf(entered[3])
 
     def test_full(self) -> None:
-        """It is full when nobody more can run or wait, and only then."""
+        """The queue is full when no name more can run or wait, and only then."""
         for name in "abcd":
             self.assertFalse(self.queue.is_full())
             self.queue.acquire(name)
@@ -41,7 +41,7 @@ class QueueTests(SynchronousTestCase):
         self.assertFalse(self.queue.is_full())
 
     def test_nobody_may_wait(self) -> None:
-        """Where none may wait it is full when all places are taken, not before."""
+        """A queue without waiters is full when all slots are taken, not before."""
         queue = FairQueue(1, 0)
         self.assertFalse(queue.is_full())
         self.successResultOf(queue.acquire("a"))
@@ -50,28 +50,28 @@ class QueueTests(SynchronousTestCase):
         self.assertFalse(queue.is_full())
 
     def test_place(self) -> None:
-        """The place of one who waits is the number of those before; others have none."""
+        """A waiter's position is the number of waiters before it; holders have none."""
         for name in "abcd":
             self.queue.acquire(name)
-        places = [self.queue.position(name) for name in ("a", "c", "d", "x")]
+        places = [self.queue.find_position(name) for name in ("a", "c", "d", "x")]
         self.assertEqual(places, [None, 0, 1, None])
         self.queue.release("a")
-        self.assertEqual((self.queue.position("c"), self.queue.position("d")), (None, 0))
+        self.assertEqual((self.queue.find_position("c"), self.queue.find_position("d")), (None, 0))
 
     def test_give_up(self) -> None:
-        """Who gives up waiting makes room, and is not let in later."""
+        """A cancelled waiter makes room, and gets no slot later."""
         _, _, third, fourth = [self.queue.acquire(name) for name in "abcd"]
         third.cancel()
         self.failureResultOf(third, CancelledError)
-        self.assertEqual((self.queue.is_full(), self.queue.position("d")), (False, 0))
+        self.assertEqual((self.queue.is_full(), self.queue.find_position("d")), (False, 0))
         self.queue.release("a")
         self.successResultOf(fourth)
         self.queue.release("b")
         self.queue.release("d")
-        self.assertEqual(self.queue.position("c"), None)
+        self.assertEqual(self.queue.find_position("c"), None)
 
     def test_leave_at_once(self) -> None:
-        """One who leaves as soon as it is let in lets the next one in."""
+        """A waiter that releases its slot at once gives it to the next one."""
         for name in "ab":
             self.queue.acquire(name)
         third = self.queue.acquire("c").addCallback(lambda _: self.queue.release("c"))
@@ -81,7 +81,7 @@ class QueueTests(SynchronousTestCase):
         self.successResultOf(fourth)
 
     def test_many_leave_at_once(self) -> None:
-        """However many leave as soon as they are let in, all are; who enters then comes last."""
+        """A thousand waiters that release at once all get a slot; a new name comes last."""
         for name in "ab":
             self.queue.acquire(name)
         order: list[str] = []
@@ -100,7 +100,7 @@ class QueueTests(SynchronousTestCase):
         self.assertEqual((self.queue.running, self.queue.waiting), (1, 0))
 
     def test_not_admitted(self) -> None:
-        """Who is not admitted waits though there is a place, and is passed over, until it is."""
+        """A caller that is not admitted waits beside free slots, and is passed over."""
         admitted = {"bob"}
         self.queue = FairQueue(2, 2, admits=admitted.__contains__)
         alices = [self.queue.acquire(f"a{number}", "alice") for number in range(2)]
@@ -118,29 +118,29 @@ class QueueTests(SynchronousTestCase):
             self.successResultOf(place)
 
     def test_holders(self) -> None:
-        """Each who has a place is told with whether it keeps somebody out."""
+        """Each holder is listed, with whether it keeps a waiter out."""
         self.queue = FairQueue(2, 2, admits={"alice", "bob"}.__contains__)
-        self.assertEqual(self.queue.holders(), [])
+        self.assertEqual(self.queue.list_holders(), [])
         self.queue.acquire("a0", "alice")
         waiting = self.queue.acquire("c0", "carol")
-        self.assertEqual(self.queue.holders(), [("a0", False)])
+        self.assertEqual(self.queue.list_holders(), [("a0", False)])
         self.queue.acquire("b0", "bob")
-        self.assertEqual(self.queue.holders(), [("a0", True), ("b0", True)])
+        self.assertEqual(self.queue.list_holders(), [("a0", True), ("b0", True)])
         waiting.addErrback(lambda failure: failure.trap(CancelledError)).cancel()
-        self.assertEqual(self.queue.holders(), [("a0", False), ("b0", False)])
+        self.assertEqual(self.queue.list_holders(), [("a0", False), ("b0", False)])
 
     def test_holders_of_its_own(self) -> None:
-        """Where a caller has as many as it may, only those keep out what it has waiting."""
+        """Only the holders of a caller at its limit keep that caller's waiters out."""
         queue = FairQueue(3, 9, 1)
         for name, caller in (("a0", "alice"), ("b0", "bob"), ("a1", "alice")):
             queue.acquire(name, caller)
-        self.assertEqual(queue.holders(), [("a0", True), ("b0", False)])
+        self.assertEqual(queue.list_holders(), [("a0", True), ("b0", False)])
 
     @given(
         st.integers(1, 3), st.lists(st.tuples(st.sampled_from(["leave", "give up"]), st.booleans()))
     )
     def test_order(self, running: int, steps: list[tuple[str, bool]]) -> None:
-        """Whoever comes and goes: first come, first let in, and never too many."""
+        """In any order of calls: first come, first served, and never too many."""
         queue = FairQueue(running, 100)
         inside: list[str] = []
         waiting: dict[str, Deferred[None]] = {}
@@ -163,21 +163,23 @@ class QueueTests(SynchronousTestCase):
                 waiting.pop(list(waiting)[0 if first else -1]).cancel()
             self.assertLessEqual(len(inside), running)
             self.assertEqual(len(inside) < running and bool(waiting), False)
-            self.assertEqual([queue.position(name) for name in waiting], list(range(len(waiting))))
+            self.assertEqual(
+                [queue.find_position(name) for name in waiting], list(range(len(waiting)))
+            )
 
 
 class ShareTests(SynchronousTestCase):
     """Several callers."""
 
     def names(self, queue: FairQueue, *names: str) -> list[str]:
-        """Let these enter, of the callers that their first letters name; return who waits."""
+        """Acquire slots for names of the callers of their first letters; return the waiters."""
         self.entered: list[str] = []
         for name in names:
             queue.acquire(name, name[0]).addCallback(lambda _, name=name: self.entered.append(name))
         return [name for name in names if name not in self.entered]
 
     def order(self, queue: FairQueue) -> list[str]:
-        """Let those inside leave one after the other; return the order of those who follow."""
+        """Release all slots one after the other; return the order of the next holders."""
         order: list[str] = []
         while self.entered:
             before = len(self.entered)
@@ -186,27 +188,27 @@ class ShareTests(SynchronousTestCase):
         return order
 
     def test_turns(self) -> None:
-        """A caller with many does not keep out one with one; each one's own order is kept."""
+        """Callers take turns, however many waiters one has; each one's order is kept."""
         queue = FairQueue(1, 100)
         self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
         self.assertEqual(self.order(queue), ["a1", "b1", "c1", "a2", "b2", "a3"])
 
     def test_place(self) -> None:
-        """The place counts in the order of turns."""
+        """The position follows the order of turns."""
         queue = FairQueue(1, 100)
         waiting = self.names(queue, "a0", "a1", "a2", "a3", "b1", "b2", "c1")
-        places = {name: queue.position(name) for name in waiting}
+        places = {name: queue.find_position(name) for name in waiting}
         self.assertEqual(places, {n: i for i, n in enumerate(self.order(queue))})
 
     def test_other_bounds(self) -> None:
-        """With a larger share those who wait for it are let in; nobody is sent away by less."""
-        queue = FairQueue(3, 3, own_running=1, own_queued=1)
+        """A larger share lets its waiters run; a smaller one removes no holder or waiter."""
+        queue = FairQueue(3, 3, running_per_caller=1, queued_per_caller=1)
         self.assertEqual(self.names(queue, "a1", "a2", "a3"), ["a2", "a3"])
-        self.assertTrue(queue.share_used("a"))
+        self.assertTrue(queue.is_share_used("a"))
         queue.set_bounds(3, 100, 2, 2)
         queue.dispatch()
         self.assertEqual(self.entered, ["a1", "a2"])
-        self.assertFalse(queue.share_used("a"))
+        self.assertFalse(queue.is_share_used("a"))
         queue.set_bounds(3, 1, 1)
         queue.dispatch()
         self.assertEqual((queue.running, queue.waiting), (2, 1))
@@ -216,7 +218,7 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(self.entered, ["a1", "a2", "a3"])
 
     def test_other_places(self) -> None:
-        """With more places those who wait are let in; with fewer nobody is until some have left."""
+        """More slots let waiters run; with fewer, none runs until some are released."""
         queue = FairQueue(1, 100)
         self.assertEqual(self.names(queue, "a1", "b1", "c1"), ["b1", "c1"])
         queue.set_bounds(2, 100)
@@ -230,8 +232,8 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(self.entered, ["a1", "b1", "c1"])
 
     def test_running(self) -> None:
-        """One caller takes no more places than its share; others run meanwhile."""
-        queue = FairQueue(3, 100, own_running=2)
+        """A caller takes no more slots than its share; others run meanwhile."""
+        queue = FairQueue(3, 100, running_per_caller=2)
         self.assertEqual(self.names(queue, "a1", "a2", "a3", "b1", "b2"), ["a3", "b2"])
         queue.release("b1")
         self.assertEqual(self.entered, ["a1", "a2", "b1", "b2"])
@@ -239,24 +241,24 @@ class ShareTests(SynchronousTestCase):
         self.assertEqual(self.entered[-1], "a3")
 
     def test_queued(self) -> None:
-        """One caller's share of the queue is used up, another's not; one who may run may come."""
-        queue = FairQueue(2, 3, own_running=1, own_queued=2)
+        """A caller's share of the queue is used, another's not; a release makes room in it."""
+        queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         self.names(queue, "a1", "a2")
-        self.assertFalse(queue.share_used("a"))
+        self.assertFalse(queue.is_share_used("a"))
         self.names(queue, "a3")
-        self.assertEqual([queue.share_used(caller) for caller in "ab"], [True, False])
+        self.assertEqual([queue.is_share_used(caller) for caller in "ab"], [True, False])
         self.assertEqual([queue.is_full(caller) for caller in "ab"], [False, False])
         self.names(queue, "b1", "b2")
         self.assertEqual([queue.is_full(caller) for caller in "abc"], [True, True, True])
         queue.release("a1")
-        self.assertFalse(queue.share_used("a"))
+        self.assertFalse(queue.is_share_used("a"))
 
     def test_share_beyond_the_whole(self) -> None:
-        """A share as large as the queue is none: then it is the queue that is full."""
+        """A share as large as the queue is no share: then the queue is full."""
         for own in (0, 2, 5):
-            queue = FairQueue(1, 2, own_queued=own)
+            queue = FairQueue(1, 2, queued_per_caller=own)
             self.names(queue, "a1", "a2", "a3")
-            self.assertEqual((queue.share_used("a"), queue.is_full("a")), (False, True))
+            self.assertEqual((queue.is_share_used("a"), queue.is_full("a")), (False, True))
 
     @given(
         st.integers(1, 4),
@@ -276,7 +278,7 @@ class ShareTests(SynchronousTestCase):
         Twice, that is: while a caller could have had a place, no other gets two. Those who have
         reserved a turn are as if they were not there until they are ready, but for their order.
         """
-        queue = FairQueue(running, 1000, own_running=own)
+        queue = FairQueue(running, 1000, running_per_caller=own)
         share = own or running
         inside: dict[str, str] = {}
         waiting: dict[str, tuple[str, Deferred[None]]] = {}
@@ -338,7 +340,7 @@ class ShareTests(SynchronousTestCase):
             queue.release(name)
         if own:
             return
-        places = {name: queue.position(name) for name in waiting}
+        places = {name: queue.find_position(name) for name in waiting}
         before = len(inside)
         order: list[str] = []
         while waiting:
@@ -352,21 +354,21 @@ class ShareTests(SynchronousTestCase):
 
 
 class ReservationTests(SynchronousTestCase):
-    """Those who are not ready when they come."""
+    """Reserved turns of waiters that are not ready."""
 
     def setUp(self) -> None:
         self.queue = FairQueue(1, 100)
         self.entered: list[str] = []
 
     def enter(self, *names: str) -> None:
-        """Let these enter, of the callers that their first letters name."""
+        """Acquire slots for names of the callers of their first letters."""
         for name in names:
             place = self.queue.acquire(name, name[0])
             place.addCallback(lambda _, name=name: self.entered.append(name))
             place.addErrback(lambda failure: failure.trap(CancelledError))
 
     def test_passed_over(self) -> None:
-        """Others have the place meanwhile; who is ready then has the turn of its coming."""
+        """Others pass a reserved turn, which counts from the reservation once ready."""
         self.queue.reserve("a1", "a")
         self.enter("a2", "a3", "a4")
         self.assertEqual(self.entered, ["a2"])
@@ -377,7 +379,7 @@ class ReservationTests(SynchronousTestCase):
         self.assertEqual(self.entered, ["a2", "a3", "a1", "a4"])
 
     def test_turns(self) -> None:
-        """A caller of whom nobody is ready keeps its turn, too."""
+        """A caller without a ready waiter keeps its turn, too."""
         self.enter("a1")
         self.queue.reserve("b1", "b")
         self.enter("a2", "a3")
@@ -387,23 +389,23 @@ class ReservationTests(SynchronousTestCase):
         self.assertEqual(self.entered, ["a1", "a2", "b1"])
 
     def test_holders(self) -> None:
-        """Nobody who has a place keeps those out who are not ready for one."""
+        """No holder keeps out waiters that are not ready."""
         self.enter("a1")
         self.queue.reserve("a2", "a")
-        self.assertEqual(self.queue.holders(), [("a1", False)])
+        self.assertEqual(self.queue.list_holders(), [("a1", False)])
         self.enter("a2")
-        self.assertEqual(self.queue.holders(), [("a1", True)])
+        self.assertEqual(self.queue.list_holders(), [("a1", True)])
 
     def test_free_place(self) -> None:
-        """Who becomes ready while there is a place has it at once."""
+        """A waiter that becomes ready beside a free slot gets the slot at once."""
         self.queue.reserve("a1", "a")
-        self.assertEqual((self.queue.waiting, self.queue.position("a1")), (1, 0))
+        self.assertEqual((self.queue.waiting, self.queue.find_position("a1")), (1, 0))
         self.enter("a1")
         self.assertEqual(self.entered, ["a1"])
         self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
 
     def test_given_up(self) -> None:
-        """A turn can be given up before one is ready, and after."""
+        """A turn can be released before its waiter is ready, and after."""
         for name in ("a1", "a2"):
             self.queue.reserve(name, "a")
         self.queue.release("a1")
@@ -417,22 +419,22 @@ class ReservationTests(SynchronousTestCase):
         self.assertEqual((self.queue.waiting, self.queue.running), (0, 1))
 
     def test_full(self) -> None:
-        """Who waits though there are places leaves these to others, but does not add to them."""
+        """A reserved turn leaves free slots to others, but counts as a waiter."""
         queue = FairQueue(2, 2)
         for number in range(4):
             self.assertFalse(queue.is_full("a"))
             queue.reserve(f"a{number}", "a")
         self.assertTrue(queue.is_full("a"))
-        queue = FairQueue(2, 3, own_running=1, own_queued=2)
+        queue = FairQueue(2, 3, running_per_caller=1, queued_per_caller=2)
         for number in range(3):
-            self.assertFalse(queue.share_used("a"))
+            self.assertFalse(queue.is_share_used("a"))
             queue.reserve(f"a{number}", "a")
-        self.assertEqual([queue.share_used(caller) for caller in "ab"], [True, False])
+        self.assertEqual([queue.is_share_used(caller) for caller in "ab"], [True, False])
         self.assertFalse(queue.is_full("b"))
 
     def test_rest(self) -> None:
-        """Who rests leaves its place to others, but counts for its caller until it leaves."""
-        self.queue = FairQueue(2, 100, own_running=1)
+        """A suspended slot is free for others, but counts for its caller until released."""
+        self.queue = FairQueue(2, 100, running_per_caller=1)
         self.enter("a1", "a2", "b1", "c1")
         self.assertEqual(self.entered, ["a1", "b1"])
         self.queue.suspend("a1")

@@ -1,4 +1,4 @@
-"""`arrears`: what cannot be done is done at last, and once."""
+"""`deferreds.RetryQueue`: failed calls succeed in the end, and once."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tawebeval.deferreds import RetryQueue
 from tests.fakes.world import InlineThreads, SlowThreads
 
 
-class ArrearsTests(SynchronousTestCase):
+class RetryQueueTests(SynchronousTestCase):
     """Calls that fail as often as a test wants."""
 
     def setUp(self) -> None:
         self.threads: Any = InlineThreads()
-        self.arrears = RetryQueue(self.threads)
+        self.queue = RetryQueue(self.threads)
         self.done: list[str] = []
         self.failures = {"a": 0, "b": 0}
         self.error: Exception = OSError(24, "Too many open files")
 
     def call(self, name: str) -> Callable[[], None]:
-        """Return a call that fails so often."""
+        """Return a call that fails a number of times."""
 
         def make() -> None:
             if self.failures[name]:
@@ -35,45 +35,45 @@ class ArrearsTests(SynchronousTestCase):
         return make
 
     def attempt(self, name: str) -> list[str]:
-        """Make a call for the first time; return what the log says."""
+        """Attempt a call; return the log's lines."""
         with capturedLogs() as events:
             self.successResultOf(
                 Deferred.fromCoroutine(
-                    self.arrears.attempt(
+                    self.queue.attempt(
                         f"the removal of {name}",
                         lambda prefix: self.call(name)(),
                         "an argument",
-                        made=lambda: self.done.append("made"),
+                        on_success=lambda: self.done.append("made"),
                     )
                 )
             )
         return [formatEvent(event) for event in events]
 
     def settle(self) -> list[str]:
-        """Let what is left be tried; return what the log says."""
+        """Retry kept calls; return the log's lines."""
         with capturedLogs() as events:
-            self.arrears.retry_next()
+            self.queue.retry_next()
         return [formatEvent(event) for event in events]
 
     def test_at_once(self) -> None:
-        """What succeeds is done, and nothing is said or kept."""
+        """A call that succeeds is neither logged nor kept."""
         self.assertEqual(self.attempt("a"), [])
-        self.assertEqual((self.done, len(self.arrears)), (["a", "made"], 0))
+        self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
         self.assertEqual(self.settle(), [])
         self.assertEqual(self.done, ["a", "made"])
 
     def test_later(self) -> None:
-        """What fails is said once, however often; its success, too."""
+        """A failure is logged once, however often it repeats; the late success, too."""
         self.failures["a"] = 3
         (said,) = self.attempt("a")
         self.assertIn("the removal of a is not done yet, and tried again: [Errno 24]", said)
         for _ in range(6):
-            self.assertEqual((self.settle(), self.done, len(self.arrears)), ([], [], 1))
+            self.assertEqual((self.settle(), self.done, len(self.queue)), ([], [], 1))
         self.assertEqual(self.settle(), ["the removal of a is done now"])
-        self.assertEqual((self.done, len(self.arrears)), (["a", "made"], 0))
+        self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
 
     def test_back_off(self) -> None:
-        """As long as nothing succeeds the time between two trials doubles, up to a minute."""
+        """The delay between retries doubles without a success, up to a minute."""
         self.failures["a"] = 10
         self.attempt("a")
         tried: list[int] = []
@@ -87,23 +87,23 @@ class ArrearsTests(SynchronousTestCase):
         self.assertEqual(tried, [0, 2, 6, 14, 30, 62, 122, 182, 242, 302])
 
     def test_all_together(self) -> None:
-        """When the machine has recovered all is done at once, by few calls of threads."""
+        """After a success all calls are made at once, by few calls of threads."""
         self.failures["a"] = 250 + 100
         for _ in range(250):
             self.attempt("a")
         self.settle()  # of which no more are tried than a thread tries at once
-        self.assertEqual((self.failures["a"], len(self.arrears)), (0, 250))
-        self.arrears._threads = threads = SlowThreads()  # type: ignore[assignment]
+        self.assertEqual((self.failures["a"], len(self.queue)), (0, 250))
+        self.queue._threads = threads = SlowThreads()  # type: ignore[assignment]
         for _ in range(2):
             self.settle()
         for _ in range(3):
             self.assertEqual(len(threads.waiting), 1)
             threads.step()
         done = [word for size in (100, 100, 50) for word in ("a", "made") for _ in range(size)]
-        self.assertEqual((len(self.arrears), self.done), (0, done))
+        self.assertEqual((len(self.queue), self.done), (0, done))
 
     def test_turns(self) -> None:
-        """One that fails for ever is in nobody's way, and is tried when others succeed."""
+        """A call that always fails blocks no other, and is retried when others succeed."""
         self.failures.update(a=1000, b=1)
         self.attempt("a")
         self.attempt("b")
@@ -112,27 +112,27 @@ class ArrearsTests(SynchronousTestCase):
         self.assertEqual(self.failures["a"], 998)
 
     def test_one_at_a_time(self) -> None:
-        """While what is left is tried nothing else is: a disk that hangs holds one thread."""
+        """Only one retry runs at a time: a disk that hangs blocks one thread."""
         self.failures.update(a=1, b=1)
         self.attempt("a")
         self.attempt("b")
-        threads = self.arrears._threads = SlowThreads()  # type: ignore[assignment]
+        threads = self.queue._threads = SlowThreads()  # type: ignore[assignment]
         for _ in range(3):
-            self.arrears.retry_next()
+            self.queue.retry_next()
         self.assertEqual(len(threads.waiting), 1)
         threads.finish()
         self.assertEqual(self.done, ["a", "b", "made", "made"])
 
     def test_defect(self) -> None:
-        """What fails for another reason is a defect: raised, or logged, and not tried again."""
+        """Other exceptions are defects: raised, or logged, and not retried."""
         self.failures["a"] = 1
         self.attempt("a")
         self.error, self.failures["a"] = ZeroDivisionError(), 1
-        self.arrears.retry_next()
+        self.queue.retry_next()
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.failures["b"] = 1
-        attempt = Deferred.fromCoroutine(self.arrears.attempt("b", self.call("b")))
+        attempt = Deferred.fromCoroutine(self.queue.attempt("b", self.call("b")))
         self.failureResultOf(attempt, ZeroDivisionError)
-        self.assertEqual(len(self.arrears), 0)
-        self.arrears.retry_next()
+        self.assertEqual(len(self.queue), 0)
+        self.queue.retry_next()
         self.assertEqual(self.done, [])

@@ -30,12 +30,12 @@ def main() -> None:
     keep_freed_memory()  # as the daemon does at its start
     chunk = int(sys.argv[1])
     text = _LINE * (chunk // len(_LINE) + 1)
-    parser, ring = Parser(Markers.fresh(os.urandom)), Ring()
+    parser, ring = Parser(Markers.generate(os.urandom)), Ring()
     position = 0
     before = resident()
     while ring.newest < _EVENTS:
         ring.append(parser.feed(text[position : position + chunk]))
-        assert not parser.pending, "such a read is parsed in one turn"
+        assert not parser.has_pending, "such a read is parsed in one turn"
         position = (position + chunk) % len(_LINE)
     print(json.dumps({"memory": resident() - before, "payload": ring.size}))
 

@@ -102,7 +102,7 @@ def main() -> None:
     """Measure, and report."""
     keep_freed_memory()  # as the daemon does at its start
     gc.disable()
-    markers = Markers.fresh(os.urandom)
+    markers = Markers.generate(os.urandom)
     plain = (b"x" * 99 + b"\n") * (_SIZE // 100)
     longest = {}
     for name, stdout in {"plain": plain, **floods(markers, _SIZE)}.items():

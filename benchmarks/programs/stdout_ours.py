@@ -50,7 +50,7 @@ class Store:
     def __init__(self) -> None:
         self._ring = Ring()
         budget = Budget(2**40, _CAPACITY, 1, lambda call: reactor.callLater(0, call))
-        parser = Parser(Markers.fresh(os.urandom))
+        parser = Parser(Markers.generate(os.urandom))
         share = budget.add_share(on_room=lambda: self.pump.on_room())
         self.pump = StdoutPump(reactor, parser, self._ring, share, self)
 

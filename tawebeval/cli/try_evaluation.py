@@ -19,7 +19,7 @@ from tawebeval.client.events import Page, parse_page
 from tawebeval.config import Configuration
 from tawebeval.core.budget import Budget
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, submission_file
+from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile, parse_submission_file
 from tawebeval.core.pages import read_page
 from tawebeval.deferreds import WorkerThreads
 from tawebeval.errors import EvaluationFailure
@@ -209,7 +209,7 @@ def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, 
     files = []
     for field, content in submission.items():
         name = content.name if isinstance(content, Path) else None
-        file = submission_file(f"submission[{field}]", name)
+        file = parse_submission_file(f"submission[{field}]", name)
         assert file is not None, "a field of the submission"
         path = folder / "submission" / file.field / file.filename
         path.parent.mkdir(parents=True)
@@ -233,7 +233,7 @@ async def read_pages(
             yield parse_page(page.encode(), after)
             ring.acknowledge(ring.oldest + page.events.count)
             evaluation.on_acknowledge()
-        if page.final:
+        if page.is_final:
             return
         after = page.end
         if not page.events.count:

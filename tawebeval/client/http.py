@@ -230,7 +230,7 @@ class Session:
             try:
                 response = await self._attempt(request)
                 meaning = judge_status(response.status)
-                if meaning is Verdict.TAKEN:
+                if meaning is Verdict.ACCEPTED:
                     parsed = _parse(response, parse)
                     if made:
                         self.on_recovery()
@@ -244,7 +244,7 @@ class Session:
                     raise Unavailable(f"{self._base}: {error}") from None
                 why = str(error)
             made += 1
-            pause = backoff.delay(made, self._chance(), asked)
+            pause = backoff.draw_delay(made, self._chance(), asked)
             if pause is None:
                 later = f" (it asks for {asked:.0f} seconds of patience)" if asked else ""
                 raise Unavailable(f"{self._base}: {why}{later}")

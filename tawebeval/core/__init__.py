@@ -1,14 +1,19 @@
 """Bytes in, values out: the part of tawebeval that only computes.
 
-Nothing here does input or output, and nothing knows the time or draws random bytes: what a function
-needs of these is an argument. So every rule of the contract can be tested byte by byte.
+No function here does input or output, reads a clock or draws random bytes: the caller passes the
+time, random bytes and callbacks as arguments. So tests can check every rule of the contract byte by
+byte.
 
-- Of stdout: `segi` makes events of an evaluator's bytes, with `markers`, `values` and `fileblock`;
-  `events` encodes them, once, as lines of JSON.
-- Between evaluator and clients: `ring` keeps the encoded lines, `retention` says which of them are
-  still needed, `budget` bounds all rings together, `pages` and `framing` cut them for clients.
-- Of requests: `form`, `tokens`, `forwarded`, `hosts`, `identifiers`.
-- Values that several packages share: `checkout`, `states`, `tally`, `backoff`, `variables`.
+- Standard output: `segi.Parser` turns an evaluator's bytes into events; `fileblock` parses the
+  files among them, `text` cuts text between characters, and `events` encodes each event, once, as a
+  line of JSON.
+- From the evaluator to clients: `ring.Ring` stores the encoded lines, `ring.Retention` discards
+  those that no client needs, and `budget.Budget` bounds all rings together. `pages` cuts pages with
+  cursors from a ring, and `framing` frames lines as server-sent events or WebSocket messages.
+- Requests: `form` parses the form of POST /evaluate, `hosts` the hosts of its URLs. `tokens` finds
+  the caller, `forwarded` the client's address behind proxies. `budget.Spool` bounds uploads.
+- Values that several packages share: `identifiers`, `states`, `variables` (the evaluator's
+  environment), `checkout`, `backoff` (retries of HTTP requests), `tally` (counters for metrics).
 
 All other packages import this one; it imports `errors` alone.
 """

@@ -10,15 +10,15 @@ from enum import Enum
 import attrs
 
 _TOO_SLOW, _TOO_MANY = 408, 429
-_DIGITS = 9  # of the longest number of seconds that is believed: more than anybody waits
+_DIGITS = 9  # of the longest delay in seconds that is accepted
 
 
 class Verdict(Enum):
-    """What a status says of a request: accepted, refused for good, or to be retried."""
+    """Outcome of a request by its response status: accepted, refused for good, or to be retried."""
 
-    TAKEN = "taken"
+    ACCEPTED = "accepted"
     REFUSED = "refused"
-    AGAIN = "again"
+    RETRY = "retry"
 
 
 def judge_status(status: int) -> Verdict:
@@ -27,9 +27,9 @@ def judge_status(status: int) -> Verdict:
     Redirects count as refusals: a request never reaches a server that its sender did not name.
     """
     if 200 <= status < 300:
-        return Verdict.TAKEN
+        return Verdict.ACCEPTED
     if status >= 500 or status in (_TOO_SLOW, _TOO_MANY):
-        return Verdict.AGAIN
+        return Verdict.RETRY
     return Verdict.REFUSED
 
 
@@ -64,7 +64,7 @@ class Backoff:
     longest_delay: float
     longest_asked: float = math.inf
 
-    def delay(self, made: int, chance: float, asked: float = 0) -> float | None:
+    def draw_delay(self, made: int, chance: float, asked: float = 0) -> float | None:
         """Return the delay in seconds after `made` failed attempts, or None for no further attempt.
 
         `chance` is a random number from 0 to 1. `asked` is the delay in seconds that the server

@@ -1,24 +1,29 @@
-"""One bound for the events of all evaluations together, and a fair part of it for each.
+"""Limits on what all evaluations hold together: memory for events, disk space for uploads.
 
-A ring is full when it holds as many bytes as are still free, or as `each` may have at most:
-dynamic thresholds, as switches use them for queues in one memory (Choudhury and Hahne, 1998).
-So n rings that want all they can get have a part of 1 / (n + 1) each, and another such part is
-free for whoever comes next. Shares are neither asked for nor given back, and what one frees is
-there for all.
+`Budget` bounds the bytes in all rings. A ring is full when it holds as many bytes as are still
+free, or as many as one ring may hold: dynamic thresholds, as switches use them for queues in one
+memory (Choudhury and Hahne, 1998). So n rings that want all they can get have a part of
+1 / (n + 1) each, and another such part is free for the next ring. A `Share` reserves nothing: bytes
+that one ring frees are free for all rings.
 
-A quarter of `total` is not free in this sense but a reserve. As many rings as are filled at once
-may each have an equal part of it, however much others hold, and one such part is left over. So
-what was taken from a ring stays for a while also where others are not read. No new ring is to
-begin when only the reserve is left; but some may have been waiting for their turn by then. Where
-they are not read either, and fill the reserve, what is left of it is divided like the rest.
+A quarter of the total is a reserve. As many rings as are filled at once may each hold an equal part
+of the reserve, whatever other rings hold, and one such part is left over. So events taken from a
+ring stay for a while even if nobody reads the other rings. No evaluation should start while only
+the reserve is free. Evaluations that were waiting for a slot start all the same; if nobody reads
+these either, so that they fill the reserve, the rest of the reserve is divided like the rest of the
+memory.
 
-A caller has a share of its own, too. It stops no ring, for what it begins with is not known then;
-but as long as its rings hold that much none of it is to begin.
+A caller has a share, too. The share pauses no ring, because the size of an evaluator's output is
+unknown at its start; but while the caller's rings hold that much, none of the caller's evaluations
+should start.
 
-An empty ring is never full. Hence whoever reads all of its events always gets more of them,
-whatever the others hold, and the sum is over `total` by one turn of the parser for each ring at
-most (`core.segi`). What stopped processes leave in their pipes comes on top of that, and is
-counted like the rest.
+An empty ring is never full. Hence a client that reads all events always gets more, whatever other
+rings hold, and all rings exceed the total by at most one turn of the parser for each ring
+(`core.segi`). Bytes that stopped processes leave in their pipes come on top and are counted, too.
+
+`Spool` bounds the bytes of all forms that arrive or that evaluations still need. Only received
+bytes count. An announced length is checked but not reserved: otherwise a client that announces much
+and sends little would keep other clients out.
 """
 
 from __future__ import annotations
@@ -34,142 +39,69 @@ from tawebeval.errors import Busy
 
 _TURN = 512 * 1024  # bytes that one turn of a parser brings, more or less
 
+_MEMORY = 32 * 2**20  # bytes of forms that may wait for the disk
+_RETRY_AFTER = 30  # seconds
+
 
 def _nothing() -> None:
     """Do nothing."""
 
 
-@attrs.define(eq=False)
-class Share:
-    """The part of one ring of a caller's: `size` is what it holds, in bytes.
-
-    `kept` are bytes beside the ring that count as the caller's, and do not fill it. No other share
-    has its `number`.
-
-    `full` tells that it is to take no more for now. `on_full()` is called when that begins, and may
-    make room; `on_room()` when there is some again.
-    """
-
-    _budget: Budget
-    number: int
-    caller: str
-    _on_full: Callable[[], object]
-    _on_room: Callable[[], object]
-    size: int = 0
-    kept: int = 0
-    full: bool = False
-    _bound: bool = True
-    _left: bool = False
-
-    @property
-    def limit(self) -> int:
-        """The size from which it is full, as things stand, in bytes."""
-        return self._budget.limit
-
-    def resize(self, size: int) -> None:
-        """Note what the ring holds now; there may be room for others, or itself."""
-        if self._left:
-            return
-        was_full = self.full
-        self._budget.add(self.caller, size - self.size)
-        if was_full:
-            self._budget.remove_waiter(self)
-        shrunk, self.size = size < self.size, size
-        self.full = self._bound and size >= self.limit
-        if self.full:
-            self._budget.add_waiter(self)
-        if shrunk:
-            self._budget.notify_freed()
-        if was_full and not self.full:
-            self._on_room()
-        elif self.full and not was_full:
-            self._on_full()
-
-    def keep(self, size: int) -> None:
-        """Note how many bytes are kept beside the ring."""
-        self._budget.add(self.caller, size - self.kept)
-        shrunk, self.kept = size < self.kept, size
-        if shrunk:
-            self._budget.notify_freed()
-
-    def unbind(self) -> None:
-        """Let it never be full again: little will come, and has to go somewhere."""
-        self._bound = False
-        self.resize(self.size)
-        self._drop_callbacks()
-
-    def release(self) -> None:
-        """Give it back: there is no such ring any more."""
-        self._drop_callbacks()
-        self._bound = False
-        self.keep(0)
-        self.resize(0)
-        self._left = True
-
-    def admit(self) -> None:
-        """Let it not be full any more, since others have made room."""
-        self.full = False
-        self._on_room()
-
-    def _drop_callbacks(self) -> None:
-        """Forget the callbacks, which refer to the owner of the ring."""
-        self._on_full = self._on_room = _nothing
-
-
 class Budget:
-    """At most about `total` bytes in all rings, and `each` in one of them.
+    """Bound of the bytes in all rings: `total` together, `per_ring` in one ring.
 
-    `running` is how many are filled at once. `later(call)` makes a call in another turn of the
-    reactor. `own` is the share of one caller, 0 for none. `used` is what all hold.
+    `ring_count` is the number of rings that are filled at once. `per_caller` is the share of one
+    caller in bytes, 0 for no share. `call_later(call)` makes a call in another turn of the reactor.
+    `used` is the number of bytes that all rings hold.
     """
 
     def __init__(
         self,
         total: int,
-        each: int,
-        running: int,
-        later: Callable[[Callable[[], object]], object],
-        own: int = 0,
+        per_ring: int,
+        ring_count: int,
+        call_later: Callable[[Callable[[], object]], object],
+        per_caller: int = 0,
     ) -> None:
         self.used = 0
         self._total = total
-        self._each = each
+        self._per_ring = per_ring
         reserve = total // 4
         self._common = total - reserve
-        self._reserved = min(each, reserve // (running + 1))
-        # Where nobody may have more than there is, it is not a caller's own fault.
-        self._own = own if own < self._common else 0
-        self._held: Counter[str] = Counter()  # by caller
+        self._reserved = min(per_ring, reserve // (ring_count + 1))
+        # Otherwise all bytes are the share, and one caller would be blamed for others.
+        self._per_caller = per_caller if per_caller < self._common else 0
+        self._used_by_caller: Counter[str] = Counter()
         self._on_relief: dict[str, Callable[[], object]] = {}  # by caller whose share is used
-        self._later = later
-        self._numbers = 0
-        self._waiting: list[Share] = []  # who holds least is first
-        self._due = False
+        self._call_later = call_later
+        self._number = 0  # of the newest share
+        self._waiting: list[Share] = []  # full shares; the smallest is first
+        self._is_reopening = False
 
     @property
     def limit(self) -> int:
-        """The size from which a ring is full, in bytes."""
+        """Size in bytes from which a ring is full now."""
         reserved = min(self._reserved, self._total - self.used)
-        return max(1, min(self._each, self._common - self.used), reserved)
+        return max(1, min(self._per_ring, self._common - self.used), reserved)
 
     @property
     def waiting(self) -> int:
-        """How many rings are full, and their evaluators paused."""
+        """Number of full rings, whose evaluators are paused."""
         return len(self._waiting)
 
     @property
     def is_spent(self) -> bool:
-        """Whether nothing is free but the reserve."""
+        """Whether only the reserve is free."""
         return self.used >= self._common
 
-    def share_used(self, caller: str) -> bool:
-        """Whether the rings of a caller hold as much as they should."""
-        return caller != ANONYMOUS and 0 < self._own <= self._held[caller]
+    def is_share_used(self, caller: str) -> bool:
+        """Return whether the caller's rings hold the caller's share or more."""
+        return caller != ANONYMOUS and 0 < self._per_caller <= self._used_by_caller[caller]
 
     def call_on_relief(self, caller: str, call: Callable[[], object]) -> None:
-        """Make a call, later, once a caller whose share is used holds less than that again.
+        """Make a call, later, once a caller whose share is used holds less than its share again.
 
-        The call replaces an earlier one for the same caller that was not made yet.
+        The call replaces an earlier call for the same caller that was not made yet.
         """
         self._on_relief[caller] = call
 
@@ -179,47 +111,47 @@ class Budget:
         on_full: Callable[[], object] = _nothing,
         on_room: Callable[[], object] = _nothing,
     ) -> Share:
-        """Return the share of one more ring of a caller's, which makes these calls (`Share`)."""
-        self._numbers += 1
-        return Share(self, self._numbers, caller, on_full, on_room)
+        """Return the share of a new ring of the caller; `Share` describes the callbacks."""
+        self._number += 1
+        return Share(self, self._number, caller, on_full, on_room)
 
-    def add(self, caller: str, size: int) -> None:
-        """Note that a caller uses so many bytes more."""
+    def add_bytes(self, caller: str, size: int) -> None:
+        """Count `size` bytes more for a caller; a negative size counts less."""
         self.used += size
-        self._held[caller] += size
-        if not self._held[caller]:
-            del self._held[caller]
-        if caller in self._on_relief and not self.share_used(caller):
-            self._later(self._on_relief.pop(caller))
+        self._used_by_caller[caller] += size
+        if not self._used_by_caller[caller]:
+            del self._used_by_caller[caller]
+        if caller in self._on_relief and not self.is_share_used(caller):
+            self._call_later(self._on_relief.pop(caller))
 
     def add_waiter(self, share: Share) -> None:
-        """Let a share that is full wait for room."""
+        """Let a full share wait for room."""
         insort(self._waiting, share, key=_order)
 
     def remove_waiter(self, share: Share) -> None:
-        """Let it not wait any more; its size is still that with which it began to."""
+        """Stop the wait of a share; its size must be the size with which the wait began."""
         del self._waiting[bisect_left(self._waiting, _order(share), key=_order)]
 
     def notify_freed(self) -> None:
-        """See to it that those are told who have room now."""
-        if not self._due and self._have_room():
-            self._due = True
-            self._later(self._admit)
+        """Reopen waiting shares, in another turn, if bytes were freed that suffice for one."""
+        if not self._is_reopening and self._has_room():
+            self._is_reopening = True
+            self._call_later(self._reopen)
 
-    def _have_room(self) -> bool:
+    def _has_room(self) -> bool:
         return bool(self._waiting) and self._waiting[0].size < self.limit
 
-    def _admit(self) -> None:
-        """Let some go on: as many as can print into what is free, the others after these have.
+    def _reopen(self) -> None:
+        """Reopen as many shares as can print into the free bytes; later turns reopen the others.
 
-        All at once would take more than there is, the reserve too, and as many turns to stop as
-        there are.
+        All shares at once would use more bytes than are free, the reserve too, and would take as
+        many turns to stop as there are shares.
         """
-        self._due = False
+        self._is_reopening = False
         for _ in range(1 + max(0, self._common - self.used) // _TURN):
-            if not self._have_room():
+            if not self._has_room():
                 return
-            self._waiting.pop(0).admit()
+            self._waiting.pop(0).reopen()
         self.notify_freed()
 
 
@@ -227,19 +159,92 @@ def _order(share: Share) -> tuple[int, int]:
     return share.size, share.number
 
 
-_MEMORY = 32 * 2**20  # bytes
-_RETRY_AFTER = 30  # seconds
+@attrs.define(eq=False)
+class Share:
+    """Part of the budget that one ring holds: `size` in bytes.
+
+    `kept` bytes are stored beside the ring: they count for the caller, but do not fill the ring.
+    `number` is unique among the shares of a budget.
+
+    While `is_full`, the ring is to take no more events. `on_full()` is called when this begins, and
+    may discard events; `on_room()` is called when this ends.
+    """
+
+    _budget: Budget
+    number: int
+    caller: str
+    _on_full: Callable[[], object]
+    _on_room: Callable[[], object]
+    size: int = 0
+    kept: int = 0
+    is_full: bool = False
+    _is_limited: bool = True
+    _is_released: bool = False
+
+    @property
+    def limit(self) -> int:
+        """Size in bytes from which the ring is full now."""
+        return self._budget.limit
+
+    def resize(self, size: int) -> None:
+        """Set the size of the ring in bytes; freed bytes may reopen this ring and others."""
+        if self._is_released:
+            return
+        was_full = self.is_full
+        self._budget.add_bytes(self.caller, size - self.size)
+        if was_full:
+            self._budget.remove_waiter(self)
+        has_shrunk, self.size = size < self.size, size
+        self.is_full = self._is_limited and size >= self.limit
+        if self.is_full:
+            self._budget.add_waiter(self)
+        if has_shrunk:
+            self._budget.notify_freed()
+        if was_full and not self.is_full:
+            self._on_room()
+        elif self.is_full and not was_full:
+            self._on_full()
+
+    def resize_kept(self, size: int) -> None:
+        """Set the number of bytes that are stored beside the ring."""
+        self._budget.add_bytes(self.caller, size - self.kept)
+        has_shrunk, self.kept = size < self.kept, size
+        if has_shrunk:
+            self._budget.notify_freed()
+
+    def remove_limit(self) -> None:
+        """Never let the ring be full again: the few events still to come must be stored."""
+        self._is_limited = False
+        self.resize(self.size)
+        self._drop_callbacks()
+
+    def release(self) -> None:
+        """Free all bytes: the ring is gone."""
+        self._drop_callbacks()
+        self._is_limited = False
+        self.resize_kept(0)
+        self.resize(0)
+        self._is_released = True
+
+    def reopen(self) -> None:
+        """Let the ring not be full any more, because other rings have freed bytes."""
+        self.is_full = False
+        self._on_room()
+
+    def _drop_callbacks(self) -> None:
+        """Forget the callbacks, which refer to the owner of the ring."""
+        self._on_full = self._on_room = _nothing
 
 
 @attrs.define
 class Spool:
-    """Counter of the bytes of forms; `held` never exceeds `limit`.
+    """Counter of the bytes of forms; `stored` never exceeds `limit`.
 
     `in_memory` counts the bytes that are not yet written to the disk.
     """
 
     limit: int
-    held: int = 0
+    stored: int = 0
     in_memory: int = 0
 
     @property
@@ -247,17 +252,17 @@ class Spool:
         """Whether forms must wait for the disk before they receive more."""
         return self.in_memory >= _MEMORY
 
-    def check(self, size: int) -> None:
+    def check_room(self, size: int) -> None:
         """Raise Busy if `size` bytes would not fit now."""
-        if self.held + size > self.limit:
+        if self.stored + size > self.limit:
             raise Busy("as many uploads are stored as may; try again later", _RETRY_AFTER)
 
-    def take(self, size: int) -> None:
+    def add(self, size: int) -> None:
         """Count `size` bytes more. Raises Busy, and counts nothing, if they do not fit."""
-        self.check(size)
-        self.held += size
+        self.check_room(size)
+        self.stored += size
 
-    def give_back(self, size: int) -> None:
-        """Count `size` bytes less, which were removed."""
-        assert 0 <= size <= self.held
-        self.held -= size
+    def remove(self, size: int) -> None:
+        """Count `size` bytes less, which were removed from the disk."""
+        assert 0 <= size <= self.stored
+        self.stored -= size

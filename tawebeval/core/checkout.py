@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen
 class Commit:
-    """A commit and its tree, by their OIDs; how many files the tree has, and bytes in them."""
+    """A commit and its tree, by their OIDs; the tree has `files` files of `size` bytes together."""
 
     oid: str
     tree: str
@@ -20,7 +20,7 @@ class Commit:
 
 @attrs.frozen
 class Checkout:
-    """A commit whose tree lies at `path`, where nobody may change it, until `release` is called."""
+    """A commit and the read-only directory `path` of its tree, which exists until `release()`."""
 
     commit: Commit
     path: Path

@@ -23,7 +23,7 @@ import orjson
 TERMINATOR = b"\n"
 r"""The only line terminator: `\r`, U+2028 and the like are ordinary text."""
 
-# What JSON leaves unescaped and text almost never has: DEL, and Unicode's noncharacters.
+# Characters that JSON does not escape and text almost never has: DEL, Unicode's noncharacters.
 _STAND_INS = (b"\x7f", *(chr(code).encode() for code in range(0xFDD0, 0xFDF0)))
 _TEXT = b'{"type":"text","payload":'
 _DATA = b'{"type":"data","payload":'
@@ -72,10 +72,10 @@ def encode_text(block: bytes, blank_lines: bool | None = None) -> Batch:
     else:
         head, count = b"", 0
     string = orjson.dumps(block.replace(TERMINATOR, stand_in).decode("utf-8", "replace"))
-    # Put together before it becomes several times as long, so that the long is not copied.
+    # Joined before the replacement, which makes it several times as long.
     framed = b"".join((head, _TEXT, string, b"}\n"))
     lines = framed.replace(stand_in, _BETWEEN_LINES)
-    # Each terminator became as much longer, and two events. (Counting them costs more.)
+    # Each terminator became two events. (Counting terminators costs more than this division.)
     terminators = (len(lines) - len(framed)) // (len(_BETWEEN_LINES) - len(stand_in))
     count += 1 + 2 * terminators
     if blank_lines or TERMINATOR[0] in (block[0], block[-1]):
@@ -120,7 +120,7 @@ def encode_data(value: bytes) -> Batch:
 def encode_file(filename: str, content_type: str, content: bytes) -> Batch:
     """Encode a file block as its data event (contract, section 4; base64 of RFC 4648)."""
     head = orjson.dumps({"type": "file", "filename": filename, "content_type": content_type})
-    # Joined once, for it is long.
+    # Joined once, because it is long.
     parts = (_DATA, head[:-1], b',"content_base64":"', b64encode(content), b'"}}\n')
     return Batch(1, b"".join(parts))
 

@@ -34,8 +34,8 @@ MAX_PATH = 4096
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
 _LONGEST_HEAD = MAX_HEADERS + len(b"\n\n")  # with the terminators before and after it
 
-# RFC 9110, sections 5.5 and 5.6, with UTF-8 for obs-text. Each can match in one way only, lest a
-# search goes back and tries another one.
+# RFC 9110, sections 5.5 and 5.6, with UTF-8 for obs-text. Each can match in one way only, so that
+# no search backtracks.
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"  # noqa: S105  (a token of HTTP's grammar)
 _SPACES = " \t"
 _TEXT = r"[^\0-\x08\x0a-\x1f\x7f]*"
@@ -67,7 +67,7 @@ class InlineFile:
 class WantedFile:
     """A file named by its path, which the caller must read.
 
-    `path` is unchecked: the evaluator's own words.
+    `path` is unchecked: the evaluator chose it.
     """
 
     filename: str

@@ -19,17 +19,17 @@ from tawebeval.errors import InvalidField
 MAX_SEED = 2**31 - 1
 MAX_DEPTH = 2**31 - 2  # one more means "everything" to git
 SHOWN_COMMAND = 1024
-"""Bytes of `evaluator_cmd` that are kept for the status when the evaluator has started."""
+"""Bytes of `evaluator_cmd` that are kept for the status after the evaluator's start."""
 
 MAX_FIELD_NAME = 251  # characters; NAME.txt is a file's name
 FIELD_NAME = rf"[a-z][a-z0-9_]{{0,{MAX_FIELD_NAME - 1}}}"
-"""What the fields of a submission may be called, as a regular expression."""
+"""Regular expression of the names of submission fields."""
 
 _SUBMISSION = re.compile(rf"submission\[({FIELD_NAME})\]")
 _OID = re.compile(r"[0-9a-fA-F]{40}")
 _DIGITS = re.compile(r"[0-9]{1,10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# What RFC 3986 has in a URL, without a fragment; the host is looked at by `target_of`.
+# A URL of RFC 3986 without a fragment; `parse_target` checks the host.
 _CALLBACK = re.compile(
     r"https?://[A-Za-z0-9._~:\[\]-]+([/?]([A-Za-z0-9._~:/?@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)?"
 )
@@ -48,9 +48,9 @@ TEXT_FIELDS: Mapping[str, int | None] = {
     "seed": 64,
     "callback_url": 2048,
 }
-"""The fields that are no files, and the most bytes of UTF-8 that each may have.
+"""The fields that are no files, with the largest size of each in bytes of UTF-8.
 
-None stands for as many as `limits.field` allows, which is the most for all of them.
+`limits.field` bounds all of them; None stands for no other limit.
 """
 
 FIELD_ALIASES = {
@@ -108,7 +108,7 @@ class EvaluationRequest:
     def shown_command(self) -> str:
         """Beginning of the command, as the status document shows it."""
         command = self.evaluator_cmd.encode()
-        return command[: text.boundary(command, SHOWN_COMMAND)].decode()
+        return command[: text.find_boundary(command, SHOWN_COMMAND)].decode()
 
     def drop_start_fields(self) -> EvaluationRequest:
         """Return the request without the fields that only the evaluator's start needs."""
@@ -121,7 +121,7 @@ class EvaluationRequest:
         )
 
 
-def pack(request: EvaluationRequest) -> bytes:
+def pack_request(request: EvaluationRequest) -> bytes:
     """Return the request as bytes, about as many as its texts have in UTF-8.
 
     A kept request is packed because a `str` may take four bytes for each character.
@@ -129,12 +129,12 @@ def pack(request: EvaluationRequest) -> bytes:
     return msgspec.msgpack.encode(request)
 
 
-def unpack(packed: bytes) -> EvaluationRequest:
-    """Return the request that `pack` encoded."""
+def unpack_request(packed: bytes) -> EvaluationRequest:
+    """Return the request that `pack_request` encoded."""
     return msgspec.msgpack.decode(packed, type=EvaluationRequest)
 
 
-def submission_file(name: str, filename: str | None) -> SubmissionFile | None:
+def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | None:
     """Return the submission file for the form field `name`, or None for any other field.
 
     `filename` is the client's name of the file, None for a field that is no file. Raises

@@ -16,18 +16,18 @@ import attrs
 from tawebeval.errors import MalformedRequest
 
 UNIX = "unix"
-"""Among trusted proxies: whoever connects to a UNIX socket."""
+"""Entry of the trusted proxies for all peers on UNIX sockets."""
 
-# Networks of one's own: addresses that mean the same to nobody else.
-_OWN_NETWORKS = (
+# Private, link-local and loopback networks.
+_PRIVATE_NETWORKS = (
     *("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16"),
     *("100.64.0.0/10", "::1/128", "fc00::/7", "fe80::/10"),
 )
-_OWN = tuple(map(ip_network, _OWN_NETWORKS))
+_PRIVATE = tuple(map(ip_network, _PRIVATE_NETWORKS))
 
 _WORD = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
-# A pair or nothing, and what ends it. Spaces beside a semicolon are more than RFC 7239 has, and
-# are written by some.
+# A pair or nothing, and its end. RFC 7239 has no spaces beside a semicolon, but some proxies write
+# them.
 _PAIR = re.compile(
     rf'[ \t]*+(?:(?P<name>{_WORD})=(?:(?P<token>{_WORD})|"(?P<quoted>(?:[^"\\]|\\.)*+)"))?'
     r"[ \t]*+(?P<end>[,;]|\Z)"
@@ -37,7 +37,7 @@ _HIDDEN = r"_[A-Za-z0-9._-]{1,64}"
 _PORT = rf"(?::(?:[0-9]{{1,5}}|{_HIDDEN}))?"
 _BRACKETED = re.compile(rf"\[([0-9A-Fa-f:.]+)\]{_PORT}")
 _PLAIN = re.compile(rf"([0-9.]+|unknown|{_HIDDEN}){_PORT}", re.IGNORECASE)
-_LONGEST = 80  # characters of what is no address, in a message
+_LONGEST = 80  # characters of a wrong address, in a message
 
 
 @attrs.frozen
@@ -48,7 +48,7 @@ class Proxies:
     """
 
     networks: Sequence[IPv4Network | IPv6Network]
-    unix: bool
+    trusts_unix: bool
     header: str
 
     @classmethod
@@ -57,7 +57,7 @@ class Proxies:
         networks = tuple(ip_network(each) for each in trusted if each != UNIX)
         return cls(networks, UNIX in trusted, header)
 
-    def trusts(self, address: str) -> bool:
+    def is_trusted(self, address: str) -> bool:
         """Return whether an address, in canonical form, is a trusted proxy's."""
         if not self.networks:
             return False
@@ -67,15 +67,15 @@ class Proxies:
             return False
         return any(found in network for network in self.networks)
 
-    def find_too_wide(self) -> list[str]:
-        """Return the trusted networks that may contain strangers: neither one address nor local."""
+    def find_wide_networks(self) -> list[str]:
+        """Return the trusted networks that may contain strangers: not one address, not private."""
         return [
             str(network)
             for network in self.networks
-            if network.num_addresses > 1 and not any(_within(network, own) for own in _OWN)
+            if network.num_addresses > 1 and not any(_within(network, own) for own in _PRIVATE)
         ]
 
-    def client(self, values: Sequence[str]) -> str | None:
+    def find_client(self, values: Sequence[str]) -> str | None:
         """Return the client's address from the header's `values`, or None if they name no client.
 
         The result may also be an identifier that hides the address (RFC 7239, section 6.3), or
@@ -86,7 +86,7 @@ class Proxies:
         client: str | None = None
         for node in reversed(nodes):
             client = self._node(node)
-            if not self.trusts(client):
+            if not self.is_trusted(client):
                 break
         return client
 
@@ -108,19 +108,19 @@ class Proxies:
             ) from None
 
 
-def canonical(address: str) -> str:
+def canonicalize(address: str) -> str:
     """Return an IP address in its canonical form, without a zone. Raises ValueError."""
     found = ip_address(address.partition("%")[0])
     return str((isinstance(found, IPv6Address) and found.ipv4_mapped) or found)
 
 
-def address_group(address: str) -> str:
+def group_address(address: str) -> str:
     """Return the group of a client for limits: its IPv4 address, or the /64 of its IPv6 address.
 
     The group of anything else is "".
     """
     try:
-        found = ip_address(canonical(address))
+        found = ip_address(canonicalize(address))
     except ValueError:
         return ""
     if isinstance(found, IPv6Address):
@@ -163,13 +163,13 @@ def _name_of(node: str, bare: bool) -> str:
     """
     bracketed, plain = _BRACKETED.fullmatch(node), _PLAIN.fullmatch(node)
     if bracketed is not None:
-        return canonical(str(IPv6Address(bracketed[1])))
+        return canonicalize(str(IPv6Address(bracketed[1])))
     if plain is None:
-        if bare and node == "unix:":  # nginx's name for who came over a UNIX socket
+        if bare and node == "unix:":  # nginx's name for a peer on a UNIX socket
             return ""
         if bare and ":" in node:
-            return canonical(node)
+            return canonicalize(node)
         raise ValueError(node)
     if plain[1].lower() == "unknown":
         return ""
-    return plain[1] if plain[1].startswith("_") else canonical(plain[1])
+    return plain[1] if plain[1].startswith("_") else canonicalize(plain[1])

@@ -63,8 +63,8 @@ def encode_messages(first: int, batch: Batch) -> bytes:
     return b"".join(frames)
 
 
-LINES = Framing(b"", lambda first, batch: batch.lines, b"", b"")
-"""JSON Lines. They have no word for the end, and none that says nothing."""
+JSON_LINES = Framing(b"", lambda first, batch: batch.lines, b"", b"")
+"""JSON Lines, which have neither an end nor a heartbeat."""
 
 EVENT_STREAM = Framing(
     b"retry: %d\n\n" % RETRY,
@@ -75,4 +75,4 @@ EVENT_STREAM = Framing(
 """`text/event-stream`."""
 
 MESSAGES = Framing(b"", encode_messages, b"", b"")
-"""Of a WebSocket; the end and the sign of life (a ping) are the connection's own."""
+"""Messages of a WebSocket; its connection sends the end and the heartbeat (a ping)."""

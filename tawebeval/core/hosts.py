@@ -1,4 +1,4 @@
-"""Hosts of URLs, the rules for them, and the binding of git to a checked address.
+"""Hosts of URLs, the operator's rules for hosts, and routes that bind git to a checked address.
 
 A stranger chooses the URL. The daemon must read its host exactly as git, curl and ssh do, so only
 plain forms are accepted. The daemon looks a name up once and makes git connect to the address
@@ -27,7 +27,7 @@ _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCP_LIKE = re.compile(r"(?:[^/:@]*@)?([^/:@]+):.*", re.DOTALL)
 _AUTHORITY = re.compile(r"(?:[^@]*@)?(\[[^\]]*\]|[^:\[\]]*)(?::([0-9]{1,5}))?")
 _NAME = re.compile(r"(?!.{254})[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_][a-z0-9_-]{0,62})*")
-# What inet_aton(3) takes for a number: curl reads `0x7f.1` and `2130706433` as addresses.
+# Numbers of inet_aton(3): curl reads `0x7f.1` and `2130706433` as addresses.
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
@@ -49,7 +49,7 @@ class Target:
 
 @attrs.frozen
 class Route:
-    """The URL for git to use, and environment variables to add for it.
+    """URL for git to fetch from, with the environment variables to add.
 
     `source` is the path of a local repository, served through git's own pipe; `readable` are
     files that git must be able to read, such as a key.
@@ -112,12 +112,14 @@ def _target(protocol: str, host: str, port: str | None) -> Target:
     return Target(protocol, str(address), number, address)
 
 
-def bracketed(address: Address) -> str:
+def format_address(address: Address) -> str:
     """Return an address in the form of URLs: IPv6 in brackets."""
     return f"[{address}]" if address.version == 6 else str(address)
 
 
-def route(url: str, target: Target, address: Address, ssh_options: Sequence[str] = ()) -> Route:
+def build_route(
+    url: str, target: Target, address: Address, ssh_options: Sequence[str] = ()
+) -> Route:
     """Return the route on which git reaches `target`, the server of `url`, at `address` only.
 
     Certificates and host keys are still checked against the name.
@@ -131,16 +133,16 @@ def route(url: str, target: Target, address: Address, ssh_options: Sequence[str]
             {
                 "GIT_CONFIG_COUNT": "1",
                 "GIT_CONFIG_KEY_0": "http.curloptResolve",
-                "GIT_CONFIG_VALUE_0": f"{target.host}:{target.port}:{bracketed(address)}",
+                "GIT_CONFIG_VALUE_0": f"{target.host}:{target.port}:{format_address(address)}",
             },
         )
     if target.protocol == "git":
         path = url.partition("://")[2].partition("/")[2]
         return Route(
-            f"git://{bracketed(address)}:{target.port}/{path}",
+            f"git://{format_address(address)}:{target.port}/{path}",
             {"GIT_OVERRIDE_VIRTUAL_HOST": f"{target.host}:{target.port}"},
         )
-    # As known_hosts has it, which is not asked for the address then.
+    # The name of the server in known_hosts, where ssh then does not look up the address.
     alias = target.host if target.port == DEFAULT_PORTS["ssh"] else f"[{target.host}]:{target.port}"
     options = [f"-oHostName={address}", f"-oHostKeyAlias={alias}", "-oCheckHostIP=no"]
     return Route(url, {"GIT_SSH_COMMAND": " ".join([*ssh, shlex.join(options)])})
@@ -181,23 +183,23 @@ class HostPolicy:
         networks = tuple(ip_network(network) for network in self.private_networks)
         object.__setattr__(self, "_networks", networks)
 
-    def check(self, target: Target) -> None:
+    def check_host(self, target: Target) -> None:
         """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
         if any(matches(target.host, pattern) for pattern in self.deny):
             raise _forbidden(target, f"is refused by {self.section}.deny_hosts")
         if self.allow and not any(matches(target.host, pattern) for pattern in self.allow):
             raise _forbidden(target, f"is not among {self.section}.allow_hosts")
         if target.address is not None:
-            self.choose(target, [target.address])
+            self.choose_address(target, [target.address])
 
-    def choose(self, target: Target, addresses: Sequence[Address]) -> Address:
+    def choose_address(self, target: Target, addresses: Sequence[Address]) -> Address:
         """Return the address to connect to, one of `addresses`. Raises ForbiddenHost.
 
         All addresses must be allowed: a name with a forbidden one among them is an attack.
         """
         for address in addresses:
             if not self._permits(address):
-                # The address itself is not told: it would map a private network for strangers.
+                # The message omits the address: it would map a private network for strangers.
                 raise _forbidden(
                     target,
                     "has an address that is not public, and is not opened by"
@@ -220,5 +222,5 @@ def matches(host: str, pattern: str) -> bool:
     return host.endswith(pattern[1:]) if pattern.startswith("*.") else host == pattern
 
 
-def _forbidden(target: Target, why: str) -> ForbiddenHost:
-    return ForbiddenHost(f"the host {target.host} {why}")
+def _forbidden(target: Target, reason: str) -> ForbiddenHost:
+    return ForbiddenHost(f"the host {target.host} {reason}")

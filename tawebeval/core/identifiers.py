@@ -71,6 +71,6 @@ class Identifiers:
         return hmac.compare_digest(mac, self._mac(drawn, caller))
 
     def _mac(self, drawn: bytes, caller: str) -> bytes:
-        # What is drawn has a fixed length, so there is one way only to take this apart.
+        # The random bytes have a fixed length, so two different messages never have the same bytes.
         message = _PURPOSE + drawn + caller.encode()
         return hmac.digest(self._own_key, message, "sha256")[:_MAC]

@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 class EventPage:
     """Consecutive events, and the cursors before and after them.
 
-    `final` says that no later page has events.
+    `is_final` says that no later page has events.
     """
 
     begin: str | None
@@ -33,14 +33,14 @@ class EventPage:
     events: Batch
 
     @property
-    def final(self) -> bool:
+    def is_final(self) -> bool:
         """Whether no new event can follow."""
         return self.end in (DUMMY_END, None)
 
     @property
     def has_news(self) -> bool:
         """Whether the page has events or is the last one."""
-        return bool(self.events.count) or self.final
+        return bool(self.events.count) or self.is_final
 
     def encode(self) -> bytes:
         """Return the page as JSON."""
@@ -48,7 +48,7 @@ class EventPage:
             _encode_cursor(self.begin),
             _encode_cursor(self.end),
         )
-        # A view, for what is large is to be copied as seldom as can be.
+        # A view, which saves a copy of the page.
         events = memoryview(self.events.lines.replace(b"\n", b","))[:-1]
         return b"".join((head, events, b"]}"))
 
@@ -57,7 +57,7 @@ def _encode_cursor(cursor: str | None) -> bytes:
     return b"null" if cursor is None else b'"%s"' % cursor.encode()
 
 
-def end_page() -> EventPage:
+def make_end_page() -> EventPage:
     """Return the answer to the dummy end: an empty page with no next page."""
     return EventPage(DUMMY_END, None, Batch(0, b""))
 
@@ -74,7 +74,7 @@ def parse_cursor(after: str | None) -> str | None:
     return after
 
 
-def locate(ring: Ring, after: str | None, skip: int = 0) -> int:
+def locate_cursor(ring: Ring, after: str | None, skip: int = 0) -> int:
     """Return the sequence number `skip` events after a cursor.
 
     The cursor itself may precede discarded events. Raises DiscardedCursor if the result does, and
@@ -97,7 +97,9 @@ def read_page(ring: Ring, after: str | None, limit: int) -> EventPage:
 
     `limit` bounds the events in bytes. Raises DiscardedCursor and InvalidCursor.
     """
-    begin = locate(ring, after)
+    begin = locate_cursor(ring, after)
     events = ring.read(begin, limit)
     end = begin + events.count
-    return EventPage(after, DUMMY_END if ring.closed and end == ring.newest else str(end), events)
+    return EventPage(
+        after, DUMMY_END if ring.is_closed and end == ring.newest else str(end), events
+    )

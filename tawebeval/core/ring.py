@@ -1,4 +1,4 @@
-"""Ring buffer: one evaluation's events from printing to acknowledgement.
+"""Ring buffer of one evaluation's events, from printing to acknowledgement.
 
 Events are numbered from 0. A *cursor* is a place between two events: cursor n lies before event n.
 The ring holds the events from `oldest` to `newest` (two cursors), as batches of JSON Lines. It
@@ -9,6 +9,23 @@ Reading has no visible effect. It splits a batch where a page or a piece ends in
 the reader's next call finds the place at once. It never leaves small batches: nothing would join
 them again, and readers at different places would leave a batch for each event. Finding a place
 near the end of a batch is cheap.
+
+`Retention` knows two kinds of readers (contract, sections 3 and 7). A reader of *pages*
+acknowledges by its next request: a request after a cursor acknowledges the events before the
+cursor. A *stream* acknowledges nothing by itself: its connection shows the events that the
+client's kernel has taken (`evaluations.records`). So:
+
+- Events that pages have acknowledged are discarded at once, except those that a live stream has
+  yet to take.
+- Events that streams have taken stay for a resume, up to three quarters of the capacity: a proxy
+  may have taken them in place of the client. Beyond that the oldest go, in whole batches. Events
+  that streams have yet to take do not count, so slow readers find as much behind them as quick
+  ones.
+- Otherwise no event is discarded that a live stream, or a stream that was cut a moment ago, has yet
+  to take, nor, while a client reads pages, an event that the client has not acknowledged.
+
+At least a quarter of the capacity is left for events that no client has taken. A ring whose
+streams have taken everything is never full, so a reader that keeps up always gets more.
 """
 
 from __future__ import annotations
@@ -19,6 +36,7 @@ from tawebeval.core.events import NOTHING, Batch
 
 _GATHER = 16 * 1024  # bytes up to which small batches are put together
 _APART = 4 * 1024  # bytes that a reader cuts off at least: some 10 µs to walk over
+_MAX_CUTS = 16  # cut streams of one evaluation; the clients of earlier ones are given up
 
 
 @attrs.define
@@ -32,13 +50,13 @@ class Ring:
     newest: int = 0
     size: int = 0
     discarded: int = 0
-    closed: bool = False
+    is_closed: bool = False
     # Not a deque, which takes 600 bytes when it is empty: there are never too many to move.
     _batches: list[Batch] = attrs.field(factory=list)
 
     def append(self, batch: Batch) -> None:
         """Append a batch. The ring must not be closed."""
-        assert not self.closed, "a closed ring takes no events"
+        assert not self.is_closed, "a closed ring takes no events"
         if not batch.count:
             return
         self.newest += batch.count
@@ -50,7 +68,7 @@ class Ring:
 
     def close(self) -> None:
         """Mark the end of events."""
-        self.closed = True
+        self.is_closed = True
 
     def read(self, after: int, limit: int) -> Batch:
         """Return the events after the cursor `after`, `oldest <= after <= newest`.
@@ -100,7 +118,7 @@ class Ring:
         while self.size > size and self.oldest + self._batches[0].count <= before:
             self._discard()
 
-    def size_after(self, cursor: int) -> int:
+    def measure_after(self, cursor: int) -> int:
         """Return the size in bytes of all batches with events after the cursor."""
         size, first = 0, self.newest
         for batch in reversed(self._batches):
@@ -110,11 +128,11 @@ class Ring:
             size += len(batch.lines)
         return size
 
-    def size_before(self, cursor: int) -> int:
-        """Return the size in bytes of all batches, also discarded ones, before the cursor."""
+    def measure_before(self, cursor: int) -> int:
+        """Return the size in bytes of all batches before the cursor, discarded ones included."""
         if cursor <= self.oldest:
             return self.discarded
-        return self.discarded + self.size - self.size_after(cursor)
+        return self.discarded + self.size - self.measure_after(cursor)
 
     def _discard(self) -> None:
         batch = self._batches.pop(0)
@@ -160,19 +178,19 @@ def _offset(batch: Batch, count: int) -> int:
     return at
 
 
-_MOST_CUT = 16  # streams of one evaluation; of more the first are not expected any longer
-
-
 @attrs.define(eq=False)
 class Reader:
-    """Live stream; its client has taken the events before the cursor `taken`."""
+    """Live stream whose client has taken the events before the cursor `taken`."""
 
     taken: int
 
 
 @attrs.frozen
-class Cut:
-    """Stream that was cut; its client may resume from `taken` to `sent`, `until` a time."""
+class _Cut:
+    """Stream that was cut; its client may resume at a cursor from `taken` to `sent`.
+
+    `until` is the last time for that, in seconds of the caller's clock.
+    """
 
     taken: int
     sent: int
@@ -181,20 +199,20 @@ class Cut:
 
 @attrs.define
 class Retention:
-    """Discards the events of a ring that no reader needs."""
+    """Readers of a ring, and the rule that discards the events that none of them needs."""
 
     _ring: Ring
     _acknowledged: int = 0  # by pages
     _readers: dict[Reader, None] = attrs.field(factory=dict)
-    _cuts: list[Cut] = attrs.field(factory=list)  # in the order of their times
+    _cuts: list[_Cut] = attrs.field(factory=list)  # in the order of their times
 
     def __len__(self) -> int:
         """Return the number of live streams."""
         return len(self._readers)
 
     @property
-    def resumable(self) -> float | None:
-        """Time until which events are kept for the stream that was cut first; None without one."""
+    def resume_until(self) -> float | None:
+        """Time until which the client of the earliest cut stream may resume; None without one."""
         return self._cuts[0].until if self._cuts else None
 
     def add_reader(self, taken: int) -> Reader:
@@ -211,41 +229,42 @@ class Retention:
         return reader
 
     def remove_reader(self, reader: Reader) -> None:
-        """End a stream; it holds back no events any more."""
+        """Remove a stream that has ended, and discard the events that only it still needed."""
         del self._readers[reader]
         self._discard_acknowledged()
 
-    def cut(self, reader: Reader, sent: int, until: float) -> None:
-        """Note that a stream broke off after the events before the cursor `sent` were sent.
+    def cut_reader(self, reader: Reader, sent: int, until: float) -> None:
+        """Replace a stream that broke off by the expectation that its client resumes.
 
-        Its client may resume `until` a time, which must not be before that of an earlier call.
+        The events before the cursor `sent` were sent. `until` is the time up to which the client
+        may resume, not before that of an earlier call.
         """
         del self._readers[reader]
-        self._cuts.append(Cut(reader.taken, sent, until))
-        del self._cuts[:-_MOST_CUT]
+        self._cuts.append(_Cut(reader.taken, sent, until))
+        del self._cuts[:-_MAX_CUTS]
         self._discard_acknowledged()
 
     def acknowledge(self, after: int) -> bool:
-        """Note that a reader of pages has all events before `after`; return whether that is new."""
+        """Acknowledge the events before the cursor `after`; return whether any of them is new."""
         if after <= self._acknowledged:
             return False
         self._acknowledged = after
         self._discard_acknowledged()
         return True
 
-    def make_room(self, capacity: int, *, now: float, paged: bool) -> None:
-        """Discard events that streams have taken, beyond what is kept for a resume.
+    def make_room(self, capacity: int, *, now: float, is_paged: bool) -> None:
+        """Discard events that streams have taken, beyond those that are kept for a resume.
 
-        `capacity` is the size of the ring in bytes at which its evaluator is paused. `paged` is
-        whether a client reads pages.
+        `capacity` is the size of the ring in bytes at which its evaluator is paused. `now` is in
+        seconds. `is_paged` says whether a client reads pages.
         """
         while self._cuts and self._cuts[0].until <= now:
             del self._cuts[0]
         self._discard_acknowledged()
         kept = capacity * 3 // 4
-        if self._readers and not paged and self._ring.size > kept:
+        if self._readers and not is_paged and self._ring.size > kept:
             before = min([self._taken_by_all(), *(cut.taken for cut in self._cuts)])
-            self._ring.shrink(kept + self._ring.size_after(before), before)
+            self._ring.shrink(kept + self._ring.measure_after(before), before)
 
     def _discard_acknowledged(self) -> None:
         if self._acknowledged > self._ring.oldest:

@@ -23,14 +23,14 @@ class State(StrEnum):
     EXPIRED = "expired"
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether no event can follow."""
         return self not in (State.QUEUED, State.FETCHING, State.RUNNING)
 
 
-STEPS: Mapping[State, frozenset[State]] = {
+TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.QUEUED: frozenset({State.FETCHING, State.FAILED, State.CANCELLED}),
-    # What was fetched before there was a place to run waits for that again.
+    # An evaluation that was fetched before a slot was free is queued again.
     State.FETCHING: frozenset({State.QUEUED, State.RUNNING, State.FAILED, State.CANCELLED}),
     State.RUNNING: frozenset({State.FINISHED, State.FAILED, State.CANCELLED}),
     State.FINISHED: frozenset({State.DRAINED, State.EXPIRED}),
@@ -39,15 +39,15 @@ STEPS: Mapping[State, frozenset[State]] = {
     State.DRAINED: frozenset(),
     State.EXPIRED: frozenset(),
 }
-"""From each state those that may be next. docs/api.md says what leads to them."""
+"""The states that may follow each state; docs/api.md names the events that lead to them."""
 
 
 class IllegalTransition(AssertionError):
-    """A transition that the table does not have: a bug."""
+    """A transition that `TRANSITIONS` does not have: a bug."""
 
 
 def transition(state: State, following: State) -> State:
-    """Return `following`, the state after `state`. Raises IllegalStep."""
-    if following not in STEPS[state]:
+    """Return `following`, the state after `state`. Raises IllegalTransition."""
+    if following not in TRANSITIONS[state]:
         raise IllegalTransition(f"an evaluation cannot become {following.value} when {state.value}")
     return following

@@ -1,7 +1,7 @@
-"""Counters and histograms as plain numbers: cheap to add to, read by `daemon.metrics`.
+"""Counters and histograms as plain numbers, which cost little; `daemon.metrics` exports them.
 
-A counter has the labels of its metric as keys. Those that are known are there from the start, as 0:
-to Prometheus the first sample of a series is no increase, and no alert.
+The keys of a counter are the labels of its metric. All known labels are counted from the start,
+as 0: to Prometheus the first sample of a series is no increase, so it would raise no alert.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import attrs
 from tawebeval.core.states import State
 from tawebeval.errors import Reason
 
-FOREVER = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-"""Bounds, in seconds, for what may take minutes: waiting, fetching, running."""
+LONG_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Bounds of a histogram, in seconds, for stages that may take minutes: queue, fetch, run."""
 
-MOMENTS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Bounds, in seconds, for what should take no time: answers, turns of the reactor."""
+SHORT_BOUNDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""Bounds of a histogram, in seconds, for short work: responses, turns of the reactor."""
 
 _ENDS = (
     (State.FINISHED, ""),
@@ -46,7 +46,7 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def cumulative(self) -> Iterator[tuple[float, int]]:
+    def list_buckets(self) -> Iterator[tuple[float, int]]:
         """Yield each bound, infinity at last, and the number of values up to it."""
         total = 0
         for bound, count in zip((*self.bounds, float("inf")), self._counts, strict=True):
@@ -59,41 +59,46 @@ class EvaluationTally:
     """Counters of evaluations.
 
     `states` counts evaluations by their present state, `ended` by the state and the reason at
-    their end; the reason of FINISHED is empty. `stages` measures the seconds in each state before
-    the end.
+    their end; the reason of FINISHED is empty. `durations` has the seconds spent in each state
+    before the end.
 
-    `fault` is None, or the time in seconds and the message of the fault of this machine by which
-    the last evaluation to end was lost.
+    `fault` has the time in seconds and the message if the latest evaluation to end was lost by a
+    fault of this machine, else None.
     """
 
     states: Counter[State] = attrs.field(factory=lambda: Counter(dict.fromkeys(State, 0)))
     ended: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(_ENDS, 0)))
-    stages: dict[str, Histogram] = attrs.field(
-        factory=lambda: {state: Histogram(FOREVER) for state in State if not state.ended}
+    durations: dict[str, Histogram] = attrs.field(
+        factory=lambda: {state: Histogram(LONG_BOUNDS) for state in State if not state.has_ended}
     )
     fault: tuple[float, str] | None = None
 
     @property
     def accepted(self) -> int:
-        """Number of all evaluations since the start."""
+        """Number of evaluations accepted since the daemon's start."""
         return self.states.total()
 
-    def begin(self) -> None:
+    def record_accepted(self) -> None:
         """Count an accepted evaluation."""
         self.states[State.QUEUED] += 1
 
-    def judge(self, fault: str | None, now: float) -> None:
+    def set_fault(self, fault: str | None, now: float) -> None:
         """Set or clear `fault`; `now` is in seconds."""
         self.fault = None if fault is None else (now, fault)
 
-    def step(self, before: State, after: State, seconds: float, reason: str = "") -> None:
-        """Count a change of state, after `seconds` in `before`; `reason` is that of an end."""
+    def record_transition(
+        self, before: State, after: State, seconds: float, reason: str = ""
+    ) -> None:
+        """Count a change of state after `seconds` in `before`.
+
+        `reason` is the reason of a bad end, else "".
+        """
         self.states[before] -= 1
         self.states[after] += 1
-        if before.ended:
+        if before.has_ended:
             return
-        self.stages[before].observe(seconds)
-        if after.ended:
+        self.durations[before].observe(seconds)
+        if after.has_ended:
             self.ended[after, reason] += 1
 
 
@@ -103,7 +108,7 @@ class CacheTally:
 
     `lookups` counts by kind ("commits", "checkouts") and result ("hit", "miss"). `fetches` counts
     attempts to fetch a commit by their end; a fetch that several evaluations wait for counts once.
-    `seconds` measures how long fetches take.
+    `durations` has the seconds that fetches take.
     """
 
     lookups: Counter[tuple[str, str]] = attrs.field(
@@ -113,8 +118,8 @@ class CacheTally:
     )
     evictions: int = 0
     fetches: Counter[str] = attrs.field(factory=lambda: Counter(fetched=0, failed=0, cancelled=0))
-    seconds: Histogram = attrs.field(factory=lambda: Histogram(FOREVER))
+    durations: Histogram = attrs.field(factory=lambda: Histogram(LONG_BOUNDS))
 
-    def look(self, kind: str, found: bool) -> None:
+    def record_lookup(self, kind: str, is_hit: bool) -> None:
         """Count a lookup."""
-        self.lookups[kind, "hit" if found else "miss"] += 1
+        self.lookups[kind, "hit" if is_hit else "miss"] += 1

@@ -1,17 +1,25 @@
-"""Cutting of UTF-8 where the parts decode to the same text as the whole."""
+"""Text in UTF-8: cuts between characters, and base names of files.
+
+The parts of a text that these functions cut decode to the same text as the whole, also where
+bytes that are not UTF-8 become U+FFFD.
+"""
 
 from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Iterator
 
+MAX_FILENAME = 255
+"""The longest name that Linux file systems take, in bytes of UTF-8."""
+
 _CONTINUING = bytes(range(0x80, 0xC0))  # the bytes of a character but its first
+_EXCERPT = 80  # characters of a wrong name, in its error
 
 
-def boundary(data: bytes, at: int) -> int:
-    """Return the last place not after `at` between two characters of `data`.
+def find_boundary(data: bytes, at: int) -> int:
+    """Return the last place between two characters of `data` that is not after `at`.
 
-    In bytes that are not UTF-8 every place will do; the result is at most 3 less than `at`.
+    The result is at most 3 less than `at`, also if `data` is not UTF-8.
     """
     for place in range(at, max(at - 4, -1), -1):
         if place >= len(data) or data[place] & 0xC0 != 0x80:
@@ -19,17 +27,17 @@ def boundary(data: bytes, at: int) -> int:
     return at
 
 
-def complete(data: bytes) -> int:
+def measure_complete(data: bytes) -> int:
     """Return the size in bytes of `data` without an incomplete character at its end."""
     # Only a character that begins in the last three bytes can be incomplete.
     before = max(len(data) - 3, 0)
     return before + utf_8_decode(data[before:], "replace", False)[1]
 
 
-def tail(data: bytes, limit: int) -> bytes:
+def take_tail(data: bytes, limit: int) -> bytes:
     """Return the last bytes of `data`, at most `limit`, beginning with a whole character.
 
-    In bytes that are not UTF-8 up to 3 more bytes may be missing.
+    If `data` is not UTF-8 the result may be up to 3 bytes shorter than `limit`.
     """
     if len(data) <= limit:
         return data
@@ -37,24 +45,18 @@ def tail(data: bytes, limit: int) -> bytes:
     return kept[:3].lstrip(_CONTINUING) + kept[3:]
 
 
-def pieces(block: bytes, limit: int) -> Iterator[bytes]:
+def split_pieces(block: bytes, limit: int) -> Iterator[bytes]:
     """Cut `block`, usually into one piece, so that no line of a piece is over `limit` bytes."""
-    start = line = 0  # where the next piece, and the line looked at, begin
+    start = line = 0  # beginnings of the next piece and of the next line
     while len(block) - line > limit:
         end = block.rfind(b"\n", line, line + limit + 1)
         if end >= 0:
             line = end + 1
             continue
-        cut = boundary(block, line + limit)
+        cut = find_boundary(block, line + limit)
         yield block[start:cut]
         start = line = cut
     yield block[start:]
-
-
-MAX_BYTES = 255
-"""The longest name that Linux file systems take, in bytes of UTF-8."""
-
-_EXCERPT = 80
 
 
 def base_name(name: str) -> str:
@@ -72,8 +74,8 @@ def base_name(name: str) -> str:
         length = len(base.encode())
     except UnicodeEncodeError:
         raise ValueError("a file name must be UTF-8") from None
-    if length > MAX_BYTES:
+    if length > MAX_FILENAME:
         raise ValueError(
-            f"a file name cannot be over {MAX_BYTES} bytes long; this one has {length}"
+            f"a file name cannot be over {MAX_FILENAME} bytes long; this one has {length}"
         )
     return base

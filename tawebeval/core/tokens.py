@@ -18,11 +18,11 @@ import attrs
 from tawebeval.errors import ConfigurationError, Unauthorized
 
 ANONYMOUS = ""
-"""The name of the one caller that there is without tokens; no file can have it."""
+"""The name of the only caller of a daemon without tokens; no file can contain this name."""
 
 TOKEN_BYTES = 32
 
-_PREFIX = "tawebeval_"  # whoever finds a token somewhere sees what it is for
+_PREFIX = "tawebeval_"  # shows the purpose of a token that somebody finds
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _LINE = re.compile(rf"({NAME.pattern})[ \t]+sha256:([0-9A-Fa-f]{{64}})")
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/-]+=*) *", re.IGNORECASE)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tawebeval.core.segi import VARIABLES, Markers
+from tawebeval.core.segi import MARKER_VARIABLES, Markers
 
 _DEFAULTS = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 _OF_EACH_RUN = ("HOME", "TEMPORARY_DIRECTORY", "TURINGARENA_SEED")
-_RESERVED = frozenset((*_OF_EACH_RUN, *VARIABLES))
+_RESERVED = frozenset((*_OF_EACH_RUN, *MARKER_VARIABLES))
 _SUBMISSION_FILE = "SUBMISSION_FILE_"
 
 
@@ -36,5 +36,5 @@ def build_environment(
         **configured,
         **dict(zip(_OF_EACH_RUN, (home, temporary, str(seed)), strict=True)),
         **{f"{_SUBMISSION_FILE}{field.upper()}": path for field, path in submission.items()},
-        **markers.environment(),
+        **markers.build_environment(),
     }

@@ -117,7 +117,7 @@ class Parts:
         self.context.sandbox.limits = configuration.limits
         self.remotes.policy = _host_policy(configuration.repositories)
         queue = self.registry.queue
-        queue.set_bounds(queue.places, *_queue_bounds(configuration, self.access))
+        queue.set_bounds(queue.slots, *_queue_bounds(configuration, self.access))
         queue.dispatch()
         self.registry.spool.limit = configuration.limits.uploads
         self.access.rate.per_minute = configuration.callers.requests_per_minute

@@ -19,13 +19,13 @@ from tawebeval.core.budget import Share
 from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.events import base64_size, encode_error
 from tawebeval.core.fileblock import WantedFile
-from tawebeval.core.form import EvaluationRequest, Repository, pack, unpack
+from tawebeval.core.form import EvaluationRequest, Repository, pack_request, unpack_request
 from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Markers, Parser
 from tawebeval.core.states import State, transition
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.core.variables import build_environment
-from tawebeval.deferreds import Condition, OneShot, in_background
+from tawebeval.deferreds import Condition, OneShot, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
 from tawebeval.evaluations.run import Run, RunResult, StdoutPump
@@ -66,7 +66,9 @@ class Evaluation:
     """
 
     identifier: str
-    _request: bytes = attrs.field(converter=pack, on_setattr=attrs.setters.NO_OP, repr=False)
+    _request: bytes = attrs.field(
+        converter=pack_request, on_setattr=attrs.setters.NO_OP, repr=False
+    )
     seed: int
     upload: Path | None
     workspace: Workspace
@@ -107,22 +109,22 @@ class Evaluation:
     @property
     def request(self) -> EvaluationRequest:
         """The form; after the start without the fields that only a start needs."""
-        return unpack(self._request)
+        return unpack_request(self._request)
 
     def begin(self, slots: RunSlots) -> None:
         """Enter the queue, and run as soon as there is a slot."""
         self.times["created"] = self._context.time()
         self._since = self._context.clock.seconds()
-        self._context.tally.begin()
+        self._context.tally.record_accepted()
         log.info("{evaluation}: {state}; caller {caller!r}, commit {commit}", **self._log_fields())
         self._startup = self._in_background(self._fetch_and_start(slots))
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
-        return in_background(coroutine, log, "{evaluation}: a defect", evaluation=self.name)
+        return run_in_background(coroutine, log, "{evaluation}: a defect", evaluation=self.name)
 
     def stop(self, reason: EvaluationFailure) -> None:
         """End the evaluation; `reason` becomes the final event. No effect after the end."""
-        if self._stop_reason is None and not self.state.ended:
+        if self._stop_reason is None and not self.state.has_ended:
             self._stop_reason = reason
             if self.run is not None:
                 self.run.stop(reason)
@@ -149,7 +151,7 @@ class Evaluation:
         """
         if self.run is not None:
             limit = self._context.configuration.evaluations.paused
-            self.run.check_readers(limit, self.ring.size_before(cursor), wanted=wanted)
+            self.run.check_readers(limit, self.ring.measure_before(cursor), wanted=wanted)
 
     def forget(self, final_state: State) -> None:
         """Discard all events of a cleaned-up evaluation; its state becomes DRAINED or EXPIRED."""
@@ -225,7 +227,7 @@ class Evaluation:
         """Return the run that the started evaluator will drive."""
         context, clock = self._context, self._context.clock
         settings, limits = context.configuration.evaluations, context.configuration.limits
-        markers = self.markers = Markers.fresh(context.random)
+        markers = self.markers = Markers.generate(context.random)
         parser = Parser(markers, max_value=limits.data_value, max_file=limits.file)
         pump = self._pump = StdoutPump(clock, parser, self.ring, self.share, self)
         return Run(clock, pump, settings.grace, sandboxed, context.threads)
@@ -284,7 +286,7 @@ class Evaluation:
         self._in_background(self._conclude(run.failure))
 
     def _drop_start_fields(self) -> None:
-        self._request = pack(self.request.drop_start_fields())
+        self._request = pack_request(self.request.drop_start_fields())
 
     def _on_room(self) -> None:
         """Go on: the ring is not full any more."""
@@ -332,7 +334,7 @@ class Evaluation:
         now = self._context.clock.seconds()
         after, self._since = now - self._since, now
         reason = self.failure.reason if self.failure else ""
-        self._context.tally.step(before, state, after, reason)
+        self._context.tally.record_transition(before, state, after, reason)
         self._log_step(after)
 
     def _log_step(self, after: float) -> None:
@@ -375,7 +377,7 @@ class Evaluation:
         lost = failure if failure is not None and failure.reason == "lost" else None
         if self._stop_reason is None and (lost is None or lost.is_alarming):
             fault = None if lost is None else lost.message
-            self._context.tally.judge(fault, self._context.clock.seconds())
+            self._context.tally.set_fault(fault, self._context.clock.seconds())
         if failure is None:
             self._enter(State.FINISHED)
         else:
@@ -385,8 +387,8 @@ class Evaluation:
         self.times["ended"] = self._context.time()
         self.ring.close()
         self._drop_start_fields()
-        self.share.unbind()
-        self.share.keep(max(0, self._kept_bytes - _UNCOUNTED))
+        self.share.remove_limit()
+        self.share.resize_kept(max(0, self._kept_bytes - _UNCOUNTED))
         self.share.resize(self.ring.size)
         self._stop_reason = None
         self.changed.notify(None)
@@ -431,7 +433,7 @@ class Evaluation:
             await self._context.cleanups.attempt(
                 f"{self.name}: the removal of what it has left",
                 remove_all,
-                made=self._return_quota_directory,
+                on_success=self._return_quota_directory,
             )
         except Exception:  # noqa: BLE001  (the evaluation ends all the same)
             log.failure("{evaluation}: what it has left could not be removed", evaluation=self.name)

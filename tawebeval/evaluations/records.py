@@ -99,7 +99,7 @@ class Readers:
         """Remove a stream; if it was `cut` the client has `RESUME` seconds to come back."""
         del self._streams[stream]
         if cut:
-            self.retention.cut(reader, stream.position, self._clock.seconds() + RESUME)
+            self.retention.cut_reader(reader, stream.position, self._clock.seconds() + RESUME)
         else:
             self.retention.remove_reader(reader)
         self.make_room()
@@ -119,7 +119,7 @@ class Readers:
             stream.update_taken()
         now = self._clock.seconds()
         paged = now < self.paged
-        self.retention.make_room(self.evaluation.share.limit, now=now, paged=paged)
+        self.retention.make_room(self.evaluation.share.limit, now=now, is_paged=paged)
         self.evaluation.on_acknowledge()
         self._plan_retry(now)
 
@@ -128,9 +128,9 @@ class Readers:
 
         All streams may have read all events, and then nothing else would call it.
         """
-        times = (self.paged, self.retention.resumable or self.paged)
+        times = (self.paged, self.retention.resume_until or self.paged)
         expected = [time - now for time in times if time > now]
-        held = bool(len(self.retention) and expected) and self.evaluation.share.full
+        held = bool(len(self.retention) and expected) and self.evaluation.share.is_full
         if held and self._retry is None:
             self._retry = self._clock.callLater(min(expected), self._on_retry)
         elif not held and self._retry is not None:
@@ -180,7 +180,7 @@ class Subscription:
     def has_ended(self) -> bool:
         """Whether all events were read, and no event will follow."""
         ring = self._readers.evaluation.ring
-        return ring.closed and self.position == ring.newest
+        return ring.is_closed and self.position == ring.newest
 
     def read(self, limit: int) -> Batch:
         """Read the next events, at most `limit` bytes but at least one event if there are any."""
@@ -207,7 +207,7 @@ class Subscription:
         Return whether it may: the ring is full, and the client was sent events that it has not
         shown to have.
         """
-        held = self._readers.evaluation.share.full and self._reader.taken < self.position
+        held = self._readers.evaluation.share.is_full and self._reader.taken < self.position
         self.connection.probe(held and not self._has_acknowledged)
         return held
 
@@ -268,7 +268,7 @@ class Record:
         if len(evaluation.changed) or len(self.readers.retention):
             return True
         is_due = evaluation.callback is not None and not evaluation.cleaned_up.is_set
-        return is_due and not evaluation.share.full
+        return is_due and not evaluation.share.is_full
 
     def release_if_unused(self) -> None:
         """Release the events once the record is forgotten, the run over, and no stream reads."""
@@ -324,7 +324,7 @@ class Records:
         ):
             raise EvaluationNotFound
         if record is not None:
-            needs_reader = record.evaluation.state.ended or record.evaluation.share.full
+            needs_reader = record.evaluation.state.has_ended or record.evaluation.share.is_full
             if reads or not needs_reader:
                 self.touch(record)
         return record

@@ -15,10 +15,17 @@ from twisted.logger import Logger
 from tawebeval.core.budget import Spool
 from tawebeval.core.form import draw_seed
 from tawebeval.core.identifiers import Identifiers
-from tawebeval.core.pages import DUMMY_END, EventPage, end_page, locate, parse_cursor, read_page
+from tawebeval.core.pages import (
+    DUMMY_END,
+    EventPage,
+    locate_cursor,
+    make_end_page,
+    parse_cursor,
+    read_page,
+)
 from tawebeval.core.states import State
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.deferreds import FairQueue, in_background
+from tawebeval.deferreds import FairQueue, run_in_background
 from tawebeval.errors import (
     Busy,
     EvaluationExpired,
@@ -128,7 +135,7 @@ class Registry:
             )
         if self._has_too_much_kept():
             raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
-        if self.queue.share_used(caller):
+        if self.queue.is_share_used(caller):
             raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
         if self.queue.is_full(caller):
             raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
@@ -139,9 +146,9 @@ class Registry:
         If not, the queue is dispatched as soon as the caller uses less.
         """
         budget = self._context.budget
-        while budget.share_used(caller) and self._records.forget_sent(caller):
+        while budget.is_share_used(caller) and self._records.forget_sent(caller):
             pass
-        if not budget.share_used(caller):
+        if not budget.is_share_used(caller):
             return True
         budget.call_on_relief(caller, self.queue.dispatch)
         return False
@@ -214,7 +221,7 @@ class Registry:
         finally:
             self._records.end(record)
             del self._alive[evaluation.identifier]
-            self.spool.give_back(record.size)
+            self.spool.remove(record.size)
             self.queue.dispatch()
             self._drain.on_progress()
 
@@ -232,9 +239,9 @@ class Registry:
             "the removal of an upload",
             remove,
             directory,
-            made=lambda: self.spool.give_back(size),
+            on_success=lambda: self.spool.remove(size),
         )
-        in_background(attempt, log, "an upload could not be removed")
+        run_in_background(attempt, log, "an upload could not be removed")
 
     async def cancel(self, identifier: str, caller: str = "") -> None:
         """Stop an evaluation and return when only its events are left.
@@ -256,9 +263,9 @@ class Registry:
         record = self._find_at(identifier, after, caller)
         if record is None:
             self._drop_read(identifier)
-            return end_page()
+            return make_end_page()
         page = self._read(record, after, limit)
-        begin = locate(record.evaluation.ring, page.begin)
+        begin = locate_cursor(record.evaluation.ring, page.begin)
         self._drain.add_page_reader(identifier)
         self._expect_next_page(record)
         record.readers.acknowledge(begin)
@@ -275,7 +282,7 @@ class Registry:
         Raises: the RequestErrors of the contract, section 3.
         """
         record = self._find_at(identifier, after, caller)
-        return end_page() if record is None else self._read(record, after, limit)
+        return make_end_page() if record is None else self._read(record, after, limit)
 
     async def wait_for_page(
         self,
@@ -311,7 +318,7 @@ class Registry:
             self._drop_read(identifier)
             return None
         return Subscription(
-            locate(record.evaluation.ring, after or None, skip),
+            locate_cursor(record.evaluation.ring, after or None, skip),
             record.readers,
             self.subscriptions,
             lambda: self._on_unsubscribed(record),
@@ -326,7 +333,7 @@ class Registry:
         """
         record = self._find_at(identifier, after, caller)
         if record is not None:
-            locate(record.evaluation.ring, after or None, skip)
+            locate_cursor(record.evaluation.ring, after or None, skip)
         return record is not None
 
     def _find_at(self, identifier: str, after: str | None, caller: str) -> Record | None:
@@ -335,7 +342,7 @@ class Registry:
         record = self._records.find(identifier, caller)
         if record is None and cursor != DUMMY_END:
             raise EvaluationExpired(self._started)
-        if cursor == DUMMY_END and (record is None or record.evaluation.ring.closed):
+        if cursor == DUMMY_END and (record is None or record.evaluation.ring.is_closed):
             return None
         return record
 
@@ -367,7 +374,7 @@ class Registry:
         record = self._records.find(identifier, caller, reads=False)
         if record is None:
             raise EvaluationExpired(self._started)
-        return build_status(record.evaluation, self.queue.position(identifier))
+        return build_status(record.evaluation, self.queue.find_position(identifier))
 
     def list_evaluations(self, after: str | None, caller: str = "") -> Listing:
         """Return up to 100 evaluations of a caller that were accepted after a cursor.
@@ -408,7 +415,7 @@ class Registry:
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
         for record in self._records.find_unread(settings.retain):
             self._records.forget(record.evaluation.identifier, State.EXPIRED)
-        for identifier, wanted in self.queue.holders():
+        for identifier, wanted in self.queue.list_holders():
             record = self._alive[identifier]
             record.evaluation.check_readers(record.readers.furthest, wanted=wanted)
         self.queue.dispatch()  # the time in which pages are expected may have passed

@@ -31,7 +31,7 @@ from tawebeval.core.fileblock import WantedFile
 from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Parser
 from tawebeval.deferreds import OneShot, WorkerThreads
-from tawebeval.errors import EvaluationFailure, Reason, over_limit, unread
+from tawebeval.errors import EvaluationFailure, Reason, build_limit_failure, build_unread_failure
 from tawebeval.linux.cgroups.group import Usage
 from tawebeval.linux.child import ProcessTransport, Producer
 from tawebeval.sandbox.base import Exit, SandboxedRun
@@ -168,7 +168,7 @@ class StdoutPump:
         each file still waits for room in the ring.
         """
         self._draining = True
-        self._attempt(self._share.unbind)
+        self._attempt(self._share.remove_limit)
 
     def refuse_files(self) -> None:
         """Refuse files for which the ring has no room: a stopped run waits for no reader."""
@@ -221,10 +221,10 @@ class StdoutPump:
         if full is not self._full:
             self._full = full
             self._owner.on_pause(full)
-        busy = self._parser.pending or self._parser.wanted is not None
+        busy = self._parser.has_pending or self._parser.wanted_file is not None
         if busy and not (full or self._reading or self._turn):
             self._turn = self._clock.callLater(0, self._attempt, self._take_turn)
-        if self._flush is None and self._parser.partial:
+        if self._flush is None and self._parser.has_partial_line:
             self._flush = self._clock.callLater(PARTIAL_LINE, self._attempt, self._deliver_partial)
         paused = full or busy
         if paused is not self._paused and self._producer is not None:
@@ -239,21 +239,23 @@ class StdoutPump:
     def _must_wait(self) -> bool:
         """Return whether the next step has to wait for room in the ring."""
         if not self._draining:
-            return self._share.full
-        wants_file = self._parser.wanted is not None and not self._refusing
+            return self._share.is_full
+        wants_file = self._parser.wanted_file is not None and not self._refusing
         return wants_file and self._share.size >= self._share.limit
 
     def _take_turn(self) -> None:
         """Parse on, or read the wanted file, unless other rings have taken the room."""
         self._share.resize(self._ring.size)
         self._turn = None
-        wanted = self._parser.wanted
+        wanted = self._parser.wanted_file
         if self._must_wait():
             self._plan()
         elif wanted is None:
             self._parse(self._parser.proceed)
         elif self._draining and self._share.size >= self._share.limit:
-            self._parse(self._parser.refuse, "the run was stopped before there was room for a file")
+            self._parse(
+                self._parser.refuse_file, "the run was stopped before there was room for a file"
+            )
         else:
             self._reading = True
             Deferred.fromCoroutine(self._read(wanted))
@@ -262,11 +264,11 @@ class StdoutPump:
         try:
             content = await self._owner.read_file(wanted)
         except FileRefused as error:
-            step: Callable[[], None] = partial(self._parse, self._parser.refuse, str(error))
+            step: Callable[[], None] = partial(self._parse, self._parser.refuse_file, str(error))
         except Exception as error:  # noqa: BLE001  (whatever the defect is)
             step = Failure(error).raiseException
         else:
-            step = partial(self._parse, self._parser.supply, content)
+            step = partial(self._parse, self._parser.supply_file, content)
         self._reading = False
         self._attempt(step)
 
@@ -284,7 +286,7 @@ class StdoutPump:
         self._finished = True
         self._cancel_calls()
         self._put(self._parser.finish())
-        self._share.unbind()  # no pause lasts beyond the end of stdout
+        self._share.remove_limit()  # no pause lasts beyond the end of stdout
         self.done.set(None)
 
 
@@ -306,7 +308,7 @@ class RunResult:
         """The tail of stderr as text of at most `STDERR_TAIL` bytes of UTF-8."""
         # U+FFFD is longer than the byte that it replaces.
         shown = self.stderr_tail.decode("utf-8", "replace").encode()
-        return text.tail(shown, STDERR_TAIL).decode()
+        return text.take_tail(shown, STDERR_TAIL).decode()
 
 
 @attrs.define
@@ -446,13 +448,17 @@ class Run(ProcessProtocol):
             return
         why = ", and others wait for its place" if wanted else ""
         if pauses.owed >= most:
-            self.stop(unread(limit, f"for {pauses.owed:.0f} seconds{why}"))
+            self.stop(build_unread_failure(limit, f"for {pauses.owed:.0f} seconds{why}"))
         elif pauses.total >= most * _IN_ALL:
-            self.stop(unread(limit, f"for {pauses.total:.0f} seconds in all{why}"))
+            self.stop(build_unread_failure(limit, f"for {pauses.total:.0f} seconds in all{why}"))
 
     def _on_timeout(self) -> None:
         self._timeout = None
-        self.stop(over_limit("timeout", "wall_clock", "seconds", self._sandboxed.limits.wall_clock))
+        self.stop(
+            build_limit_failure(
+                "timeout", "wall_clock", "seconds", self._sandboxed.limits.wall_clock
+            )
+        )
 
     def stop(self, reason: EvaluationFailure) -> None:
         """End the process tree. The first reason becomes the failure.
@@ -498,7 +504,7 @@ class Run(ProcessProtocol):
         left = max(limit - self._stdout_size, 0)
         self._stdout_size += size
         if size > left:
-            self.stop(over_limit("output", "output", "bytes", limit))
+            self.stop(build_limit_failure("output", "output", "bytes", limit))
         return min(size, left)
 
     def errReceived(self, data: bytes) -> None:
@@ -507,10 +513,12 @@ class Run(ProcessProtocol):
         left = self._sandboxed.limits.stderr - self._stderr_size
         self._stderr_size += len(data)
         if left > 0:
-            self._stderr = text.tail(self._stderr + data[:left], STDERR_TAIL)
+            self._stderr = text.take_tail(self._stderr + data[:left], STDERR_TAIL)
         if len(data) > left:
             self.stop(
-                over_limit("stderr", "stderr", "bytes on stderr", self._sandboxed.limits.stderr)
+                build_limit_failure(
+                    "stderr", "stderr", "bytes on stderr", self._sandboxed.limits.stderr
+                )
             )
 
     def _check_delay(self) -> None:
@@ -590,7 +598,7 @@ class Run(ProcessProtocol):
         limits, number, status = self._sandboxed.limits, end.signal, end.status
         # Any process can send itself SIGXCPU: the usage has to fit.
         if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
-            return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
+            return build_limit_failure("cpu", "cpu", "seconds of processor time", limits.cpu)
         if number is not None:
             message = f"the evaluator was ended by signal {number} ({signal.strsignal(number)})"
             return self._with_stderr(EvaluationFailure("exit", message, {"signal": number}))

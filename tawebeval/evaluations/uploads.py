@@ -15,7 +15,7 @@ import attrs
 from twisted.logger import Logger
 
 from tawebeval.core.budget import Spool
-from tawebeval.deferreds import Condition, WorkerThreads, in_background
+from tawebeval.deferreds import Condition, WorkerThreads, run_in_background
 from tawebeval.linux.filetree import add_path
 
 BATCH = 512 * 1024
@@ -128,7 +128,7 @@ class UploadWriter:
     def _write_if_due(self) -> None:
         if self._is_due:
             self._writing = self.used = True
-            in_background(self._write(), log, "an upload cannot be ended")
+            run_in_background(self._write(), log, "an upload cannot be ended")
 
     async def _write(self) -> None:
         try:

@@ -23,7 +23,7 @@ from tawebeval.core.checkout import Checkout, Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.tally import CacheTally
 from tawebeval.core.tokens import ANONYMOUS
-from tawebeval.deferreds import SingleFlight, WorkerThreads, in_background
+from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
 from tawebeval.errors import EvaluationFailure
 from tawebeval.git.checkouts import SUFFIX, Checkouts
 from tawebeval.git.command import Git
@@ -165,9 +165,9 @@ class RepositoryCache:
     async def _provide(self, entry: _Entry, request: _CheckoutRequest) -> Checkout:
         commit = entry.bare.find_marked(request.oid)
         if not request.again:
-            self.tally.look("commits", commit is not None)
+            self.tally.record_lookup("commits", commit is not None)
         if commit is None:
-            commit = await entry.fetches.result(
+            commit = await entry.fetches.run(
                 (request.repository, request.oid), lambda: self._fetch(entry, request)
             )
         self._limits.tree.check(commit.files, commit.size)
@@ -217,7 +217,7 @@ class RepositoryCache:
             used = tuple(self._recently_used)
             self._recently_used.clear()
             self._is_noting = True
-            in_background(self._note(used), log, "uses cannot be noted")
+            run_in_background(self._note(used), log, "uses cannot be noted")
 
     async def _note(self, used: Sequence[Path]) -> None:
         try:
@@ -237,7 +237,7 @@ class RepositoryCache:
             return commit
         finally:
             self.tally.fetches[ended] += 1
-            self.tally.seconds.observe(self._limits.clock.seconds() - begin)
+            self.tally.durations.observe(self._limits.clock.seconds() - begin)
             entry.size = await self._threads.run(entry.bare.measure)
             if entry.bare.needs_maintenance:
                 self._maintenance_queue[entry.bare.path.name] = None
@@ -251,7 +251,9 @@ class RepositoryCache:
         del self._maintenance_queue[name]
         entry = self._entries.get(name)
         if entry is not None and 2 * entry.size <= self._capacity:
-            self._maintenance = in_background(self._maintain(entry), log, "maintenance: a defect")
+            self._maintenance = run_in_background(
+                self._maintain(entry), log, "maintenance: a defect"
+            )
             self._maintenance.addBoth(self._on_maintenance_end)
 
     def _on_maintenance_end(self, _: object) -> None:

@@ -103,9 +103,9 @@ class Checkouts:
         name = f"{repository}-{commit.tree}-{commit.files}-{commit.size}{SUFFIX}"
         stored = self._find(name)
         if not again:
-            self._tally.look("checkouts", stored is not None)
+            self._tally.record_lookup("checkouts", stored is not None)
         while stored is None:
-            await self._creations.result(name, lambda: self._create(name, write))
+            await self._creations.run(name, lambda: self._create(name, write))
             stored = self._find(name)
         self._on_use(stored.path)
         return stored.use(commit)

@@ -145,7 +145,7 @@ class _CommandProtocol(ProcessProtocol):
                 f"git and the server printed more than {_STDERR_LIMIT >> 20} MiB of messages",
             )
             self.kill()
-        self._printed[childFD] = text.tail(self._printed[childFD] + data, limit)
+        self._printed[childFD] = text.take_tail(self._printed[childFD] + data, limit)
 
     def kill(self) -> None:
         """Kill git and its descendants."""
@@ -172,7 +172,7 @@ class _CommandProtocol(ProcessProtocol):
                 # The kept part may begin in the middle of a password.
                 stderr = stderr[self._margin :]
         clean = _USERINFO.sub("", stderr).strip()
-        return text.tail(clean.encode(), _STDERR_KEPT).decode()
+        return text.take_tail(clean.encode(), _STDERR_KEPT).decode()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import attrs
 
-from tawebeval.core.hosts import DEFAULT_PORTS, Address, Target, bracketed, is_public, matches
+from tawebeval.core.hosts import DEFAULT_PORTS, Address, Target, format_address, is_public, matches
 from tawebeval.errors import EvaluationFailure
 
 MAX_PASSWORD_SIZE = 2048
@@ -108,7 +108,7 @@ class Credential:
                 f"the credentials for {target.host} are sent to public addresses over https"
                 " only; use https in the repository's URL",
             )
-        host = bracketed(target.address) if target.address else target.host
+        host = format_address(target.address) if target.address else target.host
         port = "" if target.port == DEFAULT_PORTS[target.protocol] else f":{target.port}"
         return Login(f"{target.protocol}://{host}{port}", self.username, self.password)
 

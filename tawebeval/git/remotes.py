@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 
-from tawebeval.core.hosts import HostPolicy, Route, Target, parse_path, parse_target, route
+from tawebeval.core.hosts import HostPolicy, Route, Target, build_route, parse_path, parse_target
 from tawebeval.errors import EvaluationFailure, ForbiddenHost
 from tawebeval.git.credentials import Credential, Login
 from tawebeval.resolver import LOOKUP_TIMEOUT, CheckedResolver, LookupFailed, Resolver, UnknownHost
@@ -62,9 +62,9 @@ class Remotes:
         except LookupFailed as error:
             raise EvaluationFailure("lost", str(error), is_alarming=False) from None
         if credential is None:
-            return route(url, target, address), None
+            return build_route(url, target, address), None
         login = credential.make_login(target, address)
-        found = route(url, target, address, credential.ssh_options)
+        found = build_route(url, target, address, credential.ssh_options)
         return attrs.evolve(found, readable=credential.files), login
 
     def check_source(self, path: str) -> None:

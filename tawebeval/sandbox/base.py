@@ -24,7 +24,7 @@ import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.errors import EvaluationFailure, over_limit
+from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
 from tawebeval.linux.child import ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
@@ -168,18 +168,20 @@ class SandboxedRun(ABC):
         if self._group is not None and (final or self._running):
             over = self._group.exceeded(0 if final else _UNNOTICED)
             if "memory" in over:
-                return over_limit("memory", "memory", "bytes of memory", limits.memory)
+                return build_limit_failure("memory", "memory", "bytes of memory", limits.memory)
             if "processes" in over:
-                return over_limit("processes", "processes", "processes", limits.processes)
+                return build_limit_failure("processes", "processes", "processes", limits.processes)
             if self._group.over_cpu(limits.cpu):
-                return over_limit("cpu", "cpu", "seconds of processor time", limits.cpu)
+                return build_limit_failure("cpu", "cpu", "seconds of processor time", limits.cpu)
         disk = self._disk.look(again=final, work=work)
         if disk.size > self._most_disk:
-            return over_limit("disk", "disk", "bytes on disk", limits.disk)
+            return build_limit_failure("disk", "disk", "bytes on disk", limits.disk)
         if disk.files > self._most_files or disk.too_deep:
-            return over_limit("disk", "disk_files", "files on disk", limits.disk_files)
+            return build_limit_failure("disk", "disk_files", "files on disk", limits.disk_files)
         if final and disk.largest >= limits.file_size:
-            return over_limit("file_size", "file_size", "bytes in one file", limits.file_size)
+            return build_limit_failure(
+                "file_size", "file_size", "bytes in one file", limits.file_size
+            )
         if (
             final
             and self.is_disk_short

@@ -13,7 +13,7 @@ from twisted.logger import Logger
 from werkzeug.exceptions import HTTPException
 
 from tawebeval.core.identifiers import IDENTIFIER
-from tawebeval.core.tally import MOMENTS, Histogram
+from tawebeval.core.tally import SHORT_BOUNDS, Histogram
 from tawebeval.sandbox.workspace import log_name
 
 OTHER = "other"
@@ -42,7 +42,7 @@ class RequestLog:
     plain_pages: int = 0
     answers: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
     seconds: defaultdict[str, Histogram] = attrs.field(
-        factory=lambda: defaultdict(lambda: Histogram(MOMENTS))
+        factory=lambda: defaultdict(lambda: Histogram(SHORT_BOUNDS))
     )
 
     def answered(self, method: str, route: str, status: int, seconds: float | None) -> None:

@@ -10,7 +10,7 @@ from twisted.web.http_headers import Headers
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from tawebeval.core.framing import EVENT_STREAM, LINES
+from tawebeval.core.framing import EVENT_STREAM, JSON_LINES
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import HTTPVersionNotSupported, MalformedRequest, NotAcceptable
 from tawebeval.evaluations.registry import Registry
@@ -115,8 +115,8 @@ class Poll:
 
 STREAMS = {
     "text/event-stream": EVENT_STREAM,
-    "application/jsonl": LINES,
-    "application/x-ndjson": LINES,
+    "application/jsonl": JSON_LINES,
+    "application/x-ndjson": JSON_LINES,
 }
 
 PAGE = "application/json"

@@ -26,7 +26,7 @@ from tawebeval.core.form import (
     TEXT_FIELDS,
     SubmissionFile,
     parse_form,
-    submission_file,
+    parse_submission_file,
 )
 from tawebeval.errors import (
     InvalidField,
@@ -100,7 +100,7 @@ class FormReceiver:
             raise _unreadable(error) from None
         self._begin_with = b"\r\n--" + self._parser.boundary
         self._begun = b""  # the first bytes, up to as many as these
-        spool.check(length or 0)
+        spool.check_room(length or 0)
 
     def _check_length(self, length: int) -> None:
         if length > self._limits.request_body:
@@ -112,7 +112,7 @@ class FormReceiver:
     def feed(self, chunk: bytes) -> None:
         """Take a part of the body."""
         self._check_length(self.received + len(chunk))
-        self._spool.take(len(chunk))
+        self._spool.add(len(chunk))
         self.received += len(chunk)
         if len(self._begun) < len(self._begin_with):
             self._check_beginning(chunk)
@@ -163,7 +163,7 @@ class FormReceiver:
         if self._files.used:
             self._files.abandon(lambda: discard(self._files.directory, self.received))
         else:
-            self._files.abandon(lambda: self._spool.give_back(self.received))
+            self._files.abandon(lambda: self._spool.remove(self.received))
 
     def _begin(self, part: MultipartSegment) -> None:
         # The parser refuses it only where the line arrives in pieces.
@@ -172,7 +172,7 @@ class FormReceiver:
         name = part.name or ""
         name = self._name = FIELD_ALIASES.get(name, name)
         self._hash = hashlib.sha256(repr((name, part.filename)).encode("utf-8", "replace"))
-        file = submission_file(name, part.filename)
+        file = parse_submission_file(name, part.filename)
         if file is None and name not in TEXT_FIELDS:
             return
         if name in self._digests:

@@ -21,7 +21,7 @@ from twisted.web.client import BrowserLikePolicyForHTTPS
 
 from tawebeval.config import CallbackSettings
 from tawebeval.core.backoff import Backoff, Verdict
-from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShot, in_background
+from tawebeval.deferreds import UNBOUNDED, Condition, FairQueue, OneShot, run_in_background
 from tawebeval.errors import ForbiddenHost, InvalidField
 from tawebeval.reloadable import Reloadable
 from tawebeval.resolver import Resolver
@@ -132,7 +132,7 @@ class Callbacks:
         self._evict()
         if self._is_stopped:
             self._give_up(delivery, _STOPPED)
-        delivery.task = in_background(
+        delivery.task = run_in_background(
             self._run(delivery), log, "{evaluation}: a defect", evaluation=evaluation
         )
 
@@ -208,14 +208,14 @@ class Callbacks:
         callback = delivery.callback
         while not delivery.given_up:
             result = await self._attempt(delivery)
-            if result.verdict is Verdict.TAKEN:
+            if result.verdict is Verdict.ACCEPTED:
                 return CallbackState.DELIVERED
             callback.last_error = result.reason
             if result.verdict is Verdict.REFUSED:
                 return CallbackState.REFUSED
             chance = int.from_bytes(self._random(4), "big") / 2**32
             retry_after = min(result.retry_after, self._backoff.longest_delay)
-            delay = self._backoff.delay(callback.attempts, chance, retry_after)
+            delay = self._backoff.draw_delay(callback.attempts, chance, retry_after)
             if delay is None:
                 break
             if not self._has_pauses:

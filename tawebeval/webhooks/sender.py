@@ -223,7 +223,7 @@ class Sender:
             return await attempt.addTimeout(self._timeout, self._clock)
         except TookTooLong:
             reason = f"no answer came within {self._timeout:g} seconds"
-            return AttemptResult(Verdict.AGAIN, reason)
+            return AttemptResult(Verdict.RETRY, reason)
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
         target = parse_callback_url(url)
@@ -232,7 +232,7 @@ class Sender:
         except ForbiddenHost as error:
             return AttemptResult(Verdict.REFUSED, str(error))
         except (UnknownHost, LookupFailed) as error:
-            return AttemptResult(Verdict.AGAIN, str(error))
+            return AttemptResult(Verdict.RETRY, str(error))
         client = HTTPClient(self._agent(target, address), data_to_body_producer=_Body)
         try:
             response = await client.post(
@@ -248,11 +248,11 @@ class Sender:
         except ConnectingCancelledError:
             raise CancelledError from None
         except ConnectError as error:
-            return AttemptResult(Verdict.AGAIN, f"no connection: {error}")
+            return AttemptResult(Verdict.RETRY, f"no connection: {error}")
         except (ResponseFailed, RequestTransmissionFailed) as error:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
-            return AttemptResult(Verdict.AGAIN, _failure_reason(error.reasons))
+            return AttemptResult(Verdict.RETRY, _failure_reason(error.reasons))
         with suppress(Exception):  # the status counts alone, even if this is cancelled now
             await collect(response, lambda _: None)
         return AttemptResult(

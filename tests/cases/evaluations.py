@@ -34,8 +34,8 @@ from tawebeval.web.events import Poll
 from tests.cases.strategies import (
     MARKERS,
     Event,
-    read,
-    seen,
+    classify,
+    decode,
 )
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
@@ -142,9 +142,9 @@ class EvaluationTestCase(SynchronousTestCase):
         """
         self.world.turn()
         self.assertTrue(self.evaluation.cleaned_up.is_set)
-        self.assertTrue(self.evaluation.ring.closed)
+        self.assertTrue(self.evaluation.ring.is_closed)
         self.assertIs(self.evaluation.state, state)
-        self.assertTrue(state.ended)
+        self.assertTrue(state.has_ended)
         self.assertEqual(list(self.root.iterdir()), [])
         self.assertEqual(self.world.repositories.users, 0)
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
@@ -212,7 +212,7 @@ class RunTestCase(SynchronousTestCase):
     def text(self) -> str:
         """Return what is in the ring, which is text."""
         batch: Batch = self.ring.read(self.ring.oldest, 10**9)
-        return "".join(str(event) for event in read(batch))
+        return "".join(str(event) for event in decode(batch))
 
     def assert_over(self, status: int | None = None, number: int | None = None) -> None:
         """Hold that the run has ended so, and that nothing of it is left to happen."""
@@ -294,7 +294,7 @@ class PumpTestCase(SynchronousTestCase):
 
     def events(self) -> list[Event]:
         """Return the events in the ring."""
-        return seen(read(self.ring.read(self.ring.oldest, 10**9)))
+        return classify(decode(self.ring.read(self.ring.oldest, 10**9)))
 
     def end(self) -> None:
         """End stdout, and hold that all is done then."""

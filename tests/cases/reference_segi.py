@@ -1,7 +1,7 @@
-r"""SEGI a second time: slow, obvious, and on the whole of stdout at once.
+r"""Reference parser of SEGI: slow, obvious, and on the whole of stdout at once.
 
-`events` says what a stdout means, by the words of the contract, section 4, and of docs/segi.md.
-It shares nothing with `core.segi` and `core.fileblock`, which are held against it.
+`parse_events` follows the words of the contract, section 4, and of docs/segi.md, and shares no code
+with `core.segi` and `core.fileblock`. `check_reference` compares these with the reference.
 """
 
 from __future__ import annotations
@@ -13,10 +13,23 @@ from typing import Any, NoReturn
 
 from tawebeval.core.fileblock import MAX_HEADERS, MAX_PATH, InlineFile
 from tawebeval.core.segi import Markers
-from tests.cases.strategies import Broken, Event, joined
+from tests.cases.strategies import (
+    BYTE_BY_BYTE,
+    BYTE_BY_BYTE_FLUSHED,
+    MARKERS,
+    MAX_FILE,
+    MAX_VALUE,
+    Chunk,
+    ErrorEvent,
+    Event,
+    classify,
+    join_text,
+    parse,
+    read_file,
+)
 
 Files = Callable[[bytes], bytes | None]
-"""Returns the content of the file at a path, None for one that is refused."""
+"""Returns the content of the file at a path, None for a refused file."""
 
 _TOKEN = frozenset(string.ascii_letters + string.digits + "!#$%&'*+-.^_`|~")
 _PLAIN = frozenset(string.ascii_letters + string.digits + "!#$&+-.^_`|~")  # RFC 8187: attr-char
@@ -24,15 +37,24 @@ _HEXADECIMAL = frozenset(string.hexdigits)
 
 
 class _Refused(Exception):
-    """A value or a file block that is not as it should be."""
+    """An invalid value or file block."""
 
 
-def events(
+def parse_events(
     stdout: bytes, markers: Markers, *, max_value: int, max_file: int, files: Files
 ) -> list[Event]:
     """Return the events of a whole run's stdout, with adjacent text joined."""
     *lines, unterminated = stdout.split(b"\n")
-    return joined(_events(lines, unterminated, markers, max_value, max_file, files))
+    return join_text(_events(lines, unterminated, markers, max_value, max_file, files))
+
+
+def check_reference(stdout: bytes, chunking: list[Chunk], late: int) -> None:
+    """Compare parser and reference: whole, byte by byte, and cut as `chunking` says."""
+    expected = parse_events(
+        stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
+    )
+    for cut in ([], BYTE_BY_BYTE, BYTE_BY_BYTE_FLUSHED, chunking):
+        assert join_text(classify(parse(stdout, cut, late=late))) == expected
 
 
 def _events(
@@ -76,7 +98,7 @@ def _values(lines: list[bytes], unterminated: bytes, markers: Markers, limit: in
             yield _value(line, limit)
         except _Refused:
             if sound:
-                yield Broken()
+                yield ErrorEvent()
             sound = False
 
     those = (markers.data_end, markers.data_begin, markers.file_begin)
@@ -85,12 +107,12 @@ def _values(lines: list[bytes], unterminated: bytes, markers: Markers, limit: in
         if line == markers.data_end:
             return line
         if line in those:
-            yield Broken()
+            yield ErrorEvent()
             return line
         yield from check(line)
     if unterminated and unterminated not in those:
         yield from check(unterminated)
-    yield Broken()
+    yield ErrorEvent()
     return b""
 
 
@@ -120,7 +142,7 @@ def _refuse(constant: str) -> NoReturn:
 def _file(lines: list[bytes], markers: Markers, limit: int, files: Files) -> Iterator[Any]:
     """Yield the event of a file block; return the marker that ends it, b"" for none."""
     if markers.file_end not in lines:
-        yield Broken()
+        yield ErrorEvent()
         return b""
     end = lines.index(markers.file_end)
     block = lines[:end]
@@ -128,7 +150,7 @@ def _file(lines: list[bytes], markers: Markers, limit: int, files: Files) -> Ite
     try:
         yield _content(block, limit, files)
     except _Refused:
-        yield Broken()
+        yield ErrorEvent()
     return markers.file_end
 
 

@@ -1,7 +1,6 @@
-"""A model of the registry: what must be known of each evaluation at any time.
+"""Model of the registry: the events of each evaluation, and the cursors that readers may use.
 
-The model knows of each evaluation the events that it must have by now, and what readers may
-still ask for. Readers of pages, polls that wait and streams read the same evaluations.
+Readers of pages, waiting polls and streams read the same evaluations.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from twisted.internet.defer import CancelledError, Deferred
 
 from tawebeval import errors
 from tawebeval.config import BufferSettings, Configuration, EvaluationSettings, LimitSettings
-from tawebeval.core.framing import EVENT_STREAM, LINES, MESSAGES, Framing
+from tawebeval.core.framing import EVENT_STREAM, JSON_LINES, MESSAGES, Framing
 from tawebeval.core.identifiers import Identifiers
 from tawebeval.core.pages import DUMMY_END, EventPage
 from tawebeval.evaluations.evaluation import Evaluation
@@ -50,10 +49,10 @@ def payload(event: dict[str, object]) -> str:
 
 @attrs.define
 class Model:
-    """What is known of one evaluation; `events` are payloads, `!reason` for an error.
+    """Model of one evaluation; `events` are payloads, `!reason` for an error.
 
-    What may be discarded lies before `oldest`: pages have acknowledged it, or streams may have
-    taken it.
+    Events before `oldest` may be discarded: pages have acknowledged them, or streams may have taken
+    them.
     """
 
     asked: float
@@ -61,15 +60,15 @@ class Model:
     events: list[str] = attrs.field(factory=list)
     oldest: int = 0
     acknowledged: int = 0  # by pages
-    paged: float = float("-inf")  # until when somebody is expected to ask for the next
-    cut: float = float("-inf")  # until when the client of a stream that was cut is expected
+    paged: float = float("-inf")  # time until which a request for the next page is expected
+    cut: float = float("-inf")  # time until which the client of a cut stream is expected
     printed: int = 0
     terminated: bool = False  # the last line's terminator is held back
     blocked: bool = False  # a data block has begun
     running: bool = False
     closed: bool = False
     forgotten: bool = False
-    # A faithful reader, until somebody acknowledges what it has not read.
+    # A reader of all events, until another reader acknowledges events that it has not read.
     cursor: str | None = None
     read: list[str] | None = attrs.field(factory=list)
 
@@ -98,10 +97,10 @@ class Model:
     def marker(self, which: str) -> bytes:
         """Return a line that is a marker."""
         assert self.real.markers is not None
-        return self.real.markers.environment()[f"EVALUATION_DATA_{which}"].encode() + b"\n"
+        return self.real.markers.build_environment()[f"EVALUATION_DATA_{which}"].encode() + b"\n"
 
     def close(self, reason: str | None) -> None:
-        """End, also in a block, which is then broken."""
+        """End the evaluation, also inside a block, which is then an error."""
         self.events += ["\n"] * self.terminated + ["!protocol"] * self.blocked
         self.events += [f"!{reason}"] * bool(reason)
         self.closed, self.running = True, False
@@ -109,7 +108,7 @@ class Model:
 
 @attrs.frozen
 class Poll:
-    """A request that waits."""
+    """Waiting request for a page."""
 
     identifier: str
     after: int
@@ -119,9 +118,9 @@ class Poll:
 
 @attrs.define(eq=False)
 class Stream:
-    """One who follows by a stream from the event `first` on, and has `received` some bytes.
+    """Client of a stream of the events from `first` on, which has `received` some bytes.
 
-    While it is `slow` its connection takes nothing.
+    While the client is `slow` its connection takes nothing.
     """
 
     identifier: str
@@ -134,28 +133,28 @@ class Stream:
     over: Deferred[None] = attrs.field(init=False)
 
     def begin(self) -> None:
-        """Come to life."""
+        """Start the stream."""
         self.over = Deferred.fromCoroutine(
             stream(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
         )
         self.over.addErrback(lambda failure: failure.trap(CancelledError))
 
     def write(self, data: bytes) -> None:
-        """Take some; as transports do, one that is slow says that it has enough."""
+        """Receive bytes; as a transport does, pause the producer if the client is slow."""
         self.received += data
         if self.slow:
             self.flow.pauseProducing()
 
     def resume(self) -> None:
-        """Take what there is."""
+        """Receive everything that is left."""
         self.slow = False
         self.flow.resumeProducing()
 
     @property
     def events(self) -> list[str]:
-        """The events that have come."""
+        """Events received so far."""
         data = bytes(self.received)
-        if self.framing is LINES:
+        if self.framing is JSON_LINES:
             lines = data.splitlines()
         elif self.framing is EVENT_STREAM:
             source = EventSource()
@@ -202,8 +201,8 @@ class Comparison(RuleBasedStateMachine):
         self.keys: dict[str, tuple[str, bytes]] = {}
         self.polls: list[Poll] = []
         self.streams: list[Stream] = []
-        self.sent: list[str] = []  # what streams have sent to the end, the first that was so first
-        self.gone: list[Stream] = []  # those that have ended, or been left by their clients
+        self.sent: list[str] = []  # evaluations that streams have sent to the end, in this order
+        self.gone: list[Stream] = []  # streams that have ended, or were cut by their clients
 
     # The world
 
@@ -215,8 +214,8 @@ class Comparison(RuleBasedStateMachine):
         """Return one of the evaluations."""
         return list(self.models.items())[number % len(self.models)]
 
-    def note(self, identifier: str, *, running: bool = True) -> None:
-        """Let the model know of an evaluation that was accepted."""
+    def add_model(self, identifier: str, *, running: bool = True) -> None:
+        """Add a model of an accepted evaluation."""
         real = self.registry._records[identifier].evaluation
         self.models[identifier] = Model(self.now, real, running=running)
 
@@ -231,15 +230,15 @@ class Comparison(RuleBasedStateMachine):
 
     @property
     def kept(self) -> int:
-        """How many have ended and are not forgotten."""
+        """Number of evaluations that have ended and are not forgotten."""
         return sum(model.closed and not model.forgotten for model in self.models.values())
 
-    def awaited(self, identifier: str) -> bool:
-        """Whether somebody waits for an evaluation, or follows it."""
+    def is_awaited(self, identifier: str) -> bool:
+        """Return whether a poll or a stream of the evaluation is open."""
         return any(one.identifier == identifier for one in (*self.polls, *self.streams))
 
     def end(self, model: Model, reason: str | None) -> None:
-        """Let an evaluation of the model end, and the next one begin."""
+        """End an evaluation of the model, and start the next one."""
         was_running = model.running
         model.close(reason)
         model.asked = self.now
@@ -247,7 +246,7 @@ class Comparison(RuleBasedStateMachine):
             self.models[self.waiting.pop(0)].running = True
 
     def stop(self, identifier: str, reason: str) -> None:
-        """Let an evaluation of the model be ended from outside."""
+        """End an evaluation of the model from outside."""
         model = self.models[identifier]
         if identifier in self.waiting:
             self.waiting.remove(identifier)
@@ -255,27 +254,27 @@ class Comparison(RuleBasedStateMachine):
             self.end(model, reason)
 
     def forget(self, identifier: str) -> None:
-        """Let the model forget."""
+        """Forget an evaluation of the model."""
         self.models[identifier].forgotten = True
         if identifier in self.sent:
             self.sent.remove(identifier)
         self.keys = {key: known for key, known in self.keys.items() if known[0] != identifier}
 
     def make_room(self) -> bool:
-        """Let the model forget what was sent, as far as need be; return whether that is enough."""
+        """Forget evaluations that were sent, as far as needed; return whether that is enough."""
         used, kept = self.budget.used, self.kept
         for identifier in list(self.sent):
             model = self.models[identifier]
             if used < TOTAL - TOTAL // 4 and kept < KEPT:
                 break
-            if self.now >= model.paged and not self.awaited(identifier):
+            if self.now >= model.paged and not self.is_awaited(identifier):
                 self.forget(identifier)
                 used -= model.real.share.size
                 kept -= 1
         return used < TOTAL - TOTAL // 4 and kept < KEPT
 
     def settle(self) -> None:
-        """Let all happen that can."""
+        """Run the reactor, and compare all polls and streams with the model."""
         for _ in range(4):
             self.world.turn()
         for poll in list(self.polls):
@@ -299,12 +298,12 @@ class Comparison(RuleBasedStateMachine):
                 assert end == model.newest, "a stream is behind"
                 assert one.over.called == model.closed
             if one.over.called:
-                self.leave(one)
+                self.remove_stream(one)
                 if not model.forgotten and one.identifier not in self.sent:
                     self.sent.append(one.identifier)
 
-    def leave(self, one: Stream) -> None:
-        """Note that a stream has ended, or was cut."""
+    def remove_stream(self, one: Stream) -> None:
+        """Remove a stream that has ended, or was cut."""
         self.streams.remove(one)
         model = self.models[one.identifier]
         if not (model.closed and one.subscription.position == model.newest):
@@ -313,15 +312,15 @@ class Comparison(RuleBasedStateMachine):
         if not self.models[one.identifier].forgotten:
             self.models[one.identifier].asked = self.now
 
-    def look(self, model: Model) -> None:
-        """Take over what the registry has discarded, which it must have been allowed to.
+    def check_discarded(self, model: Model) -> None:
+        """Note the events that the registry has discarded, and assert that it was allowed to.
 
-        Events before where live streams stand may go when the ring is short of room, and nobody is
-        expected to ask for pages of them. How many is for the ring's batches to say.
+        Events that live streams have taken may go when the ring is short of room and no request for
+        a page is expected. Their number depends on the ring's batches.
         """
         live = [one for one in self.streams if self.models[one.identifier] is model]
         oldest = model.real.ring.oldest
-        assert oldest >= model.oldest, "what was discarded is there again"
+        assert oldest >= model.oldest, "discarded events are there again"
         for one in live:
             assert oldest <= one.first + len(one.events), "a live stream misses something"
         if not live:
@@ -331,12 +330,12 @@ class Comparison(RuleBasedStateMachine):
             assert oldest <= most, "a reader of pages misses something"
         model.oldest = oldest
         if model.read is not None and oldest > len(model.read) and not model.forgotten:
-            model.read = None  # streams have used up what this reader has not read
+            model.read = None  # streams have taken events that this reader has not read
 
     # The registry against the model
 
     def request(self, identifier: str, after: str | None) -> EventPage | errors.RequestError:
-        """Ask for a page, and hold that the answer is the one that the contract gives."""
+        """Request a page, and assert that the answer is the contract's."""
         model = self.models[identifier]
         oldest = model.real.ring.oldest
         try:
@@ -371,9 +370,9 @@ class Comparison(RuleBasedStateMachine):
     def compare(
         self, page: EventPage, model: Model, number: int, after: str | None, *, early: bool = False
     ) -> None:
-        """Hold that a page is what it should be.
+        """Compare a page with the model.
 
-        An `early` one may have been answered with the last text, before the end was reached.
+        An `early` page may have been returned with the last text, before the end was reached.
         """
         value = json.loads(page.encode())
         events = [payload(event) for event in value["data"]]
@@ -387,4 +386,4 @@ class Comparison(RuleBasedStateMachine):
         assert len(page.events.lines) <= PAGE or len(events) == 1
 
 
-FRAMINGS = (LINES, EVENT_STREAM, MESSAGES)
+FRAMINGS = (JSON_LINES, EVENT_STREAM, MESSAGES)

@@ -1,12 +1,12 @@
-r"""What evaluators print, as hypothesis strategies, and the model that it is checked against.
+r"""Output of evaluators as hypothesis strategies, with a model of its events.
 
-The model knows nothing of the parser: it builds stdout from parts of which it knows what
-each one means. Events are written down as short as tables want them:
+The model is independent of the parser: it builds stdout from parts whose events are known. Events
+are written as short as tables need them:
 
-    str     a text event, or several of them joined
-    bytes   a data event: its payload exactly as it stands on the line
-    File    the data event that carries a file
-    Broken  the data event `evaluation_error`, of which only the reason is told
+    str         a text event, or several of them joined
+    bytes       a data event: its payload exactly as it stands on the line
+    InlineFile  the data event that carries a file
+    ErrorEvent  the data event `evaluation_error`, by its reason
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ MAX_PAYLOAD = 64 * 1024
 
 
 @attrs.frozen
-class Broken:
+class ErrorEvent:
     """The data event `evaluation_error`."""
 
     reason: str = "protocol"
 
 
-Event: TypeAlias = "str | bytes | InlineFile | Broken"
+Event: TypeAlias = "str | bytes | InlineFile | ErrorEvent"
 
 
-# Reading what the parser says
+# Events of the parser
 
 
 _DATA = b'{"type":"data","payload":'
@@ -49,8 +49,8 @@ def _refuse(constant: str) -> NoReturn:
     raise AssertionError(f"{constant} is no JSON")
 
 
-def read(batch: Batch) -> list[str | bytes]:
-    """Decode a batch, asserting all that is promised of every single event.
+def decode(batch: Batch) -> list[str | bytes]:
+    """Decode a batch, and assert everything that the contract promises of each event.
 
     Data events come back as their payload verbatim, files and errors among them.
     """
@@ -74,16 +74,16 @@ def read(batch: Batch) -> list[str | bytes]:
     return events
 
 
-def seen(events: Iterable[str | bytes]) -> list[Event]:
-    """Return the same events, files and errors told apart from other data."""
-    return [event if isinstance(event, str) else _seen(event) for event in events]
+def classify(events: Iterable[str | bytes]) -> list[Event]:
+    """Return the same events, with files and errors in place of their data events."""
+    return [event if isinstance(event, str) else _classify_data(event) for event in events]
 
 
-def _seen(payload: bytes) -> Event:
+def _classify_data(payload: bytes) -> Event:
     value = json.loads(payload)
     match value:
         case {"type": "evaluation_error", "reason": reason, "message": str(message)} if message:
-            return Broken(reason)
+            return ErrorEvent(reason)
         case {"type": "file", **rest}:
             assert set(rest) == {"filename", "content_type", "content_base64"}
             content = b64decode(rest["content_base64"], validate=True)
@@ -91,8 +91,8 @@ def _seen(payload: bytes) -> Event:
     return payload
 
 
-def joined(events: Iterable[Event]) -> list[Event]:
-    """Join text events that stand side by side: how text was cut does not matter."""
+def join_text(events: Iterable[Event]) -> list[Event]:
+    """Join adjacent text events: places where text was cut do not matter."""
     result: list[Event] = []
     for event in events:
         if isinstance(event, str) and result and isinstance(result[-1], str):
@@ -102,15 +102,19 @@ def joined(events: Iterable[Event]) -> list[Event]:
     return result
 
 
-# Feeding it
+# Input of the parser
 
 
 @attrs.frozen
 class Chunk:
-    """Up to `size` bytes of stdout, after which a partial line is delivered or is not."""
+    """Up to `size` bytes of stdout; with `flush` the partial line after them is delivered."""
 
     size: int
     flush: bool = False
+
+
+BYTE_BY_BYTE = [Chunk(1)]
+BYTE_BY_BYTE_FLUSHED = [Chunk(1, flush=True)]
 
 
 def chunks_of(stdout: bytes, chunking: Sequence[Chunk]) -> Iterable[tuple[bytes, bool]]:
@@ -122,22 +126,26 @@ def chunks_of(stdout: bytes, chunking: Sequence[Chunk]) -> Iterable[tuple[bytes,
     yield stdout, False
 
 
-def file_at(path: bytes) -> bytes | None:
+def read_file(path: bytes) -> bytes | None:
     """Return the content of the file at a path: the path itself, or None for a refused one."""
     return None if path.startswith(b"refused") else path
 
 
-def answer(parser: Parser) -> Batch:
+def answer_wanted_file(parser: Parser) -> Batch:
     """Supply the file that the parser wants, or refuse it."""
-    assert parser.wanted is not None
-    content = file_at(parser.wanted.path.encode("utf-8", "surrogateescape"))
-    return parser.refuse("there is no such file") if content is None else parser.supply(content)
+    assert parser.wanted_file is not None
+    content = read_file(parser.wanted_file.path.encode("utf-8", "surrogateescape"))
+    return (
+        parser.refuse_file("there is no such file")
+        if content is None
+        else parser.supply_file(content)
+    )
 
 
-def turns(parser: Parser, first: Batch) -> Iterable[Batch]:
-    """Yield `first` and what follows it, until the parser has parsed all that it can."""
+def run_turns(parser: Parser, first: Batch) -> Iterable[Batch]:
+    """Yield `first` and the batches after it, until the parser has parsed all that it can."""
     yield first
-    while parser.pending:
+    while parser.has_pending:
         yield parser.proceed()
 
 
@@ -150,7 +158,7 @@ def parse(
     max_value: int = MAX_VALUE,
     max_file: int = MAX_FILE,
 ) -> list[str | bytes]:
-    """Return the events of a whole run's stdout, each checked by `read`.
+    """Return the events of a whole run's stdout, each checked by `decode`.
 
     A wanted file is answered when `late` more chunks have come.
     """
@@ -158,8 +166,8 @@ def parse(
     events: list[str | bytes] = []
 
     def take(first: Batch) -> None:
-        for batch in turns(parser, first):
-            events.extend(read(batch))
+        for batch in run_turns(parser, first):
+            events.extend(decode(batch))
 
     waited = 0
     for chunk, flush in chunks_of(stdout, chunking):
@@ -167,11 +175,11 @@ def parse(
         if flush:
             take(parser.flush())
         waited += 1
-        while parser.wanted is not None and waited > late:
-            take(answer(parser))
+        while parser.wanted_file is not None and waited > late:
+            take(answer_wanted_file(parser))
             waited = 0
-    while parser.wanted is not None:
-        take(answer(parser))
+    while parser.wanted_file is not None:
+        take(answer_wanted_file(parser))
     take(parser.finish())
     return events
 
@@ -194,6 +202,15 @@ def mutated(draw: st.DrawFn, whole: st.SearchStrategy[bytes], pieces: Sequence[b
             place = start
         data = rest[:place] + put + rest[place:]
     return data
+
+
+file_names = st.one_of(
+    st.text(),
+    st.text("/\\.\0aé\ud800"),
+    st.integers(120, 260).map(lambda count: "é" * count),
+    st.integers(250, 260).map(lambda count: "dir/" + "x" * count),
+)
+"""Names of files as clients may send them, valid and invalid."""
 
 
 # The parts of stdout
@@ -224,7 +241,7 @@ _near_markers = st.sampled_from(
             marker + marker,
         )
     ]
-    + [MARKERS.data_end, MARKERS.file_end]  # which mean nothing outside a block
+    + [MARKERS.data_end, MARKERS.file_end]  # text outside a block
 )
 _line = st.one_of(
     st.just(b""),
@@ -237,7 +254,7 @@ texts = (
     .map(b"\n".join)
     .filter(lambda text: not any(line in _BEGINS for line in text.split(b"\n")))
 )
-"""Bytes that are nothing but text wherever they stand: no line of them is a begin marker."""
+"""Bytes that are text wherever they stand: no line of them is a begin marker."""
 
 any_bytes = st.one_of(
     st.binary(max_size=60),
@@ -253,7 +270,7 @@ any_bytes = st.one_of(
         max_size=14,
     ).map(b"".join),
 )
-"""Anything an evaluator may print, marker pieces in any order among it."""
+"""Any output of an evaluator, with pieces of markers in any order."""
 
 _header_pieces = st.sampled_from(
     [
@@ -389,12 +406,12 @@ def data_blocks(draw: st.DrawFn, *, ended: bool = True) -> Block:
             events.append(value)
         else:
             lines.append(draw(_no_values))
-            if Broken() not in events:
-                events.append(Broken())
+            if ErrorEvent() not in events:
+                events.append(ErrorEvent())
     if ended:
         lines.append(MARKERS.data_end)
     else:
-        events.append(Broken())
+        events.append(ErrorEvent())
     return Block(b"\n".join(lines) + b"\n", tuple(events), ended)
 
 
@@ -423,7 +440,7 @@ def file_blocks(draw: st.DrawFn) -> Block:
         headers.append(f"Content-Type: {content_type}")
     kind = draw(st.sampled_from(["content", "path", "refused", "overlong", "headless", "unknown"]))
     body = draw(_bodies)
-    event: Event = Broken()
+    event: Event = ErrorEvent()
     match kind:
         case "content":
             event = InlineFile(name, content_type, body)
@@ -478,8 +495,8 @@ def streams(draw: st.DrawFn) -> Stream:
         stdout = stdout[:-1]
         if kind == "file":
             events.pop()
-        events.append(Broken())
-    return Stream(stdout + text, joined(events))
+        events.append(ErrorEvent())
+    return Stream(stdout + text, join_text(events))
 
 
 def _repeated(pieces: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:

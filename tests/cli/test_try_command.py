@@ -21,7 +21,7 @@ from tawebeval.core.segi import Markers
 from tests.cases.screen import Shown
 from tests.fakes.world import straw
 
-MARKERS = Markers.fresh(straw())
+MARKERS = Markers.generate(straw())
 WORDS = {
     MARKERS.data_begin.decode(): "<<< data begins >>>",
     MARKERS.data_end.decode(): "<<< data ends >>>",

@@ -24,9 +24,9 @@ class VerdictTests(SynchronousTestCase):
     def test_table(self) -> None:
         """2xx is taken, 5xx and two others ask for patience, the rest is a no."""
         for status in (200, 201, 204, 299):
-            self.assertIs(judge_status(status), Verdict.TAKEN, status)
+            self.assertIs(judge_status(status), Verdict.ACCEPTED, status)
         for status in (408, 429, 500, 501, 503, 599):
-            self.assertIs(judge_status(status), Verdict.AGAIN, status)
+            self.assertIs(judge_status(status), Verdict.RETRY, status)
         for status in (199, 300, 301, 304, 307, 308, 400, 401, 403, 404, 410, 422, 499):
             self.assertIs(judge_status(status), Verdict.REFUSED, status)
 
@@ -66,23 +66,23 @@ class BackoffTests(SynchronousTestCase):
     def test_doubles(self) -> None:
         """The range of delays doubles up to the longest; after the last attempt there is none."""
         backoff = Backoff(6, 5, 30)
-        half = [backoff.delay(made, 0.5) for made in range(1, 8)]
+        half = [backoff.draw_delay(made, 0.5) for made in range(1, 8)]
         self.assertEqual(half, [2.5, 5, 10, 15, 15, None, None])
-        self.assertEqual(backoff.delay(4, 0), 0)
-        self.assertIsNone(Backoff(1, 5, 30).delay(1, 0.5))
+        self.assertEqual(backoff.draw_delay(4, 0), 0)
+        self.assertIsNone(Backoff(1, 5, 30).draw_delay(1, 0.5))
 
     def test_asked(self) -> None:
         """What the other side asks for is kept, or given up; a time gone by is none."""
         backoff = Backoff(9, 4, 30, longest_asked=600)
-        self.assertEqual(backoff.delay(1, 0.5, 10), 12)
-        self.assertEqual(backoff.delay(1, 0.5, 600), 602)
-        self.assertIsNone(backoff.delay(1, 0.5, 601))
-        self.assertEqual(backoff.delay(1, 0.5, -10), 2)
+        self.assertEqual(backoff.draw_delay(1, 0.5, 10), 12)
+        self.assertEqual(backoff.draw_delay(1, 0.5, 600), 602)
+        self.assertIsNone(backoff.draw_delay(1, 0.5, 601))
+        self.assertEqual(backoff.draw_delay(1, 0.5, -10), 2)
 
     @given(BACKOFFS, st.integers(1, 5000), CHANCES, st.floats(-1e12, 1e12))
     def test_bounds(self, backoff: Backoff, made: int, chance: float, asked: float) -> None:
         """There is a delay as long as there are attempts and patience; it is never too short."""
-        delay = backoff.delay(made, chance, asked)
+        delay = backoff.draw_delay(made, chance, asked)
         if made >= backoff.attempts or asked > backoff.longest_asked:
             assert delay is None
             return
@@ -93,9 +93,9 @@ class BackoffTests(SynchronousTestCase):
     def test_full_jitter(self, backoff: Backoff, made: int, one: float, other: float) -> None:
         """The delay grows with the chance from nothing, and its range never shrinks."""
         lesser, greater = sorted((one, other))
-        delays = [backoff.delay(made, chance) for chance in (0, lesser, greater)]
+        delays = [backoff.draw_delay(made, chance) for chance in (0, lesser, greater)]
         if made < backoff.attempts:
             assert delays == sorted(delay for delay in delays if delay is not None)
             assert delays[0] == 0
         if made + 1 < backoff.attempts:
-            assert (backoff.delay(made, one) or 0) <= (backoff.delay(made + 1, one) or 0)
+            assert (backoff.draw_delay(made, one) or 0) <= (backoff.draw_delay(made + 1, one) or 0)

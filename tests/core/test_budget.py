@@ -1,4 +1,4 @@
-"""`core.budget`: one bound for all rings, and a fair part of it for each."""
+"""`core.budget`: fair parts of the memory for all rings; bytes of uploads on the disk."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from hypothesis.stateful import (
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import budget as module
-from tawebeval.core.budget import Budget, Share
+from tawebeval.core.budget import Budget, Share, Spool
+from tawebeval.errors import Busy
 
-# Of the total a quarter is the reserve, and the rest is free for all: so much.
 # Of the total a quarter, rounded down, is the reserve; the rest is common.
 TOTAL, COMMON, EACH, READ = 1333, 1000, 300, 10
-RUNNING, RESERVED = 2, 111  # who fill rings at once, and what of the reserve each may have
+RUNNING, RESERVED = 2, 111  # rings filled at once, and the part of the reserve of each
 
 
 class Turns:
-    """Calls that are to be made later."""
+    """Turns of the reactor, with the calls for the next one."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
 
-    def later(self, call: Callable[[], None]) -> None:
+    def call_later(self, call: Callable[[], None]) -> None:
         """Make a call in the next turn."""
         self.calls.append(call)
 
     def turn(self) -> int:
-        """Make those that wait now; return how many they were."""
+        """Make the waiting calls; return their number."""
         calls, self.calls = self.calls, []
         for call in calls:
             call()
         return len(calls)
 
     def settle(self) -> None:
-        """Make all, also those that follow from them."""
+        """Make all calls, also those that calls add."""
         while self.turn():
             pass
 
 
 class BudgetTestCase(SynchronousTestCase):
-    """A budget, of which `told` are the shares that were told of room, in order.
+    """A budget; `reopened` has the shares whose `on_room` was called, in order.
 
-    So many rings are filled at once that none has a byte of the reserve.
+    So many rings are filled at once that no ring has a byte of the reserve.
     """
 
     running = 1000
@@ -58,16 +58,16 @@ class BudgetTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.patch(module, "_TURN", READ)
         self.turns = Turns()
-        self.budget = Budget(TOTAL, EACH, self.running, self.turns.later)
-        self.told: list[Share] = []
+        self.budget = Budget(TOTAL, EACH, self.running, self.turns.call_later)
+        self.reopened: list[Share] = []
 
-    def enter(
+    def add_share(
         self, size: int = 0, on_full: Callable[[], None] = lambda: None, reads: int = 0
     ) -> Share:
-        """Return a new share that holds `size` bytes, and `reads` when it is told of room."""
+        """Return a new share of `size` bytes, which grows to `reads` bytes when reopened."""
 
         def on_room() -> None:
-            self.told.append(share)
+            self.reopened.append(share)
             if reads:
                 share.resize(reads)
 
@@ -77,79 +77,79 @@ class BudgetTestCase(SynchronousTestCase):
 
 
 class LimitTests(BudgetTestCase):
-    """When a ring is full."""
+    """Sizes from which a ring is full."""
 
     def test_each(self) -> None:
-        """While there is enough a ring may hold so much, and not one byte more."""
-        share = self.enter(EACH - 1)
-        self.assertFalse(share.full)
+        """While enough is free a ring is full at `per_ring` bytes, not one byte before."""
+        share = self.add_share(EACH - 1)
+        self.assertFalse(share.is_full)
         share.resize(EACH)
-        self.assertTrue(share.full)
+        self.assertTrue(share.is_full)
         self.assertEqual(self.budget.used, EACH)
 
     def test_as_much_as_is_free(self) -> None:
-        """Where less is free than that, a ring may hold as much as is free."""
-        first, second, third = self.enter(EACH), self.enter(EACH), self.enter(199)
+        """If less is free than `per_ring`, a ring may hold as much as is free."""
+        first, second, third = self.add_share(EACH), self.add_share(EACH), self.add_share(199)
         self.assertEqual(third.limit, COMMON - 2 * EACH - 199)
-        self.assertFalse(third.full)
+        self.assertFalse(third.is_full)
         third.resize(200)
-        self.assertTrue(third.full)
+        self.assertTrue(third.is_full)
         self.assertEqual(self.budget.used, 800)
-        self.assertFalse(self.enter(99).full)
-        self.assertEqual([first.full, second.full], [True, True])
+        self.assertFalse(self.add_share(99).is_full)
+        self.assertEqual([first.is_full, second.is_full], [True, True])
 
     def test_fair(self) -> None:
-        """Rings that want all they can get have equal parts, and as much is left for one more."""
-        shares = [self.enter() for _ in range(9)]
-        while not all(share.full for share in shares):
+        """Rings that take all they can have equal parts, and one such part is left."""
+        shares = [self.add_share() for _ in range(9)]
+        while not all(share.is_full for share in shares):
             for share in shares:
-                if not share.full:
+                if not share.is_full:
                     share.resize(share.size + 1)
         sizes = {share.size for share in shares} | {COMMON - self.budget.used}
         self.assertLessEqual(max(sizes) - min(sizes), len(shares))
 
     def test_empty(self) -> None:
         """An empty ring is never full, and one with a byte is, when everything is used."""
-        self.enter(COMMON + 50)
+        self.add_share(COMMON + 50)
         self.assertTrue(self.budget.is_spent)
-        share = self.enter()
-        self.assertFalse(share.full)
+        share = self.add_share()
+        self.assertFalse(share.is_full)
         share.resize(1)
-        self.assertTrue(share.full)
+        self.assertTrue(share.is_full)
 
     def test_spent(self) -> None:
         """Nothing but the reserve is left at three quarters of the total, not one byte before."""
-        share = self.enter(COMMON - 1)
+        share = self.add_share(COMMON - 1)
         self.assertFalse(self.budget.is_spent)
         share.resize(COMMON)
         self.assertTrue(self.budget.is_spent)
 
     def test_kept(self) -> None:
-        """What is kept beside a ring counts for all and does not fill it; giving it back helps."""
-        first, second = self.enter(1), self.enter(200)
-        first.keep(COMMON - 250)
-        self.assertEqual((first.full, self.budget.used), (False, COMMON - 49))
+        """Bytes kept beside a ring count but do not fill the ring; freed ones reopen others."""
+        first, second = self.add_share(1), self.add_share(200)
+        first.resize_kept(COMMON - 250)
+        self.assertEqual((first.is_full, self.budget.used), (False, COMMON - 49))
         self.assertEqual(self.budget.limit, 49)
         second.resize(200)
-        self.assertTrue(second.full)
-        first.keep(10)
+        self.assertTrue(second.is_full)
+        first.resize_kept(10)
         self.turns.settle()
-        self.assertEqual(self.told, [second])
+        self.assertEqual(self.reopened, [second])
         first.release()
         self.assertEqual(self.budget.used, 200)
 
     def test_unbound(self) -> None:
-        """One that is not bound any more is never full, but counts."""
-        share = self.enter(EACH)
-        share.unbind()
-        self.assertEqual((share.full, self.told), (False, [share]))
+        """A share without its limit is never full, but counts."""
+        share = self.add_share(EACH)
+        share.remove_limit()
+        self.assertEqual((share.is_full, self.reopened), (False, [share]))
         share.resize(COMMON)
-        self.assertEqual((share.full, self.budget.used), (False, COMMON))
+        self.assertEqual((share.is_full, self.budget.used), (False, COMMON))
         self.turns.settle()
-        self.assertEqual(self.told, [share])
+        self.assertEqual(self.reopened, [share])
 
     def test_filled(self) -> None:
-        """It is told once that it is full, and may make room at once; when it has left, not."""
+        """`on_full` is called once when a ring gets full and may free bytes; `release` drops it."""
         sizes: list[int] = []
 
         def make_room() -> None:
@@ -157,29 +157,29 @@ class LimitTests(BudgetTestCase):
             if len(sizes) == 2:
                 share.resize(5)
 
-        share = self.enter(on_full=make_room)
+        share = self.add_share(on_full=make_room)
         for size in (EACH - 1, EACH, EACH + 1, 1, EACH + 2):
             share.resize(size)
         self.assertEqual(sizes, [EACH, EACH + 2])
-        self.assertEqual((share.full, share.size, self.told), (False, 5, [share, share]))
+        self.assertEqual((share.is_full, share.size, self.reopened), (False, 5, [share, share]))
         share.release()
         self.assertEqual(sizes, [EACH, EACH + 2])
 
     def test_left(self) -> None:
-        """One that has left holds nothing, is told nothing, and cannot come back."""
-        share, other = self.enter(COMMON), self.enter(1)
+        """A released share holds nothing, calls nothing, and cannot grow again."""
+        share, other = self.add_share(COMMON), self.add_share(1)
         share.release()
-        self.assertEqual((self.budget.used, share.full), (1, False))
+        self.assertEqual((self.budget.used, share.is_full), (1, False))
         share.resize(50)
         self.assertEqual(self.budget.used, 1)
         share.release()
         self.assertEqual(self.budget.used, 1)
         self.turns.settle()
-        self.assertEqual(self.told, [other])
+        self.assertEqual(self.reopened, [other])
 
 
-class OwnTests(BudgetTestCase):
-    """What the rings of one caller hold."""
+class CallerShareTests(BudgetTestCase):
+    """The share of one caller."""
 
     own = 500
 
@@ -188,12 +188,12 @@ class OwnTests(BudgetTestCase):
         self.relieved = 0
         self.start(self.own)
 
-    def start(self, own: int) -> None:
+    def start(self, per_caller: int) -> None:
         """Begin with a budget of such shares."""
-        self.budget = Budget(TOTAL, EACH, self.running, self.turns.later, own)
+        self.budget = Budget(TOTAL, EACH, self.running, self.turns.call_later, per_caller)
 
     def count(self) -> None:
-        """Count how often somebody was relieved."""
+        """Count the calls on relief."""
         self.relieved += 1
 
     def test_share(self) -> None:
@@ -203,16 +203,16 @@ class OwnTests(BudgetTestCase):
         first.resize(200)
         second.resize(299)
         other.resize(499)
-        self.assertFalse(self.budget.share_used("alice"))
+        self.assertFalse(self.budget.is_share_used("alice"))
         second.resize(300)
-        self.assertTrue(self.budget.share_used("alice"))
-        self.assertFalse(self.budget.share_used("bob"))
-        self.assertFalse(self.budget.share_used("carol"))
+        self.assertTrue(self.budget.is_share_used("alice"))
+        self.assertFalse(self.budget.is_share_used("bob"))
+        self.assertFalse(self.budget.is_share_used("carol"))
         first.release()
-        self.assertFalse(self.budget.share_used("alice"))
+        self.assertFalse(self.budget.is_share_used("alice"))
 
     def test_relieved(self) -> None:
-        """That a caller has less than its share again is told in another turn, once."""
+        """The call on relief is made once, in another turn, when a caller is below its share."""
         share = self.budget.add_share("alice")
         share.resize(500)
         for _ in range(2):
@@ -232,136 +232,136 @@ class OwnTests(BudgetTestCase):
     def test_nobody_in_particular(self) -> None:
         """Without callers there are no shares, nor with 0, or as much as there is for all."""
         self.budget.add_share().resize(COMMON)
-        self.assertFalse(self.budget.share_used(""))
+        self.assertFalse(self.budget.is_share_used(""))
         for own, used in ((0, False), (COMMON, False), (COMMON - 1, True)):
             self.start(own)
             self.budget.add_share("alice").resize(COMMON)
-            self.assertIs(self.budget.share_used("alice"), used)
+            self.assertIs(self.budget.is_share_used("alice"), used)
 
     def test_nothing_left(self) -> None:
-        """Of callers who hold nothing nothing is left."""
+        """Nothing is stored of callers that hold nothing."""
         share = self.budget.add_share("alice")
         share.resize(7)
         share.release()
-        self.assertFalse(self.budget._held)
+        self.assertFalse(self.budget._used_by_caller)
 
 
 class ReserveTests(BudgetTestCase):
-    """What each may have however much the others hold."""
+    """The part of the reserve of each ring, whatever the others hold."""
 
     running = RUNNING
 
     def fill(self, share: Share) -> int:
-        """Let a ring take what it may, byte by byte; return how much that is."""
-        while not share.full:
+        """Fill a ring byte by byte; return the size at which it is full."""
+        while not share.is_full:
             share.resize(share.size + 1)
         return share.size
 
     def test_all_have_their_part(self) -> None:
         """As many as are filled at once each have their part, and one part is left over."""
-        self.enter(COMMON).unbind()
-        shares = [self.enter() for _ in range(RUNNING)]
+        self.add_share(COMMON).remove_limit()
+        shares = [self.add_share() for _ in range(RUNNING)]
         self.assertEqual([self.fill(share) for share in shares], [RESERVED] * RUNNING)
         self.assertEqual(TOTAL - self.budget.used, RESERVED)
         self.assertTrue(self.budget.is_spent)
 
     def test_not_beside_what_is_common(self) -> None:
         """While more than that is free for all the reserve changes nothing."""
-        self.assertEqual(self.fill(self.enter()), EACH)
-        self.assertEqual(self.fill(self.enter()), EACH)
-        self.assertEqual(self.fill(self.enter()), 200)
-        self.assertEqual(self.fill(self.enter()), RESERVED)
+        self.assertEqual(self.fill(self.add_share()), EACH)
+        self.assertEqual(self.fill(self.add_share()), EACH)
+        self.assertEqual(self.fill(self.add_share()), 200)
+        self.assertEqual(self.fill(self.add_share()), RESERVED)
 
     def test_never_more_than_each(self) -> None:
         """Where few are filled at once the part of each is what one may have, and no more."""
-        self.budget = Budget(TOTAL, 100, 1, self.turns.later)
-        self.enter(COMMON).unbind()
-        self.assertEqual(self.fill(self.enter()), 100)
+        self.budget = Budget(TOTAL, 100, 1, self.turns.call_later)
+        self.add_share(COMMON).remove_limit()
+        self.assertEqual(self.fill(self.add_share()), 100)
 
     def test_others_have_filled_it(self) -> None:
         """What is left of the reserve is divided where more than were expected hold some."""
-        self.enter(TOTAL - 100).unbind()
-        self.assertEqual([self.fill(self.enter()) for _ in range(2)], [50, 25])
+        self.add_share(TOTAL - 100).remove_limit()
+        self.assertEqual([self.fill(self.add_share()) for _ in range(2)], [50, 25])
 
 
 class RoomTests(BudgetTestCase):
-    """Who is told that there is room."""
+    """Shares that are reopened when bytes are freed."""
 
     def test_own(self) -> None:
-        """A ring that makes room itself is told at once; with too little it is not."""
-        share = self.enter(EACH + 50)
+        """A ring that frees enough of its own bytes is reopened at once."""
+        share = self.add_share(EACH + 50)
         share.resize(EACH)
-        self.assertEqual(self.told, [])
+        self.assertEqual(self.reopened, [])
         share.resize(EACH - 1)
-        self.assertEqual((self.told, share.full), ([share], False))
+        self.assertEqual((self.reopened, share.is_full), ([share], False))
         share.resize(EACH - 2)
         self.turns.settle()
-        self.assertEqual(self.told, [share])
+        self.assertEqual(self.reopened, [share])
 
     def test_others(self) -> None:
-        """When others make room it is told in another turn, if that is enough for it."""
-        large, small = self.enter(800), self.enter(150)
-        self.assertTrue(small.full)
+        """Bytes that others free reopen a share in another turn, if they are enough."""
+        large, small = self.add_share(800), self.add_share(150)
+        self.assertTrue(small.is_full)
         large.resize(701)
         self.assertEqual(self.turns.calls, [])
         large.resize(699)
-        self.assertEqual(self.told, [])
+        self.assertEqual(self.reopened, [])
         self.turns.settle()
-        self.assertEqual((self.told, small.full), ([small], False))
-        self.assertTrue(large.full)
+        self.assertEqual((self.reopened, small.is_full), ([small], False))
+        self.assertTrue(large.is_full)
 
     def test_smallest_first(self) -> None:
-        """Who holds least is told first, and those for whom there is not enough are not."""
-        large = self.enter(900)
-        shares = [self.enter(size) for size in (70, 40, 60, 50)]
-        self.assertTrue(all(share.full for share in shares))
+        """The smallest share is reopened first; shares without enough room are not."""
+        large = self.add_share(900)
+        shares = [self.add_share(size) for size in (70, 40, 60, 50)]
+        self.assertTrue(all(share.is_full for share in shares))
         large.resize(900 - 120 - 61)
         self.turns.settle()
-        self.assertEqual([share.size for share in self.told], [40, 50, 60])
-        self.assertTrue(shares[0].full)
+        self.assertEqual([share.size for share in self.reopened], [40, 50, 60])
+        self.assertTrue(shares[0].is_full)
 
     def test_taken_again(self) -> None:
-        """Where the room is taken before its turn comes nobody is told."""
-        large, small = self.enter(900), self.enter(50)
-        self.assertTrue(small.full)
+        """No share is reopened if the room is taken before the turn comes."""
+        large, small = self.add_share(900), self.add_share(50)
+        self.assertTrue(small.is_full)
         large.resize(500)
         large.resize(900)
         self.turns.settle()
-        self.assertEqual((self.told, small.full), ([], True))
+        self.assertEqual((self.reopened, small.is_full), ([], True))
 
     def test_a_few_at_a_time(self) -> None:
-        """No more are told in a turn than can read into what is free, in the end all."""
-        large = self.enter(COMMON - 1)
-        shares = [self.enter(1) for _ in range(20)]
-        self.assertTrue(all(share.full for share in shares))
+        """A turn reopens only as many shares as can read into the free bytes; in the end all."""
+        large = self.add_share(COMMON - 1)
+        shares = [self.add_share(1) for _ in range(20)]
+        self.assertTrue(all(share.is_full for share in shares))
         large.resize(COMMON - 20 - 45)
         large.resize(COMMON - 20 - 46)
         counts = []
         while self.turns.turn():
-            counts.append(len(self.told))
+            counts.append(len(self.reopened))
         self.assertEqual(counts, [5, 10, 15, 20])
-        self.assertEqual(set(self.told), set(shares))
+        self.assertEqual(set(self.reopened), set(shares))
 
     def test_they_read(self) -> None:
-        """Those who are told and read leave less for those after them, who then wait on."""
-        large = self.enter(COMMON - 1)
+        """Reopened shares that read leave less for the next shares, which then wait on."""
+        large = self.add_share(COMMON - 1)
         for _ in range(20):
-            self.enter(1, reads=READ)
+            self.add_share(1, reads=READ)
         large.resize(COMMON - 20 - 45)
         self.turns.settle()
-        self.assertEqual(len(self.told), 5)
+        self.assertEqual(len(self.reopened), 5)
         self.assertLessEqual(self.budget.used, COMMON)
 
 
 class Machine(RuleBasedStateMachine):
-    """Rings of all sizes, of which some read, some are read, some come and some go."""
+    """Rings of all sizes that read, are read, come and go."""
 
     def __init__(self) -> None:
         super().__init__()
         self.turns = Turns()
-        self.budget = Budget(TOTAL, EACH, RUNNING, self.turns.later)
+        self.budget = Budget(TOTAL, EACH, RUNNING, self.turns.call_later)
         self.shares: list[Share] = []
-        self.reading: set[Share] = set()  # as who drives them knows from `full` and `room`
+        self.reading: set[Share] = set()  # as their owner knows from `is_full` and `on_room`
 
     @rule()
     def enter(self) -> None:
@@ -371,7 +371,7 @@ class Machine(RuleBasedStateMachine):
 
     def note(self, share: Share) -> None:
         """Do as an intake does after each change of its own."""
-        if share.full:
+        if share.is_full:
             self.reading.discard(share)
 
     @precondition(lambda self: self.reading)
@@ -394,9 +394,9 @@ class Machine(RuleBasedStateMachine):
     def end(self, number: int, size: int) -> None:
         """Let its process end, which leaves something in its pipe, and let it be forgotten."""
         share = self.shares.pop(number % len(self.shares))
-        share.unbind()
+        share.remove_limit()
         share.resize(share.size + size)
-        assert not share.full
+        assert not share.is_full
         assert share in self.reading
         share.release()
         self.reading.discard(share)
@@ -414,11 +414,11 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_passed_over(self) -> None:
-        """Let only those not read who have no room, or are about to be told; the empty do."""
+        """Only shares without room, or about to be reopened, do not read; empty ones read."""
         for share in self.shares:
-            assert share.full == (share not in self.reading)
+            assert share.is_full == (share not in self.reading)
             assert share.size or share in self.reading
-            if share.full and not self.turns.calls:
+            if share.is_full and not self.turns.calls:
                 assert share.size >= self.budget.limit
 
     @invariant()
@@ -426,7 +426,7 @@ class Machine(RuleBasedStateMachine):
         """Let nobody wait with less than its part of the reserve, as long as that is free."""
         for share in self.shares:
             if share.size < RESERVED and self.budget.used <= TOTAL - RESERVED:
-                assert not share.full or self.turns.calls
+                assert not share.is_full or self.turns.calls
 
     def teardown(self) -> None:
         """When all is read everybody reads."""
@@ -438,8 +438,53 @@ class Machine(RuleBasedStateMachine):
 
 
 class InterleavingTests(BudgetTestCase):
-    """What holds in any order."""
+    """Any order of calls."""
 
     def test_any_order(self) -> None:
-        """The bound holds, and whoever has room is told of it."""
+        """The bound holds, and every share with room is reopened."""
         run_state_machine_as_test(Machine, settings=settings(stateful_step_count=60))
+
+
+class SpoolTests(SynchronousTestCase):
+    """`Spool`: bytes of uploads."""
+
+    def test_limit(self) -> None:
+        """Bytes up to the limit fit, not one more; the error says when to retry."""
+        spool = Spool(100)
+        spool.add(60)
+        spool.add(40)
+        error = self.assertRaises(Busy, spool.add, 1)
+        self.assertGreater(error.retry_after, 0)
+        self.assertEqual(spool.stored, 100)
+        spool.remove(10)
+        spool.add(10)
+
+    def test_check(self) -> None:
+        """A check of an announced size reserves nothing."""
+        spool = Spool(100)
+        for _ in range(3):
+            spool.check_room(100)
+        self.assertEqual(spool.stored, 0)
+        spool.add(1)
+        self.assertRaises(Busy, spool.check_room, 100)
+        spool.check_room(99)
+
+    def test_refused(self) -> None:
+        """A size that does not fit is not counted."""
+        spool = Spool(100)
+        self.assertRaises(Busy, spool.add, 101)
+        spool.add(100)
+
+    def test_crowded(self) -> None:
+        """Forms must wait for the disk from 32 MiB in memory on."""
+        spool = Spool(100)
+        self.assertFalse(spool.is_crowded)
+        spool.in_memory = 32 * 2**20
+        self.assertTrue(spool.is_crowded)
+
+    def test_too_much_back(self) -> None:
+        """More bytes than were added cannot be removed."""
+        spool = Spool(100)
+        spool.add(10)
+        self.assertRaises(AssertionError, spool.remove, 11)
+        self.assertRaises(AssertionError, spool.remove, -1)

@@ -19,7 +19,7 @@ from tawebeval.core.events import (
     encode_text,
 )
 from tawebeval.core.fileblock import InlineFile
-from tests.cases.strategies import Broken, read, seen, texts
+from tests.cases.strategies import ErrorEvent, classify, decode, texts
 
 
 def text_events(block: bytes) -> list[str]:
@@ -38,7 +38,7 @@ class TextTests(SynchronousTestCase):
 
     def check(self, block: bytes, events: list[str]) -> None:
         """Hold a block against its events, and the rule above against both."""
-        self.assertEqual(read(encode_text(block)), events)
+        self.assertEqual(decode(encode_text(block)), events)
         self.assertEqual(text_events(block), events)
 
     def test_nothing(self) -> None:
@@ -103,7 +103,7 @@ class TextTests(SynchronousTestCase):
     @given(st.one_of(texts, st.binary(max_size=30)))
     def test_any_bytes(self, block: bytes) -> None:
         """Any bytes at all are encoded by the same rule, counted right."""
-        assert read(encode_text(block)) == text_events(block)
+        assert decode(encode_text(block)) == text_events(block)
 
     def test_terminator(self) -> None:
         r"""`\n` and nothing else."""
@@ -123,18 +123,18 @@ class DataTests(SynchronousTestCase):
     def test_file(self, filename: str, content_type: str, content: bytes) -> None:
         """A file comes back with its name, its type and every byte."""
         batch = encode_file(filename, content_type, content)
-        self.assertEqual(seen(read(batch)), [InlineFile(filename, content_type, content)])
+        self.assertEqual(classify(decode(batch)), [InlineFile(filename, content_type, content)])
 
     @given(st.binary())
     def test_file_size(self, content: bytes) -> None:
         """How much of an event the content takes is known before it is made."""
-        [payload] = read(encode_file("", "", content))
-        [nothing] = read(encode_file("", "", b""))
+        [payload] = decode(encode_file("", "", content))
+        [nothing] = decode(encode_file("", "", b""))
         assert len(payload) - len(nothing) == base64_size(len(content))
 
     def test_file_members(self) -> None:
         """The members of a file's event are those of the contract, section 4."""
-        [payload] = read(encode_file("a", "b", b"\xff\xfe"))
+        [payload] = decode(encode_file("a", "b", b"\xff\xfe"))
         self.assertEqual(
             json.loads(payload),
             {"type": "file", "filename": "a", "content_type": "b", "content_base64": "//4="},
@@ -142,7 +142,7 @@ class DataTests(SynchronousTestCase):
 
     def test_error(self) -> None:
         """The members of an error are those of the contract, section 5."""
-        [payload] = read(encode_error("exit", "it failed\n", {"status": 1, "stderr": "é"}))
+        [payload] = decode(encode_error("exit", "it failed\n", {"status": 1, "stderr": "é"}))
         self.assertEqual(
             json.loads(payload),
             {
@@ -156,7 +156,7 @@ class DataTests(SynchronousTestCase):
 
     def test_error_without_members(self) -> None:
         """An error may have no further members."""
-        self.assertEqual(seen(read(encode_error("lost", "gone"))), [Broken("lost")])
+        self.assertEqual(classify(decode(encode_error("lost", "gone"))), [ErrorEvent("lost")])
 
 
 class BatchTests(SynchronousTestCase):
@@ -166,5 +166,5 @@ class BatchTests(SynchronousTestCase):
         """Two batches together are the events of both, in order."""
         batch = encode_text(b"a\n") + encode_data(b"1")
         self.assertEqual(batch.count, 3)
-        self.assertEqual(read(batch), ["a", "\n", b"1"])
+        self.assertEqual(decode(batch), ["a", "\n", b"1"])
         self.assertEqual(NOTHING + batch + NOTHING, batch)

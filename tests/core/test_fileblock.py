@@ -18,7 +18,7 @@ from tawebeval.core.fileblock import (
     InlineFile,
     WantedFile,
 )
-from tawebeval.core.text import MAX_BYTES
+from tawebeval.core.text import MAX_FILENAME
 from tests.cases.strategies import any_bytes
 
 END = b"~FE"
@@ -247,7 +247,7 @@ class HeaderTests(SynchronousTestCase):
 
     def test_bad_names(self) -> None:
         """What is no name for a file is refused."""
-        for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_BYTES + 1)):
+        for name in ("..", ".", "dir/", "a\0b", "x" * (MAX_FILENAME + 1)):
             header = f'Content-Disposition: attachment; filename="{name}"\n\n'
             with self.assertRaises(FileBlockError, msg=name):
                 parse(header.encode())

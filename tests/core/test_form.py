@@ -21,11 +21,11 @@ from tawebeval.core.form import (
     SubmissionFile,
     draw_seed,
     parse_form,
-    submission_file,
+    parse_submission_file,
 )
 from tawebeval.core.hosts import parse_target
 from tawebeval.errors import InvalidField
-from tests.core.test_text_names import NAMES
+from tests.cases.strategies import file_names
 
 OID = "0123456789abcdef0123456789abcdef01234567"
 ALL = ("https", "http", "git", "ssh", "file")
@@ -60,31 +60,36 @@ class SubmissionTests(SynchronousTestCase):
         """A part with a file name keeps its base name, whatever separates directories."""
         for filename in ("a.cpp", "dir/a.cpp", "/home/x/a.cpp", "C:\\x\\a.cpp", "../a.cpp"):
             self.assertEqual(
-                submission_file("submission[source]", filename), SubmissionFile("source", "a.cpp")
+                parse_submission_file("submission[source]", filename),
+                SubmissionFile("source", "a.cpp"),
             )
 
     def test_text(self) -> None:
         """A part without a file name becomes a file called NAME.txt."""
-        self.assertEqual(submission_file("submission[a_1]", None), SubmissionFile("a_1", "a_1.txt"))
+        self.assertEqual(
+            parse_submission_file("submission[a_1]", None), SubmissionFile("a_1", "a_1.txt")
+        )
 
     def test_long_name(self) -> None:
         """NAME.txt is a file's name too: over 255 bytes it is refused, as others are."""
         name = "a" * 251
         self.assertEqual(
-            submission_file(f"submission[{name}]", None), SubmissionFile(name, name + ".txt")
+            parse_submission_file(f"submission[{name}]", None), SubmissionFile(name, name + ".txt")
         )
-        self.assertRaises(InvalidField, submission_file, f"submission[{name}a]", None)
+        self.assertRaises(InvalidField, parse_submission_file, f"submission[{name}a]", None)
 
     def test_bad_filename(self) -> None:
         """What is no name for a file is refused, and the field named."""
         for filename in ("", ".", "..", "a/", "a\0", "x" * 256, "\ud800"):
-            error = self.assertRaises(InvalidField, submission_file, "submission[source]", filename)
+            error = self.assertRaises(
+                InvalidField, parse_submission_file, "submission[source]", filename
+            )
             self.assertEqual(error.members, {"field": "submission[source]"})
 
     def test_names(self) -> None:
         """NAME is a lower-case word; any other name that starts with `submission` is refused."""
         for name in ("a", "a1", "a_b_", "z9", "source_code"):
-            file = submission_file(f"submission[{name}]", "x")
+            file = parse_submission_file(f"submission[{name}]", "x")
             self.assertEqual(file, SubmissionFile(name, "x"))
         for name in (
             "submission", "submission[]", "submission[A]", "submission[1a]", "submission[_a]",
@@ -93,25 +98,27 @@ class SubmissionTests(SynchronousTestCase):
             "submission[a\u0661]", "submissions[a]", "submission.a", "submission[a].txt",
         ):  # fmt: skip
             for filename in ("x", None):
-                error = self.assertRaises(InvalidField, submission_file, name, filename)
+                error = self.assertRaises(InvalidField, parse_submission_file, name, filename)
                 self.assertEqual(error.members, {"field": name})
 
     def test_long_field_is_not_shown_whole(self) -> None:
         """The error does not repeat a megabyte to whoever sent it."""
-        error = self.assertRaises(InvalidField, submission_file, "submission" + "x" * 10**6, None)
+        error = self.assertRaises(
+            InvalidField, parse_submission_file, "submission" + "x" * 10**6, None
+        )
         self.assertLess(len(error.detail), 300)
 
     def test_other_fields(self) -> None:
         """Other fields are none of the submission's, file or not."""
         for name in ("", "seed", "Submission[a]", "my_submission[a]", "[a]", " submission[a]"):
-            self.assertIs(submission_file(name, "x"), None)
-            self.assertIs(submission_file(name, None), None)
+            self.assertIs(parse_submission_file(name, "x"), None)
+            self.assertIs(parse_submission_file(name, None), None)
 
-    @given(NAMES)
+    @given(file_names)
     def test_any_filename(self, filename: str) -> None:
         """What is accepted is a name within one directory."""
         try:
-            file = submission_file("submission[a]", filename)
+            file = parse_submission_file("submission[a]", filename)
         except InvalidField:
             return
         assert file is not None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.forwarded import UNIX, Proxies, address_group, canonical
+from tawebeval.core.forwarded import UNIX, Proxies, canonicalize, group_address
 from tawebeval.errors import MalformedRequest
 
 TRUSTED = ("127.0.0.1", "10.0.0.0/8", "2001:db8:1::/48", UNIX)
@@ -17,7 +17,7 @@ PLAIN = Proxies.parse(TRUSTED, "X-Forwarded-For")
 
 HIDDEN = st.from_regex(r"\A_[A-Za-z0-9._-]{1,64}\Z")
 ADDRESSES = st.ip_addresses().map(str)
-OTHERS_MODE = ADDRESSES.map(canonical).filter(lambda address: not PLAIN.trusts(address))
+OTHERS_MODE = ADDRESSES.map(canonicalize).filter(lambda address: not PLAIN.is_trusted(address))
 PROXIES = st.sampled_from(["127.0.0.1", "10.1.2.3", "2001:db8:1::7"])
 PORTS = st.none() | st.integers(0, 65535).map(str)
 HIDDEN_PORTS = PORTS | HIDDEN
@@ -66,35 +66,35 @@ class NodeTests(SynchronousTestCase):
     def test_addresses(self, address: str, port: str | None, data: st.DataObject) -> None:
         """An address comes through, whatever its port, in both headers."""
         node = with_port(address, port)
-        self.assertEqual(FORWARDED.client([data.draw(elements(node))]), address)
-        self.assertEqual(PLAIN.client([node]), address)
+        self.assertEqual(FORWARDED.find_client([data.draw(elements(node))]), address)
+        self.assertEqual(PLAIN.find_client([node]), address)
 
     @given(OTHERS_MODE)
     def test_without_brackets(self, address: str) -> None:
         """`X-Forwarded-For` has IPv6 addresses without brackets; `Forwarded` never."""
-        self.assertEqual(PLAIN.client([address]), address)
+        self.assertEqual(PLAIN.find_client([address]), address)
         if ":" in address:
-            self.assertRaises(MalformedRequest, FORWARDED.client, [f'for="{address}"'])
+            self.assertRaises(MalformedRequest, FORWARDED.find_client, [f'for="{address}"'])
 
     @given(HIDDEN, HIDDEN_PORTS, st.data())
     def test_hidden(self, name: str, port: str | None, data: st.DataObject) -> None:
         """A name with which a proxy hides an address is a name."""
         node = name if port is None else f"{name}:{port}"
-        self.assertEqual(FORWARDED.client([data.draw(elements(node))]), name)
-        self.assertEqual(PLAIN.client([node]), name)
-        self.assertEqual(address_group(name), "")
+        self.assertEqual(FORWARDED.find_client([data.draw(elements(node))]), name)
+        self.assertEqual(PLAIN.find_client([node]), name)
+        self.assertEqual(group_address(name), "")
 
     def test_unknown(self) -> None:
         """What the proxy does not know is empty, and nobody's word is taken in its place."""
         for value in ("for=unknown", 'for="Unknown:80"', "proto=https", "for=192.0.2.1, by=_x"):
-            self.assertEqual(FORWARDED.client([value]), "")
+            self.assertEqual(FORWARDED.find_client([value]), "")
         for value in ("unknown", "unix:", "192.0.2.1, unknown"):
-            self.assertEqual(PLAIN.client([value]), "")
+            self.assertEqual(PLAIN.find_client([value]), "")
 
     def test_mapped(self) -> None:
         """An IPv4 address within one of IPv6 is that address, also as a proxy's."""
-        self.assertEqual(PLAIN.client(["::ffff:192.0.2.1"]), "192.0.2.1")
-        self.assertEqual(PLAIN.client(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1")
+        self.assertEqual(PLAIN.find_client(["::ffff:192.0.2.1"]), "192.0.2.1")
+        self.assertEqual(PLAIN.find_client(["192.0.2.1, [::ffff:127.0.0.1]:7"]), "192.0.2.1")
 
     def test_no_address(self) -> None:
         """What should be an address and is none is refused, with the name of the header."""
@@ -103,13 +103,13 @@ class NodeTests(SynchronousTestCase):
             *("[fe80::1%eth0]", "example.org", "_", "_" + "a" * 65, "1.2.3.4:", "1.2.3.4:123456"),
             *("1.2.3.4:x", "-", "'1.2.3.4'", "unknown1", "1.2.3.4 5", "[::1]x"),
         ):
-            error = self.assertRaises(MalformedRequest, PLAIN.client, [node])
+            error = self.assertRaises(MalformedRequest, PLAIN.find_client, [node])
             self.assertEqual(
                 str(error),
                 f"X-Forwarded-For: {node!r} is no address; the proxy should write there by which"
                 " one it was asked",
             )
-            error = self.assertRaises(MalformedRequest, FORWARDED.client, [f'for="{node}"'])
+            error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [f'for="{node}"'])
             self.assertTrue(str(error).startswith(f"Forwarded: {node!r} is no address"), error)
 
 
@@ -126,13 +126,13 @@ class ForwardedTests(SynchronousTestCase):
             ('for=192.0.2.43, for="[2001:db8:cafe::17]", for=10.0.0.1', "2001:db8:cafe::17"),
             ("for=_hidden, for=_SEVKISEK", "_SEVKISEK"),
         ):
-            self.assertEqual(FORWARDED.client([value]), client)
+            self.assertEqual(FORWARDED.find_client([value]), client)
 
     def test_nothing(self) -> None:
         """Without an element a proxy asks for itself; empty ones do not count (RFC 9110, 5.6.1)."""
         for values in ([], [""], [" , ,"], [";"]):
-            self.assertIsNone(FORWARDED.client(values))
-        self.assertEqual(FORWARDED.client([",for=192.0.2.1, ,", ""]), "192.0.2.1")
+            self.assertIsNone(FORWARDED.find_client(values))
+        self.assertEqual(FORWARDED.find_client([",for=192.0.2.1, ,", ""]), "192.0.2.1")
 
     def test_broken(self) -> None:
         """A header that is not of that form is refused as a whole, for its ends are not clear."""
@@ -141,17 +141,17 @@ class ForwardedTests(SynchronousTestCase):
             *("for= 192.0.2.1", "for=192.0.2.1 for=192.0.2.2", "for=[::1]", 'for="a"b', 'x="\\'),
             *("for=192.0.2.1;x", "for=1.2.3.4:80", "ä=1"),
         ):
-            error = self.assertRaises(MalformedRequest, FORWARDED.client, [value])
+            error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
             self.assertIn("is no list of pairs", str(error))
         for value in ("for=192.0.2.1;for=192.0.2.2", "a=1;A=2"):
-            error = self.assertRaises(MalformedRequest, FORWARDED.client, [value])
+            error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
             self.assertIn("stands twice", str(error))
 
     def test_long(self) -> None:
         """The longest headers that may come do not take longer than others, byte for byte."""
         for value in (" " * 32_000 + "x", '"' * 32_000, 'a="' + "\\\\" * 16_000, "a=b;" * 8_000):
-            self.assertRaises(MalformedRequest, FORWARDED.client, [value])
-            self.assertRaises(MalformedRequest, PLAIN.client, [value])
+            self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
+            self.assertRaises(MalformedRequest, PLAIN.find_client, [value])
 
 
 class TrustTests(SynchronousTestCase):
@@ -162,8 +162,8 @@ class TrustTests(SynchronousTestCase):
         """Whatever a client claims, its own address stands where the first proxy has put it."""
         said = [with_port(each, None) for each in (client, *proxies)]
         lines = [word, ", ".join(said[:cut]), ", ".join(said[cut:])]
-        self.assertEqual(PLAIN.client(lines), client)
-        self.assertEqual(PLAIN.client([",".join(lines)]), client)
+        self.assertEqual(PLAIN.find_client(lines), client)
+        self.assertEqual(PLAIN.find_client([",".join(lines)]), client)
 
     @given(st.data(), st.lists(ADDRESSES, max_size=3), OTHERS_MODE, st.lists(PROXIES, max_size=3))
     def test_forwarded_forgery(
@@ -172,13 +172,13 @@ class TrustTests(SynchronousTestCase):
         """So it is in `Forwarded`, in one line or in several."""
         nodes = [with_port(each, None) for each in (*word, client, *proxies)]
         said = [data.draw(elements(node)) for node in nodes]
-        self.assertEqual(FORWARDED.client(said), client)
-        self.assertEqual(FORWARDED.client([" , ".join(said)]), client)
+        self.assertEqual(FORWARDED.find_client(said), client)
+        self.assertEqual(FORWARDED.find_client([" , ".join(said)]), client)
 
     @given(st.lists(PROXIES, min_size=1, max_size=3))
     def test_only_proxies(self, proxies: list[str]) -> None:
         """Where all are proxies the first of them is who asks."""
-        self.assertEqual(PLAIN.client([",".join(proxies)]), proxies[0])
+        self.assertEqual(PLAIN.find_client([",".join(proxies)]), proxies[0])
 
     def test_trusts(self) -> None:
         """Trusted are those that are listed, and nobody without a list, or without an address."""
@@ -186,17 +186,19 @@ class TrustTests(SynchronousTestCase):
             *(("127.0.0.1", True), ("127.0.0.2", False), ("10.255.0.1", True), ("11.0.0.1", False)),
             *(("2001:db8:1:2::3", True), ("2001:db8:2::", False), ("", False), ("unix", False)),
         ):
-            self.assertEqual(PLAIN.trusts(address), trusted, address)
-            self.assertFalse(Proxies.parse((UNIX,), "Forwarded").trusts(address))
-        self.assertTrue(PLAIN.unix)
-        self.assertFalse(Proxies.parse(("::1",), "Forwarded").unix)
+            self.assertEqual(PLAIN.is_trusted(address), trusted, address)
+            self.assertFalse(Proxies.parse((UNIX,), "Forwarded").is_trusted(address))
+        self.assertTrue(PLAIN.trusts_unix)
+        self.assertFalse(Proxies.parse(("::1",), "Forwarded").trusts_unix)
 
     def test_too_wide(self) -> None:
         """Networks in which strangers may be are found; a single address is named on purpose."""
         fine = ("192.0.2.1", "2001:db8::1", "10.0.0.0/8", "127.0.0.0/30", "fd00::/8", UNIX)
-        self.assertEqual(Proxies.parse(fine, "Forwarded").find_too_wide(), [])
+        self.assertEqual(Proxies.parse(fine, "Forwarded").find_wide_networks(), [])
         wide = ("0.0.0.0/0", "::/0", "10.0.0.0/7", "192.0.2.0/31", "2001:db8::/64")
-        self.assertEqual(tuple(Proxies.parse((*fine, *wide), "Forwarded").find_too_wide()), wide)
+        self.assertEqual(
+            tuple(Proxies.parse((*fine, *wide), "Forwarded").find_wide_networks()), wide
+        )
 
 
 class GroupTests(SynchronousTestCase):
@@ -215,11 +217,11 @@ class GroupTests(SynchronousTestCase):
             ("", ""),
             ("_hidden", ""),
         ):
-            self.assertEqual(address_group(address), group)
+            self.assertEqual(group_address(address), group)
 
     @given(st.ip_addresses())
     def test_canonical(self, address: IPv4Address | IPv6Address) -> None:
         """An address has one spelling, whichever it came in."""
-        name = canonical(address.exploded)
-        self.assertEqual(canonical(name), name)
-        self.assertEqual(canonical(str(address).upper()), name)
+        name = canonicalize(address.exploded)
+        self.assertEqual(canonicalize(name), name)
+        self.assertEqual(canonicalize(str(address).upper()), name)

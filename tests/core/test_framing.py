@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
 from tawebeval.core.framing import (
     EVENT_STREAM,
-    LINES,
+    JSON_LINES,
     MESSAGES,
     encode_messages,
     encode_server_sent,
@@ -161,9 +161,9 @@ class LineTests(SynchronousTestCase):
     def test_as_they_are(self, first: int, batches: list[Batch]) -> None:
         """Nothing is added, and nothing is copied."""
         batch = joined(batches)
-        assert LINES.events(first, batch) is batch.lines
+        assert JSON_LINES.events(first, batch) is batch.lines
 
     def test_no_words_of_our_own(self) -> None:
         """There are only events: no beginning, no end, no signs of life."""
-        for framing in (LINES, MESSAGES):
+        for framing in (JSON_LINES, MESSAGES):
             self.assertEqual((framing.begin, framing.end, framing.heartbeat), (b"", b"", b""))

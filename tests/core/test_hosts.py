@@ -12,11 +12,11 @@ from tawebeval.core.hosts import (
     HostPolicy,
     Route,
     Target,
-    bracketed,
+    build_route,
+    format_address,
     is_public,
     parse_path,
     parse_target,
-    route,
 )
 from tawebeval.errors import ForbiddenHost
 
@@ -186,9 +186,9 @@ class PolicyTests(SynchronousTestCase):
         target = parse_target(url)
         assert target is not None
         try:
-            policy.check(target)
+            policy.check_host(target)
             if target.address is None:
-                chosen = policy.choose(target, [ip_address(text) for text in addresses])
+                chosen = policy.choose_address(target, [ip_address(text) for text in addresses])
                 self.assertEqual(chosen, ip_address(addresses[0]))
         except ForbiddenHost as error:
             self.assertIn(target.host, str(error))
@@ -201,7 +201,7 @@ class PolicyTests(SynchronousTestCase):
         self.assertEqual(self.refused(policy, "http://h/", *PUBLIC), "")
         for text in PRIVATE:
             self.assertIn("private_networks", self.refused(policy, "http://h/", "8.8.8.8", text))
-            url = f"http://{bracketed(ip_address(text))}/"
+            url = f"http://{format_address(ip_address(text))}/"
             self.assertIn("private_networks", self.refused(policy, url))
         self.assertIn("no address", self.refused(policy, "http://h/"))
 
@@ -245,7 +245,7 @@ class RouteTests(SynchronousTestCase):
         """Check the route to an address."""
         target = parse_target(url)
         assert target is not None
-        self.assertEqual(route(url, target, ip_address(address)), expected)
+        self.assertEqual(build_route(url, target, ip_address(address)), expected)
 
     def test_http(self) -> None:
         """Curl is told what the name's address is."""
@@ -268,7 +268,7 @@ class RouteTests(SynchronousTestCase):
         for url, alias in (("u@h:x", "h"), ("ssh://h:23/x", "'-oHostKeyAlias=[h]:23'")):
             target = parse_target(url)
             assert target is not None
-            command = route(url, target, ip_address("8.8.8.8")).environment["GIT_SSH_COMMAND"]
+            command = build_route(url, target, ip_address("8.8.8.8")).environment["GIT_SSH_COMMAND"]
             self.assertIn(" -oHostName=8.8.8.8 ", command)
             self.assertIn(alias, command)
 
@@ -277,7 +277,7 @@ class RouteTests(SynchronousTestCase):
         for url in ("u@h:x", "u@8.8.8.8:x"):
             target = parse_target(url)
             assert target is not None
-            found = route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
+            found = build_route(url, target, ip_address("8.8.8.8"), ["-oUser=git", "-i/k y"])
             command = found.environment["GIT_SSH_COMMAND"]
             self.assertTrue(command.startswith("ssh -oBatchMode=yes -oUser=git '-i/k y'"), command)
             self.assertEqual("-oHostName=8.8.8.8" in command, url == "u@h:x")

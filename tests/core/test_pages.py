@@ -20,7 +20,14 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import ring
 from tawebeval.core.events import NOTHING, Batch, encode_data, encode_text
-from tawebeval.core.pages import DUMMY_END, EventPage, end_page, locate, parse_cursor, read_page
+from tawebeval.core.pages import (
+    DUMMY_END,
+    EventPage,
+    locate_cursor,
+    make_end_page,
+    parse_cursor,
+    read_page,
+)
 from tawebeval.core.ring import Ring
 from tawebeval.errors import DiscardedCursor, InvalidCursor
 
@@ -39,7 +46,7 @@ def ring_of(*payloads: bytes, closed: bool = False) -> Ring:
 
 def ask(ring: Ring, after: str | None, limit: int) -> EventPage:
     """Return a page as one who reads page by page gets it: asking acknowledges."""
-    ring.acknowledge(locate(ring, after))
+    ring.acknowledge(locate_cursor(ring, after))
     return read_page(ring, after, limit)
 
 
@@ -77,33 +84,33 @@ class PageTests(SynchronousTestCase):
     def test_nothing_new(self) -> None:
         """Running and nothing new: no events, and end is begin."""
         page = self.check(ring_of(b"1"), "1", "1", [])
-        self.assertFalse(page.final)
+        self.assertFalse(page.is_final)
 
     def test_last_page(self) -> None:
         """The page that reaches the end of what is finished has the dummy end."""
         page = self.check(ring_of(b"1", b"2", closed=True), None, DUMMY_END, [1, 2])
-        self.assertTrue(page.final)
+        self.assertTrue(page.is_final)
         page = self.check(ring_of(b"1", b"2", closed=True), "1", DUMMY_END, [2])
-        self.assertTrue(page.final)
+        self.assertTrue(page.is_final)
 
     def test_finished_with_nothing_more(self) -> None:
         """So has an empty page, when the end came after the last event was read."""
-        self.assertTrue(self.check(ring_of(b"1", closed=True), "1", DUMMY_END, []).final)
-        self.assertTrue(self.check(ring_of(closed=True), None, DUMMY_END, []).final)
+        self.assertTrue(self.check(ring_of(b"1", closed=True), "1", DUMMY_END, []).is_final)
+        self.assertTrue(self.check(ring_of(closed=True), None, DUMMY_END, []).is_final)
 
     def test_finished_but_not_read(self) -> None:
         """A page that stops short of the end has no dummy end."""
         ring = ring_of(b"1", b"2", closed=True)
         page = ask(ring, None, 1)
-        self.assertEqual((page.begin, page.end, page.final), (None, "1", False))
+        self.assertEqual((page.begin, page.end, page.is_final), (None, "1", False))
         self.assertEqual(page.events, encode_data(b"1"))
 
     def test_after_the_dummy_end(self) -> None:
         """The dummy end is followed by an empty page with null as its end, for ever."""
-        page = end_page()
+        page = make_end_page()
         self.assertEqual(json.loads(page.encode()), {"begin": DUMMY_END, "end": None, "data": []})
-        self.assertTrue(page.final)
-        self.assertEqual(page, end_page())
+        self.assertTrue(page.is_final)
+        self.assertEqual(page, make_end_page())
 
     def test_dummy_end_of_what_runs(self) -> None:
         """While events may come nobody can have got the dummy end: it lies beyond the newest."""
@@ -221,7 +228,7 @@ class NewsTests(SynchronousTestCase):
             (EventPage(None, "0", NOTHING), False),
             (EventPage("7", "8", Batch(1, b"1\n")), True),
             (EventPage("7", DUMMY_END, NOTHING), True),
-            (end_page(), True),
+            (make_end_page(), True),
         ):
             self.assertIs(page.has_news, news, page)
 
@@ -236,13 +243,13 @@ class SkipTests(SynchronousTestCase):
     def test_place(self) -> None:
         """They are counted from the cursor, or the very beginning."""
         for after, skip, expected in ((None, 0, 0), (None, 3, 3), ("1", 2, 3), ("4", 0, 4)):
-            self.assertEqual(locate(self.ring, after, skip), expected)
+            self.assertEqual(locate_cursor(self.ring, after, skip), expected)
 
     def test_discarded(self) -> None:
         """The cursor may be discarded, where the place itself is not."""
         self.ring.acknowledge(2)
-        self.assertEqual(locate(self.ring, "0", 2), 2)
-        self.assertRaises(DiscardedCursor, locate, self.ring, "0", 1)
+        self.assertEqual(locate_cursor(self.ring, "0", 2), 2)
+        self.assertRaises(DiscardedCursor, locate_cursor, self.ring, "0", 1)
 
     def test_beyond(self) -> None:
         """Beyond the newest event there is none, nor after an end that has not come."""
@@ -252,7 +259,7 @@ class SkipTests(SynchronousTestCase):
             (DUMMY_END, 1, "after: 'end' with skip: 1 lies beyond the newest event, 4"),
             ("5", 0, "after: '5' lies beyond the newest event, 4"),
         ):
-            error = self.assertRaises(InvalidCursor, locate, self.ring, after, skip)
+            error = self.assertRaises(InvalidCursor, locate_cursor, self.ring, after, skip)
             self.assertEqual(error.detail, said)
 
 
@@ -369,7 +376,7 @@ class PagesMachine(RuleBasedStateMachine):
         end = begin + len(expected)
         finished = self.closed and end == len(self.lines)
         assert page.end == (DUMMY_END if finished else str(end))
-        assert page.final == finished
+        assert page.is_final == finished
         assert re.fullmatch(r"[A-Za-z0-9_-]+", page.end)
         value = json.loads(page.encode())
         assert list(value) == ["begin", "end", "data"]
@@ -382,7 +389,7 @@ class PagesMachine(RuleBasedStateMachine):
         assert self.ring.oldest == self.acknowledged
         assert self.ring.newest == len(self.lines)
         assert self.ring.size == sum(map(len, self.lines[self.acknowledged :]))
-        assert self.ring.closed == self.closed
+        assert self.ring.is_closed == self.closed
 
 
 class InterleavingTests(SynchronousTestCase):

@@ -35,7 +35,7 @@ class AppendTests(SynchronousTestCase):
     def test_new(self) -> None:
         """A new ring is empty, open, and begins at 0."""
         ring = Ring()
-        self.assertEqual((ring.oldest, ring.newest, ring.size, ring.closed), (0, 0, 0, False))
+        self.assertEqual((ring.oldest, ring.newest, ring.size, ring.is_closed), (0, 0, 0, False))
         self.assertEqual(ring.read(0, PLENTY), NOTHING)
 
     def test_append(self) -> None:
@@ -54,7 +54,7 @@ class AppendTests(SynchronousTestCase):
         """A closed ring keeps what it has and takes no more."""
         ring = filled(2)
         ring.close()
-        self.assertTrue(ring.closed)
+        self.assertTrue(ring.is_closed)
         self.assertRaises(AssertionError, ring.append, numbers(2, 1))
         self.assertEqual(ring.read(0, PLENTY), numbers(0, 2))
 
@@ -200,10 +200,10 @@ class AcknowledgeTests(SynchronousTestCase):
         """What follows a cursor is measured in whole batches."""
         ring = Ring(newest=6, size=6 * LINE)
         ring._batches.extend(numbers(first, 2) for first in (0, 2, 4))
-        sizes = [ring.size_after(cursor) // LINE for cursor in range(7)]
+        sizes = [ring.measure_after(cursor) // LINE for cursor in range(7)]
         self.assertEqual(sizes, [6, 6, 4, 4, 2, 2, 0])
         ring.acknowledge(2)
-        before = [ring.size_before(cursor) // LINE for cursor in range(7)]
+        before = [ring.measure_before(cursor) // LINE for cursor in range(7)]
         self.assertEqual(before, [2, 2, 2, 2, 4, 4, 6])
 
     def test_append_after_all_was_acknowledged(self) -> None:

@@ -1,4 +1,4 @@
-"""`core.retention`: what of a ring is kept, for pages and streams, in any order."""
+"""`core.ring.Retention`: events that are kept for pages and streams, in any order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PageTests(RetentionTestCase):
     def test_alone(self) -> None:
         """What pages acknowledge is discarded at once, and nothing else is, ever."""
         self.print(100)
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)
         for after, oldest, new in ((0, 0, False), (7, 7, True), (3, 7, False), (7, 7, False)):
             self.assertEqual(self.retention.acknowledge(after), new, after)
@@ -62,7 +62,7 @@ class PageTests(RetentionTestCase):
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 2)
         slow.taken = 5
-        self.retention.make_room(CAPACITY, now=0, paged=True)
+        self.retention.make_room(CAPACITY, now=0, is_paged=True)
         self.assertEqual(self.ring.oldest, 5)
         self.retention.remove_reader(slow)
         self.assertEqual(self.ring.oldest, 9)
@@ -78,7 +78,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.add_reader(0)
         self.print(KEPT)
         reader.taken = KEPT
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.remove_reader(reader)
         self.assertEqual(self.ring.oldest, 0)
@@ -88,7 +88,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.add_reader(0)
         self.print(KEPT + 8)
         reader.taken = KEPT + 8
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual((self.ring.oldest, self.ring.size), (8, CAPACITY * 3 // 4))
 
     def test_whatever_waits(self) -> None:
@@ -97,7 +97,7 @@ class StreamTests(RetentionTestCase):
         self.print(70)
         for taken, oldest in ((3, 0), (KEPT, 0), (KEPT + 1, 1), (60, 30), (70, 40)):
             reader.taken = taken
-            self.retention.make_room(CAPACITY, now=0, paged=False)
+            self.retention.make_room(CAPACITY, now=0, is_paged=False)
             self.assertEqual(self.ring.oldest, oldest)
 
     def test_slowest(self) -> None:
@@ -105,10 +105,10 @@ class StreamTests(RetentionTestCase):
         slow, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(50)
         fast.taken, slow.taken = 50, KEPT + 3
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 3)
         self.retention.remove_reader(slow)
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
     def test_next_to_nothing(self) -> None:
@@ -116,7 +116,7 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.add_reader(0)
         self.print(2)
         reader.taken = 2
-        self.retention.make_room(1, now=0, paged=False)
+        self.retention.make_room(1, now=0, is_paged=False)
         self.assertEqual(self.ring.size, 0)
 
     def test_gone(self) -> None:
@@ -126,7 +126,7 @@ class StreamTests(RetentionTestCase):
         reader.taken = 20
         self.retention.remove_reader(reader)
         self.print(30)
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual((self.ring.oldest, len(self.retention)), (0, 0))
 
     def test_cut(self) -> None:
@@ -134,30 +134,30 @@ class StreamTests(RetentionTestCase):
         cut, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(50)
         cut.taken, fast.taken = 5, 50
-        self.retention.cut(cut, 45, until=30)
-        self.assertEqual(self.retention.resumable, 30)
-        self.retention.make_room(CAPACITY, now=29.9, paged=False)
+        self.retention.cut_reader(cut, 45, until=30)
+        self.assertEqual(self.retention.resume_until, 30)
+        self.retention.make_room(CAPACITY, now=29.9, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)
         self.print(20)
         fast.taken = 70
-        self.retention.make_room(CAPACITY, now=29.9, paged=False)
+        self.retention.make_room(CAPACITY, now=29.9, is_paged=False)
         self.assertEqual(self.ring.oldest, 0)  # three quarters lie behind what it has
-        self.retention.make_room(CAPACITY, now=30, paged=False)
-        self.assertEqual((self.ring.oldest, self.retention.resumable), (40, None))
+        self.retention.make_room(CAPACITY, now=30, is_paged=False)
+        self.assertEqual((self.ring.oldest, self.retention.resume_until), (40, None))
 
     def test_resumed(self) -> None:
         """Nothing is kept any longer for a stream that was cut, when its client is back."""
         cut, fast = self.retention.add_reader(0), self.retention.add_reader(0)
         self.print(70)
         cut.taken, fast.taken = 5, 70
-        self.retention.cut(cut, 45, until=30)
+        self.retention.cut_reader(cut, 45, until=30)
         self.retention.remove_reader(
             self.retention.add_reader(46)
         )  # which that client was not sent
-        self.assertEqual(self.retention.resumable, 30)
+        self.assertEqual(self.retention.resume_until, 30)
         self.retention.add_reader(45)
-        self.assertIsNone(self.retention.resumable)
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.assertIsNone(self.retention.resume_until)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 15)
 
     def test_resumed_by_one_of_several(self) -> None:
@@ -166,22 +166,22 @@ class StreamTests(RetentionTestCase):
         readers = [self.retention.add_reader(0) for _ in range(3)]
         for number, reader in enumerate(readers):
             reader.taken = 10 * number
-            self.retention.cut(reader, 45, until=number)
+            self.retention.cut_reader(reader, 45, until=number)
         for place, until in ((19, 0), (1, 1), (40, None)):
             self.retention.add_reader(place)
-            self.assertEqual(self.retention.resumable, until)
+            self.assertEqual(self.retention.resume_until, until)
 
     def test_many_cut(self) -> None:
         """Whoever breaks off streams on and on has no more kept for it than for sixteen."""
         self.print(100)
         for number in range(20):
-            self.retention.cut(self.retention.add_reader(number), number, until=30 + number)
-        self.assertEqual(self.retention.resumable, 34)
+            self.retention.cut_reader(self.retention.add_reader(number), number, until=30 + number)
+        self.assertEqual(self.retention.resume_until, 34)
 
     def test_cut_beside_pages(self) -> None:
         """What pages have acknowledged goes also where a stream was cut that had not taken it."""
         self.print(20)
-        self.retention.cut(self.retention.add_reader(2), 9, until=30)
+        self.retention.cut_reader(self.retention.add_reader(2), 9, until=30)
         self.retention.acknowledge(15)
         self.assertEqual(self.ring.oldest, 15)
 
@@ -190,12 +190,12 @@ class StreamTests(RetentionTestCase):
         reader = self.retention.add_reader(0)
         self.print(50)
         reader.taken = 50
-        self.retention.make_room(CAPACITY, now=0, paged=True)
+        self.retention.make_room(CAPACITY, now=0, is_paged=True)
         self.assertEqual(self.ring.oldest, 0)
         self.retention.acknowledge(4)
-        self.retention.make_room(CAPACITY, now=0, paged=True)
+        self.retention.make_room(CAPACITY, now=0, is_paged=True)
         self.assertEqual(self.ring.oldest, 4)
-        self.retention.make_room(CAPACITY, now=0, paged=False)
+        self.retention.make_room(CAPACITY, now=0, is_paged=False)
         self.assertEqual(self.ring.oldest, 20)
 
 
@@ -274,7 +274,7 @@ class Machine(RuleBasedStateMachine):
         """Let a stream end; its client has not got the last of what was written."""
         reader = self.pick(number)
         self.retention.remove_reader(reader)
-        self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
+        self.retention.make_room(CAPACITY, now=self.now, is_paged=self.paged)
         del self.positions[reader]
         read = self.streams.pop(reader)
         self.gone.append(read[: max(0, len(read) - lost)])
@@ -287,14 +287,14 @@ class Machine(RuleBasedStateMachine):
         sent = self.positions.pop(reader)
         del self.streams[reader]
         self.cuts.append((self.now + RESUME, reader.taken, sent))
-        self.retention.cut(reader, sent, self.now + RESUME)
+        self.retention.cut_reader(reader, sent, self.now + RESUME)
 
     @rule(seconds=st.integers(1, RESUME))
     def wait(self, seconds: int) -> None:
         """Let time pass: clients that are long gone are not expected any more."""
         self.now += seconds
         self.cuts = [cut for cut in self.cuts if cut[0] > self.now]
-        self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
+        self.retention.make_room(CAPACITY, now=self.now, is_paged=self.paged)
 
     @rule(limit=st.integers(0, 20 * LINE), received=st.booleans())
     def ask(self, limit: int, received: bool) -> None:
@@ -304,7 +304,7 @@ class Machine(RuleBasedStateMachine):
         self.paged = True
         self.acknowledged = max(self.acknowledged, len(self.page))
         self.retention.acknowledge(len(self.page))
-        self.retention.make_room(CAPACITY, now=self.now, paged=True)
+        self.retention.make_room(CAPACITY, now=self.now, is_paged=True)
         batch = self.ring.read(len(self.page), limit)
         if received:
             self.page += self.lines(batch)
@@ -320,7 +320,7 @@ class Machine(RuleBasedStateMachine):
     def took(self, reader: Reader) -> None:
         before = self.ring.oldest
         reader.taken = self.positions[reader]
-        self.retention.make_room(CAPACITY, now=self.now, paged=self.paged)
+        self.retention.make_room(CAPACITY, now=self.now, is_paged=self.paged)
         taken = min(reader.taken for reader in self.streams)
         if self.ring.oldest > max(before, self.acknowledged):
             # It was too much, so nearly three quarters are left to come back to.

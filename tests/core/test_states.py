@@ -7,7 +7,7 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.states import STEPS, IllegalTransition, State, transition
+from tawebeval.core.states import TRANSITIONS, IllegalTransition, State, transition
 
 API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 
@@ -17,10 +17,10 @@ class StepTests(SynchronousTestCase):
 
     def test_table(self) -> None:
         """Every state has its row, and what is in it may follow, and nothing else."""
-        self.assertEqual(set(STEPS), set(State))
+        self.assertEqual(set(TRANSITIONS), set(State))
         for state in State:
             for following in State:
-                if following in STEPS[state]:
+                if following in TRANSITIONS[state]:
                     self.assertIs(transition(state, following), following)
                 else:
                     error = self.assertRaises(IllegalTransition, transition, state, following)
@@ -34,7 +34,7 @@ class StepTests(SynchronousTestCase):
             if (before[-1:], state) == ((State.FETCHING,), State.QUEUED):
                 return []
             self.assertNotIn(state, before)
-            ends = [end for one in STEPS[state] for end in ways(one, (*before, state))]
+            ends = [end for one in TRANSITIONS[state] for end in ways(one, (*before, state))]
             return ends or [state]
 
         self.assertEqual(set(ways(State.QUEUED)), {State.DRAINED, State.EXPIRED})
@@ -42,10 +42,10 @@ class StepTests(SynchronousTestCase):
     def test_ended(self) -> None:
         """Whatever has ended stays so, and what only waits or runs has not."""
         for state in State:
-            for following in STEPS[state]:
-                self.assertLessEqual(state.ended, following.ended)
+            for following in TRANSITIONS[state]:
+                self.assertLessEqual(state.has_ended, following.has_ended)
         self.assertEqual(
-            [state for state in State if not state.ended],
+            [state for state in State if not state.has_ended],
             [State.QUEUED, State.FETCHING, State.RUNNING],
         )
 
@@ -55,5 +55,5 @@ class StepTests(SynchronousTestCase):
         rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
         shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
         self.assertEqual(
-            shown, {state.value: {one.value for one in STEPS[state]} for state in State}
+            shown, {state.value: {one.value for one in TRANSITIONS[state]} for state in State}
         )

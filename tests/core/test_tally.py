@@ -1,4 +1,4 @@
-"""`core.tally`: what is counted."""
+"""`core.tally`: histograms and counters of evaluations."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.core.states import STEPS, State
-from tawebeval.core.tally import FOREVER, MOMENTS, EvaluationTally, Histogram
+from tawebeval.core.states import TRANSITIONS, State
+from tawebeval.core.tally import LONG_BOUNDS, SHORT_BOUNDS, EvaluationTally, Histogram
 
 
 class HistogramTests(SynchronousTestCase):
-    """Values by how large they are."""
+    """Buckets of values."""
 
     @given(
         st.lists(st.integers(-5, 5), unique=True, max_size=5).map(sorted),
         st.lists(st.integers(-7, 7)),
     )
     def test_model(self, bounds: list[int], values: list[int]) -> None:
-        """Beside each bound stands how many are not above it; a value on a bound is not."""
+        """The count of each bound is the number of values up to it, equal ones included."""
         histogram = Histogram(bounds)
         for value in values:
             histogram.observe(value)
         expected = [(bound, sum(value <= bound for value in values)) for bound in bounds]
-        self.assertEqual(list(histogram.cumulative()), [*expected, (float("inf"), len(values))])
+        self.assertEqual(list(histogram.list_buckets()), [*expected, (float("inf"), len(values))])
         self.assertEqual(histogram.sum, sum(values))
 
     def test_bounds(self) -> None:
-        """The bounds ascend, or there would be values that nothing counts."""
-        for bounds in (FOREVER, MOMENTS):
+        """The bounds ascend; otherwise some values would not be counted."""
+        for bounds in (LONG_BOUNDS, SHORT_BOUNDS):
             self.assertEqual(sorted(set(bounds)), list(bounds))
 
 
 @st.composite
 def lives(draw: st.DrawFn) -> list[State]:
-    """Draw how far an evaluation has come, by legal steps."""
+    """Draw the states of an evaluation so far, by legal transitions."""
     life = [State.QUEUED]
-    while STEPS[life[-1]] and draw(st.booleans()):
-        life.append(draw(st.sampled_from(sorted(STEPS[life[-1]], key=lambda one: one.value))))
+    while TRANSITIONS[life[-1]] and draw(st.booleans()):
+        life.append(draw(st.sampled_from(sorted(TRANSITIONS[life[-1]], key=lambda one: one.value))))
     return life
 
 
 class EvaluationTests(SynchronousTestCase):
-    """What becomes of evaluations."""
+    """Counters of evaluations."""
 
     @given(st.lists(lives()))
     def test_model(self, all_lives: list[list[State]]) -> None:
-        """Each is counted where it is, by its end, and each stage that it left."""
+        """Each evaluation counts in its present state, by its end, and in each stage it left."""
         tally = EvaluationTally()
         for life in all_lives:
-            tally.begin()
+            tally.record_accepted()
             for before, after in pairwise(life):
-                tally.step(before, after, 2.0, "exit" if after is State.FAILED else "")
+                tally.record_transition(before, after, 2.0, "exit" if after is State.FAILED else "")
         self.assertEqual(tally.accepted, len(all_lives))
         for state in State:
             there = sum(life[-1] is state for life in all_lives)
@@ -62,18 +62,18 @@ class EvaluationTests(SynchronousTestCase):
             if state in (State.FINISHED, State.FAILED, State.CANCELLED):
                 reason = "exit" if state is State.FAILED else ""
                 self.assertEqual(tally.ended[state, reason], been)
-            elif not state.ended:
-                *_, (_, left) = tally.stages[state].cumulative()
+            elif not state.has_ended:
+                *_, (_, left) = tally.durations[state].list_buckets()
                 self.assertEqual(left, been - there)
-                self.assertEqual(tally.stages[state].sum, 2.0 * left)
-        endings = sum(any(state.ended for state in life) for life in all_lives)
+                self.assertEqual(tally.durations[state].sum, 2.0 * left)
+        endings = sum(any(state.has_ended for state in life) for life in all_lives)
         self.assertEqual(tally.ended.total(), endings)
 
     def test_fault(self) -> None:
-        """The last end tells whether something is wrong with this machine."""
+        """The latest end sets or clears the fault of this machine."""
         tally = EvaluationTally()
         self.assertIsNone(tally.fault)
-        tally.judge("no sandbox", 5.0)
+        tally.set_fault("no sandbox", 5.0)
         self.assertEqual(tally.fault, (5.0, "no sandbox"))
-        tally.judge(None, 6.0)
+        tally.set_fault(None, 6.0)
         self.assertIsNone(tally.fault)

@@ -18,7 +18,7 @@ class ReservedTests(SynchronousTestCase):
             "temporary": "/tmp",
             "seed": 7,
             "submission": {"source": "/source"},
-            "markers": Markers.fresh(bytes),
+            "markers": Markers.generate(bytes),
         }
         for name in build_environment({}, **run):
             seen = build_environment({name: "configured"}, **run)[name]

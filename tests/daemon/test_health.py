@@ -227,9 +227,9 @@ class ReadinessTests(SynchronousTestCase):
 
     def test_fault(self) -> None:
         """What was lost here counts until something shows that it is mended."""
-        self.tally.judge("the sandbox could not be started", 1)
+        self.tally.set_fault("the sandbox could not be started", 1)
         self.check("the sandbox could not be started")
-        self.tally.judge(None, 2)
+        self.tally.set_fault(None, 2)
         self.check()
 
 
@@ -256,7 +256,7 @@ class SandboxProbeTests(SynchronousTestCase):
 
     def lose(self) -> None:
         """Have an evaluation lost."""
-        self.tally.judge(FAULT, self.clock.seconds())
+        self.tally.set_fault(FAULT, self.clock.seconds())
 
     def try_once(self) -> list[str]:
         """Let the time for a trial come, and the trial end; return what is logged."""

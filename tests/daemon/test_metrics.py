@@ -166,7 +166,7 @@ class MetricsTests(MetricsTestCase):
         tally.lookups["checkouts", "hit"] = 8
         tally.fetches.update(fetched=2, failed=1, cancelled=3)
         tally.evictions = 6
-        tally.seconds.observe(2.0)
+        tally.durations.observe(2.0)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="hit"), 9)
         self.assertEqual(self.value("cache_lookups_total", of="commits", result="miss"), 4)
         self.assertEqual(self.value("cache_lookups_total", of="checkouts", result="hit"), 8)
@@ -404,7 +404,7 @@ class LagTests(SynchronousTestCase):
     @property
     def looks(self) -> int:
         """How often it has looked."""
-        return list(self.lag.seconds.cumulative())[-1][1]
+        return list(self.lag.seconds.list_buckets())[-1][1]
 
     def test_in_time(self) -> None:
         """A reactor in time is not late, twice a second."""

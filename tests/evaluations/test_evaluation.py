@@ -13,7 +13,7 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import SubmissionFile
 from tawebeval.core.states import IllegalTransition, State
 from tawebeval.deferreds import UNBOUNDED, FairQueue
-from tawebeval.errors import EvaluationFailure, over_limit
+from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.sandbox.workspace import Workspace
 from tests.cases.evaluations import CANCELLED, EvaluationTestCase
@@ -45,7 +45,7 @@ class LifeTests(EvaluationTestCase):
         self.assertEqual(self.released, 0)
         self.world.child.print(b"hello\n")
         self.world.clock.advance(1)
-        self.assertFalse(self.evaluation.state.ended)
+        self.assertFalse(self.evaluation.state.has_ended)
         self.world.child.end()
         self.assert_over(State.FINISHED, None, "hello\n")
         self.assertEqual(self.released, 1)
@@ -157,7 +157,7 @@ class LifeTests(EvaluationTestCase):
         sandboxed = self.world.sandbox.last
         self.world.child.exit()
         self.world.turn()
-        self.assertFalse(self.evaluation.state.ended)
+        self.assertFalse(self.evaluation.state.has_ended)
         self.assertEqual(sandboxed.closed, 0)
         self.assertTrue((self.root / "some").exists())
         self.world.sandbox.orphans.open()
@@ -237,7 +237,7 @@ class LifeTests(EvaluationTestCase):
     def test_limit(self) -> None:
         """A run that goes over a limit, as its sandboxed run finds, is stopped and says which."""
         self.begin()
-        self.world.sandbox.last.over = over_limit("memory", "memory", "bytes", 2**20)
+        self.world.sandbox.last.over = build_limit_failure("memory", "memory", "bytes", 2**20)
         self.world.clock.advance(0.25)
         self.assertEqual(self.world.child.signals, [signal.SIGKILL])
         self.world.child.end(signal=signal.SIGKILL)
@@ -301,7 +301,7 @@ class LifeTests(EvaluationTestCase):
         self.world.child.print(b"a line\n" * 20_000 + self.write_file())
         self.world.child.end()
         self.world.turn()
-        self.world.sandbox.last.over = over_limit("disk", "disk", "bytes", 2**20)
+        self.world.sandbox.last.over = build_limit_failure("disk", "disk", "bytes", 2**20)
         self.world.clock.advance(1)
         self.world.turn()
         self.assertIs(self.evaluation.state, State.FAILED)

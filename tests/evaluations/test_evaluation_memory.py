@@ -15,8 +15,8 @@ from tawebeval.core.form import (
     TEXT_FIELDS,
     Repository,
     SubmissionFile,
-    pack,
-    unpack,
+    pack_request,
+    unpack_request,
 )
 from tawebeval.core.states import State
 from tawebeval.evaluations.run import STDERR_TAIL
@@ -177,7 +177,7 @@ class MemoryTests(EvaluationTestCase):
         """What was packed is what was sent."""
         self.assertEqual(self.evaluation.request.submission, files())
         request = self.evaluation.request
-        self.assertEqual(unpack(pack(request)), request)
+        self.assertEqual(unpack_request(pack_request(request)), request)
         self.begin()
         self.assertEqual(list(self.world.child.argv)[-1], largest("evaluator_cmd"))
         self.assertEqual(

@@ -480,7 +480,7 @@ class SpoolTests(RegistryTestCase):
 
     def send(self, size: int, **settings: Any) -> str:
         """Begin an evaluation with an upload of that size."""
-        self.registry.spool.take(size)
+        self.registry.spool.add(size)
         return self.registry.accept(
             Upload(make_request(), Path("/uploads/some"), size=size, **settings)
         )
@@ -488,19 +488,19 @@ class SpoolTests(RegistryTestCase):
     def test_until_it_is_over(self) -> None:
         """An upload counts until its evaluation is over and its directories are removed."""
         identifiers = [self.send(100) for _ in range(3)]
-        self.assertEqual(self.registry.spool.held, 300)
+        self.assertEqual(self.registry.spool.stored, 300)
         self.finish(self.world.spawn.children[0])
-        self.assertEqual(self.registry.spool.held, 200)
+        self.assertEqual(self.registry.spool.stored, 200)
         Deferred.fromCoroutine(self.registry.cancel(identifiers[1]))
-        self.assertEqual(self.registry.spool.held, 200)
+        self.assertEqual(self.registry.spool.stored, 200)
         self.finish(self.world.spawn.children[1])
-        self.assertEqual(self.registry.spool.held, 100)
+        self.assertEqual(self.registry.spool.stored, 100)
 
     def test_repeated(self) -> None:
         """A form that begins nothing is removed, and does not count any more."""
         self.send(100, key="k", digest=b"1")
         self.send(100, key="k", digest=b"1")
-        self.assertEqual(self.registry.spool.held, 100)
+        self.assertEqual(self.registry.spool.stored, 100)
 
 
 class NothingLeftTests(RegistryTestCase):
@@ -517,7 +517,7 @@ class NothingLeftTests(RegistryTestCase):
         self.world.sandbox.cells.clear()
         gc.collect()
         self.assertEqual([reference() for reference in references], [None] * len(references))
-        self.assertEqual((self.world.budget.used, self.registry.spool.held), (0, 0))
+        self.assertEqual((self.world.budget.used, self.registry.spool.stored), (0, 0))
         self.assertEqual(self.world.clock.getDelayedCalls(), [])
 
     def test_drained(self) -> None:

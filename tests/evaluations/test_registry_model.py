@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval import errors
-from tawebeval.core.framing import LINES, Framing
+from tawebeval.core.framing import JSON_LINES, Framing
 from tawebeval.core.pages import DUMMY_END, EventPage
 from tawebeval.evaluations.records import Upload
 from tawebeval.web import events
@@ -141,7 +141,7 @@ class Reading(Comparison):
         one = self.streams[number % len(self.streams)]
         one.flow.stopProducing()
         one.over.cancel()
-        self.leave(one)
+        self.remove_stream(one)
         self.settle()
 
     @rule(seconds=st.integers(1, 120))
@@ -155,7 +155,7 @@ class Reading(Comparison):
             if (
                 not model.forgotten
                 and model.asked <= self.now - patience
-                and not self.awaited(identifier)
+                and not self.is_awaited(identifier)
             ):
                 self.forget(identifier)
         for identifier, model in self.models.items():
@@ -183,7 +183,7 @@ class Reading(Comparison):
                 assert child.running
                 share = model.real.share
                 # Nobody waits who has room, and nobody reads much who has none.
-                assert child.paused == share.full
+                assert child.paused == share.is_full
                 assert not child.paused or share.size >= max(1, share.limit)
                 assert share.size < CAPACITY + READ
                 live = [one for one in self.streams if one.identifier == identifier]
@@ -206,7 +206,7 @@ class Reading(Comparison):
         """Only what nobody is to have any more is discarded."""
         for model in self.models.values():
             if not model.forgotten:
-                self.look(model)
+                self.check_discarded(model)
 
     def teardown(self) -> None:
         """In the end every reader that was not disturbed gets every event, and nothing is left."""
@@ -239,7 +239,7 @@ class OneAtATime(Reading):
     def begin(self) -> None:
         """Begin the next, if there is room beside what slow readers have yet to take."""
         if self.make_room():
-            self.note(self.registry.accept(Upload(make_request(), Path("/uploads/some"))))
+            self.add_model(self.registry.accept(Upload(make_request(), Path("/uploads/some"))))
             self.settle()
 
     def pick(self, number: int) -> tuple[str, Model]:
@@ -271,7 +271,7 @@ class Machine(Reading):
                 return
             assert identifier not in self.models
             assert not behind
-            self.note(identifier, running=running < RUNNING)
+            self.add_model(identifier, running=running < RUNNING)
             if running == RUNNING:
                 self.waiting.append(identifier)
             if key is not None:
@@ -358,7 +358,7 @@ class RegistryModelTests(SynchronousTestCase):
         """A stream that has everything gets more when nobody reads pages beside it any more."""
         machine = Machine()
         machine.accept(None, b"1")
-        machine.stream(0, 0, LINES, slow=False)
+        machine.stream(0, 0, JSON_LINES, slow=False)
         machine.ask(0, None)
         for _ in range(6):
             machine.print(0, 3)

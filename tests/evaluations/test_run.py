@@ -7,7 +7,7 @@ import signal
 from typing import NoReturn, get_args
 
 from tawebeval.core.segi import Parser
-from tawebeval.errors import EvaluationFailure, Reason, over_limit
+from tawebeval.errors import EvaluationFailure, Reason, build_limit_failure
 from tawebeval.evaluations.run import STDERR_TAIL
 from tawebeval.linux.cgroups.group import Usage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
@@ -282,7 +282,7 @@ class StopTests(RunTestCase):
 
     def test_resources(self) -> None:
         """A run that is over a limit of what it takes from the machine is killed at once."""
-        over = over_limit("disk", "disk", "bytes", 7)
+        over = build_limit_failure("disk", "disk", "bytes", 7)
         self.run.stop(over)
         self.assertEqual(self.child.signals, [signal.SIGKILL])
         self.child.end(signal=signal.SIGKILL)
@@ -301,7 +301,7 @@ class StopTests(RunTestCase):
         """It is killed also where it was stopped before for another reason, which stays."""
         self.run.stop(CANCELLED)
         for _ in range(2):  # each look tells of it
-            self.run.stop(over_limit("disk", "disk", "bytes", 7))
+            self.run.stop(build_limit_failure("disk", "disk", "bytes", 7))
         self.assertEqual(self.child.signals, [signal.SIGTERM, signal.SIGKILL, signal.SIGKILL])
         self.child.end(signal=signal.SIGKILL)
         self.assert_over(number=signal.SIGKILL)

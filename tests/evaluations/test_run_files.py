@@ -6,7 +6,7 @@ from tawebeval.core.fileblock import InlineFile
 from tawebeval.evaluations.run import PARTIAL_LINE
 from tawebeval.sandbox.workspace import FileRefused
 from tests.cases.evaluations import PumpTestCase
-from tests.cases.strategies import MARKERS, Broken, Event, joined
+from tests.cases.strategies import MARKERS, ErrorEvent, Event, join_text
 
 
 class FilesTestCase(PumpTestCase):
@@ -60,7 +60,7 @@ class FileTests(FilesTestCase):
         self.supply(b"")
         self.assertEqual((self.producer.calls, self.held), (["pause", "resume"], []))
         self.clock.advance(PARTIAL_LINE)
-        self.assertEqual(joined(self.events())[1:], ["rest of it"])
+        self.assertEqual(join_text(self.events())[1:], ["rest of it"])
 
     def test_several(self) -> None:
         """Files are read one after the other, however close their blocks stand."""
@@ -91,7 +91,7 @@ class FileTests(FilesTestCase):
         self.print(self.block(b"/etc/shadow") + b"after")
         self.files[-1][1].errback(FileRefused("'/etc/shadow' is none of yours"))
         self.end()
-        self.assertEqual(self.events(), [Broken(), "after"])
+        self.assertEqual(self.events(), [ErrorEvent(), "after"])
         self.assertIn(b"none of yours", self.ring.read(0, 10**9).lines)
         self.assertFalse(self.producer.paused)
 
@@ -103,7 +103,7 @@ class FileTests(FilesTestCase):
         self.supply(b"a")
         self.assertTrue(self.pump.done.is_set)
         file = InlineFile("a", "application/octet-stream", b"a")
-        self.assertEqual(joined(self.events()), ["before", file, "after\nhalf"])
+        self.assertEqual(join_text(self.events()), ["before", file, "after\nhalf"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_end_with_several(self) -> None:
@@ -162,7 +162,7 @@ class RoomTests(FilesTestCase):
         self.pump.refuse_files()
         self.turn(5)
         self.assertTrue(self.pump.done.is_set)
-        self.assertEqual(self.events()[1:], [Broken(), "some text", Broken()])
+        self.assertEqual(self.events()[1:], [ErrorEvent(), "some text", ErrorEvent()])
         self.assertIn(b"before there was room", self.ring.read(1, 10**9).lines)
         self.assertEqual(len(self.files), 1)
 

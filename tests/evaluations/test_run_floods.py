@@ -17,7 +17,7 @@ from tawebeval.core.events import Batch, base64_size
 from tawebeval.core.fileblock import MAX_HEADERS
 from tawebeval.core.segi import TURN, Markers, Parser
 from tests.cases import reference_segi
-from tests.cases.strategies import joined, read, seen
+from tests.cases.strategies import classify, decode, join_text
 
 READ = 64 * 1024
 
@@ -37,7 +37,7 @@ class FloodTests(SynchronousTestCase):
     """Every flood, through the parser."""
 
     def setUp(self) -> None:
-        self.markers = Markers.fresh(os.urandom)
+        self.markers = Markers.generate(os.urandom)
 
     def turns(
         self, stdout: bytes, measure: Callable[[Callable[[], Batch]], Batch], size: int = READ
@@ -48,11 +48,11 @@ class FloodTests(SynchronousTestCase):
         for place in range(0, len(stdout), size):
             chunk = stdout[place : place + size]
             yield measure(lambda chunk=chunk: parser.feed(chunk))
-            while parser.pending or parser.wanted is not None:
-                if parser.wanted is None:
+            while parser.has_pending or parser.wanted_file is not None:
+                if parser.wanted_file is None:
                     yield measure(parser.proceed)
                 else:
-                    yield measure(lambda content=content: parser.supply(content))
+                    yield measure(lambda content=content: parser.supply_file(content))
                     content = b"x"
         yield measure(parser.finish)
 
@@ -83,13 +83,13 @@ class FloodTests(SynchronousTestCase):
         for name, stdout in floods(self.markers, READ // 4).items():
             events: list[str | bytes] = []
             for batch in self.turns(stdout, lambda turn: turn(), READ // 10):
-                events += read(batch)
+                events += decode(batch)
             contents = chain([b"x" * FILE], repeat(b"x"))
-            expected = reference_segi.events(
+            expected = reference_segi.parse_events(
                 stdout,
                 self.markers,
                 max_value=VALUE,
                 max_file=FILE,
                 files=lambda path, contents=contents: next(contents),
             )
-            self.assertTrue(joined(seen(events)) == expected, name)
+            self.assertTrue(join_text(classify(events)) == expected, name)

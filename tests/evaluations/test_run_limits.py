@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tawebeval.config import LimitSettings
-from tawebeval.errors import EvaluationFailure, over_limit
+from tawebeval.errors import EvaluationFailure, build_limit_failure
 from tawebeval.evaluations.run import READ_RATE
 from tawebeval.linux.cgroups.group import Usage
 from tests.cases.evaluations import CANCELLED, GRACE, RunTestCase
@@ -100,7 +100,7 @@ class CellTests(RunTestCase):
 
     def test_limit(self) -> None:
         """A limit that the sandboxed run knows of explains a bad end."""
-        self.sandboxed.over = over_limit("disk", "disk", "bytes", 7)
+        self.sandboxed.over = build_limit_failure("disk", "disk", "bytes", 7)
         self.assertEqual(self.end(signal.SIGKILL, 0.1).reason, "disk")
 
     def test_no_answer(self) -> None:
@@ -131,7 +131,7 @@ class CellTests(RunTestCase):
     def test_too_little_for_a_sandbox(self) -> None:
         """One whose own limit has kept it from starting goes by that."""
         self.sandboxed.unstarted = EvaluationFailure("lost", "no sandbox")
-        self.sandboxed.over = over_limit("processes", "processes", "processes", 2)
+        self.sandboxed.over = build_limit_failure("processes", "processes", "processes", 2)
         self.child.end(status=1)
         self.turn()
         self.assertIs(self.run.failure, self.sandboxed.over)

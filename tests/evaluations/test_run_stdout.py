@@ -20,14 +20,14 @@ from tests.cases.strategies import (
     MARKERS,
     MAX_FILE,
     MAX_VALUE,
-    Broken,
     Chunk,
+    ErrorEvent,
     chunkings,
     chunks_of,
-    file_at,
-    joined,
-    read,
-    seen,
+    classify,
+    decode,
+    join_text,
+    read_file,
     stdouts,
 )
 
@@ -53,7 +53,7 @@ class TextTests(PumpTestCase):
         self.assertEqual(self.changes, 2)
         self.pump.feed(b"ne\n")
         self.end()
-        self.assertEqual(joined(self.events()), ["one\nhalf a line\n"])
+        self.assertEqual(join_text(self.events()), ["one\nhalf a line\n"])
 
     def test_partial_line_in_small_pieces(self) -> None:
         """The waiting is counted from the first piece, so that it ends while more come."""
@@ -96,7 +96,7 @@ class TextTests(PumpTestCase):
         self.pump.feed(MARKERS.data_begin + b"\n")
         self.end()
         self.pump.end()
-        self.assertEqual(self.events(), [Broken()])
+        self.assertEqual(self.events(), [ErrorEvent()])
 
 
 class BackPressureTests(PumpTestCase):
@@ -172,7 +172,7 @@ class BackPressureTests(PumpTestCase):
         self.setUp()
         self.pump.feed(b"\n" * 40_000)
         size = self.ring.size
-        self.assertFalse(self.share.full)
+        self.assertFalse(self.share.is_full)
         other = self.budget.add_share()
         other.resize(2**41)
         self.turn(3)
@@ -262,7 +262,7 @@ class TurnTests(PumpTestCase):
         self.assertFalse(self.pump.done.is_set)
         self.turn(100)
         self.assertTrue(self.pump.done.is_set)
-        self.assertEqual(self.events()[-1], Broken())
+        self.assertEqual(self.events()[-1], ErrorEvent())
         self.assertEqual(self.ring.newest, 32_001)
 
 
@@ -315,7 +315,7 @@ class DefectTests(PumpTestCase):
 
     def test_supply(self) -> None:
         """In taking a file."""
-        self.break_(Parser, "supply")
+        self.break_(Parser, "supply_file")
         self.pump.feed(self.wanted)
         self.turn()
         self.files[0][1].callback(b"content")
@@ -323,7 +323,7 @@ class DefectTests(PumpTestCase):
 
     def test_refuse(self) -> None:
         """In refusing a file."""
-        self.break_(Parser, "refuse")
+        self.break_(Parser, "refuse_file")
         self.pump.feed(self.wanted)
         self.turn()
         self.files[0][1].errback(FileRefused("no"))
@@ -438,7 +438,7 @@ class PropertyTests(PumpTestCase):
         while not self.pump.done.is_set:
             if self.files and not self.files[-1][1].called:
                 wanted, content = self.files[-1]
-                found = file_at(wanted.path.encode("utf-8", "surrogateescape"))
+                found = read_file(wanted.path.encode("utf-8", "surrogateescape"))
                 content.errback(FileRefused("no")) if found is None else content.callback(found)
             elif not self.producer.paused:
                 chunk = next(chunks, None)
@@ -447,11 +447,11 @@ class PropertyTests(PumpTestCase):
             idle += 1
             if next(reading) or idle > 20:
                 idle = 0
-                events += read(self.ring.read(self.ring.oldest, 10**9))
+                events += decode(self.ring.read(self.ring.oldest, 10**9))
                 self.read_all()
-        events += read(self.ring.read(self.ring.oldest, 10**9))
-        expected = reference_segi.events(
-            stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=file_at
+        events += decode(self.ring.read(self.ring.oldest, 10**9))
+        expected = reference_segi.parse_events(
+            stdout, MARKERS, max_value=MAX_VALUE, max_file=MAX_FILE, files=read_file
         )
-        assert joined(seen(events)) == expected
+        assert join_text(classify(events)) == expected
         self.assertEqual((self.losses, self.clock.getDelayedCalls()), (0, []))

@@ -22,7 +22,7 @@ from tawebeval.core.form import EvaluationRequest, Repository, SubmissionFile
 from tawebeval.core.pages import EventPage
 from tawebeval.core.tally import CacheTally
 from tawebeval.daemon.systemd import Notifier
-from tawebeval.deferreds import UNBOUNDED, FairQueue, one_shot_of, wait_shielded
+from tawebeval.deferreds import UNBOUNDED, FairQueue, make_one_shot, wait_shielded
 from tawebeval.errors import EvaluationFailure
 from tawebeval.evaluations.context import EvaluationContext
 from tawebeval.evaluations.evaluation import Evaluation
@@ -120,7 +120,7 @@ class SlowThreads:
     async def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `call(*args, **kwargs)` after `step`."""
         begun: Deferred[None] = Deferred()
-        ended = one_shot_of(begun.addCallback(lambda _: call(*args, **kwargs)))
+        ended = make_one_shot(begun.addCallback(lambda _: call(*args, **kwargs)))
         self.waiting.append(lambda: begun.callback(None))
         return (await wait_shielded(ended))()
 

@@ -108,7 +108,7 @@ class World:
         ring = self.record.evaluation.ring
         if after not in ("", END) and not _NUMBER.fullmatch(after):
             return 400
-        if after == END and (self.gone or ring.closed):
+        if after == END and (self.gone or ring.is_closed):
             return None
         if self.gone:
             return 410
@@ -146,7 +146,7 @@ class World:
         self.check_events(page["data"])
         end = self.begin + len(page["data"])
         assert page["data"] or self.begin == ring.newest
-        assert page["end"] == (END if ring.closed and end == ring.newest else str(end))
+        assert page["end"] == (END if ring.is_closed and end == ring.newest else str(end))
         assert ring.oldest >= self.begin
         return None
 
@@ -169,7 +169,7 @@ class World:
             self.check_events(follower.events if expected == 0 else [])
             ring = self.record.evaluation.ring
             assert expected is None or len(follower.events) == ring.newest - self.begin
-            assert follower.complete == (expected is None or ring.closed)
+            assert follower.complete == (expected is None or ring.is_closed)
         self.gone = self.gone or expected is None
         follower.lose()
 

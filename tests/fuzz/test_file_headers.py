@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import Chunk, chunkings, mutated, odd_file_blocks
-from tests.core.test_segi import check_reference
 
 PIECES = (
     *(b":", b";", b"=", b'"', b"\\", b"'", b"%", b"%41", b"%ff", b"%0", b"*", b"/", b"\\/", b","),

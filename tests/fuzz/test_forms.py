@@ -95,12 +95,12 @@ class FormTests(UploadTestCase):
             self.check_refusal(error)
             if receiver is not None:
                 receiver.abandon(self.discard)
-            assert self.spool.held == 0
+            assert self.spool.stored == 0
             assert not list(self.uploads.iterdir())
             return {"refused": True}  # for which of several reasons may depend on the pieces
         kept = files(upload)
         self.discard(upload.directory, upload.size)
-        assert self.spool.held == 0
+        assert self.spool.stored == 0
         assert upload.size == sum(map(len, pieces))
         assert sum(map(len, kept.values())) < upload.size
         request = upload.request

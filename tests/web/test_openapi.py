@@ -212,9 +212,9 @@ class ContentTests(SynchronousTestCase):
         ):
             self.assertEqual(bool(re.search(pattern, name)), good, name)
             if good:
-                self.assertIsNotNone(form.submission_file(name, None))
+                self.assertIsNotNone(form.parse_submission_file(name, None))
             else:
-                self.assertRaises(errors.InvalidField, form.submission_file, name, None)
+                self.assertRaises(errors.InvalidField, form.parse_submission_file, name, None)
 
     def test_numbers(self) -> None:
         """Numbers in a query have up to so many digits."""

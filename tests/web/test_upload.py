@@ -67,7 +67,7 @@ class UploadTestCase(SynchronousTestCase):
     def discard(self, directory: Path, size: int) -> None:
         """Remove what there is of a form."""
         shutil.rmtree(directory)
-        self.spool.give_back(size)
+        self.spool.remove(size)
 
     def finish(self, receiver: FormReceiver) -> Upload:
         """Return the form that has come. Raises what is wrong with it."""

@@ -99,7 +99,7 @@ class EarlyRefusalTests(RawTestCase):
     def test_disk(self) -> None:
         """503 before the body, where it would not fit beside the uploads that there are."""
         spool = self.service.registry.spool
-        self.service.registry.spool.take(spool.limit - 1000)
+        self.service.registry.spool.add(spool.limit - 1000)
         connection = self.begin(1001)
         answer = self.check_raw(connection.answer(), 503)
         self.assertGreater(int(answer.headers["retry-after"]), 0)
@@ -107,18 +107,18 @@ class EarlyRefusalTests(RawTestCase):
         connection = self.begin(1000)
         self.assertEqual(connection.received, b"")
         connection.lose()
-        self.assertEqual(spool.held, spool.limit - 1000)
+        self.assertEqual(spool.stored, spool.limit - 1000)
 
     def test_disk_becomes_full(self) -> None:
         """503 in the body, where others were faster; what had come is removed, and not counted."""
         spool = self.service.registry.spool
         connection = self.begin(90_000)
         connection.send(form(parts(source=b"x" * 80_000))[:50_000])
-        self.assertEqual((connection.received, spool.held), (b"", 50_000))
-        spool.take(spool.limit - 50_000)
+        self.assertEqual((connection.received, spool.stored), (b"", 50_000))
+        spool.add(spool.limit - 50_000)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(spool.held, spool.limit - 50_000)
+        self.assertEqual(spool.stored, spool.limit - 50_000)
 
     def test_stop(self) -> None:
         """503 in the body, where the daemon begins to stop meanwhile."""
@@ -128,7 +128,7 @@ class EarlyRefusalTests(RawTestCase):
         self.successResultOf(closed)
         connection.send(b"x")
         self.assert_refused(connection, 503)
-        self.assertEqual(self.service.registry.spool.held, 0)
+        self.assertEqual(self.service.registry.spool.stored, 0)
 
     def test_counted(self) -> None:
         """What has come counts until its evaluation is over, or at once no more."""
@@ -137,9 +137,9 @@ class EarlyRefusalTests(RawTestCase):
             connection = self.begin(len(sent))
             connection.send(sent)
             self.assertEqual(connection.answer().status, status)
-            self.assertEqual(spool.held, len(body))
+            self.assertEqual(spool.stored, len(body))
         self.service.world.end()
-        self.assertEqual(spool.held, 0)
+        self.assertEqual(spool.stored, 0)
 
     def test_broken_field(self) -> None:
         """400 at the first part that is wrong; what has come so far is removed."""
@@ -198,7 +198,7 @@ class EarlyRefusalTests(RawTestCase):
         (self.root / "uploads").mkdir()
         connection.lose()
         spool = self.service.registry.spool
-        self.assertEqual((spool.held, spool.in_memory), (0, 0))
+        self.assertEqual((spool.stored, spool.in_memory), (0, 0))
 
     def test_long_name(self) -> None:
         """400 where it is the client's own name that the disk does not take."""
@@ -269,8 +269,8 @@ class GivenUpTests(RawTestCase):
         self.patch(registry, "remove", fail_once)
         with capturedLogs() as events:
             self.post(400, form(parts(seed=b"x", source=b"x" * BATCH)))
-        self.assertGreater(spool.held, 0)
+        self.assertGreater(spool.stored, 0)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
         self.assertIn("the removal of an upload is not done yet", said)
         arrears.retry_next()
-        self.assertEqual((spool.held, broken), (0, []))
+        self.assertEqual((spool.stored, broken), (0, []))

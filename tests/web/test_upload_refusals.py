@@ -280,10 +280,10 @@ class MalformedTests(UploadTestCase):
         for size in (10_000, 2 * BATCH):
             receiver = self.receiver(configuration=large)
             receiver.feed(form(parts(source=b"x" * size))[:-1000])
-            self.assertEqual(receiver.received, self.spool.held)
+            self.assertEqual(receiver.received, self.spool.stored)
             self.assertEqual(len(list(self.uploads.iterdir())), size > BATCH)
             receiver.abandon(self.discard)
-            self.assertEqual((self.spool.held, self.spool.in_memory), (0, 0))
+            self.assertEqual((self.spool.stored, self.spool.in_memory), (0, 0))
             self.assertEqual(list(self.uploads.iterdir()), [])
 
     def test_disk(self) -> None:

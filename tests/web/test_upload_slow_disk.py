@@ -67,7 +67,7 @@ class SlowDiskTests(RawTestCase):
         for connection in connections:
             connection.lose()
         self.threads.finish()
-        self.assertEqual((self.spool.held, self.spool.in_memory), (0, 0))
+        self.assertEqual((self.spool.stored, self.spool.in_memory), (0, 0))
         self.assertEqual(self.service.leftovers(), [])
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
@@ -146,7 +146,7 @@ class SlowDiskTests(RawTestCase):
         small.send(SMALL)
         for each in (connection, small):
             each.lose()
-        self.assertGreater(self.spool.held, 0)
+        self.assertGreater(self.spool.stored, 0)
         self.check_gone()
         self.assertEqual(self.service.world.spawn.children, [])
 

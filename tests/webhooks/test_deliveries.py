@@ -32,8 +32,8 @@ from tests.fakes.resolver import FakeResolver
 from tests.fakes.world import EPOCH
 
 URL = "https://receiver.example/hook?key=s3cret"
-TAKEN = AttemptResult(Verdict.TAKEN, "the status 204")
-BAD = AttemptResult(Verdict.AGAIN, "the status 500")
+TAKEN = AttemptResult(Verdict.ACCEPTED, "the status 204")
+BAD = AttemptResult(Verdict.RETRY, "the status 500")
 STOPPED = "the service was stopped"
 NO = AttemptResult(Verdict.REFUSED, "the status 404")
 
@@ -188,7 +188,7 @@ class DeliveryTests(CallbacksTestCase):
 
     def test_again(self) -> None:
         """What fails is tried again, later each time, under the same name and signed anew."""
-        self.sender.results = [BAD, AttemptResult(Verdict.AGAIN, "no connection"), TAKEN]
+        self.sender.results = [BAD, AttemptResult(Verdict.RETRY, "no connection"), TAKEN]
         callback = self.send()
         self.check(callback, CallbackState.PENDING, 1, "the status 500")
         self.clock.advance(4.9)
@@ -207,7 +207,7 @@ class DeliveryTests(CallbacksTestCase):
 
     def test_asked_to_wait(self) -> None:
         """A receiver that says how long to leave it alone is left alone."""
-        self.sender.results = [AttemptResult(Verdict.AGAIN, "the status 429", 30), TAKEN]
+        self.sender.results = [AttemptResult(Verdict.RETRY, "the status 429", 30), TAKEN]
         self.send()
         self.clock.pump([34.9, 0.1])
         self.assertEqual(self.sender.times, [0, 35])

@@ -169,7 +169,7 @@ class ExchangeTests(SenderTestCase):
 
     def test_taken(self) -> None:
         """The document arrives as it is, with its type and the headers that were given."""
-        self.assertEqual(self.result(), AttemptResult(Verdict.TAKEN, "the status 204"))
+        self.assertEqual(self.result(), AttemptResult(Verdict.ACCEPTED, "the status 204"))
         ((method, uri, headers, body),) = self.receiver.received
         self.assertEqual((method, uri, body), (b"POST", b"/hook?key=1", b'{"a": 1}'))
         for name, value in (
@@ -186,8 +186,8 @@ class ExchangeTests(SenderTestCase):
         self.receiver.headers = {"Location": "http://elsewhere.example/"}
         self.receiver.answer = b"x" * 100_000
         for status, expected in (
-            *((200, Verdict.TAKEN), (302, Verdict.REFUSED), (307, Verdict.REFUSED)),
-            *((404, Verdict.REFUSED), (429, Verdict.AGAIN), (500, Verdict.AGAIN)),
+            *((200, Verdict.ACCEPTED), (302, Verdict.REFUSED), (307, Verdict.REFUSED)),
+            *((404, Verdict.REFUSED), (429, Verdict.RETRY), (500, Verdict.RETRY)),
         ):
             self.receiver.status = status
             self.assertEqual(self.result(), AttemptResult(expected, f"the status {status}"))
@@ -215,8 +215,8 @@ class ExchangeTests(SenderTestCase):
         """Who does not answer in time is asked again; a status in time is enough."""
         self.receiver.answer = NOT_DONE_YET
         for status, expected in (
-            (500, AttemptResult(Verdict.AGAIN, "no answer came within 15 seconds")),
-            (200, AttemptResult(Verdict.TAKEN, "the status 200")),
+            (500, AttemptResult(Verdict.RETRY, "no answer came within 15 seconds")),
+            (200, AttemptResult(Verdict.ACCEPTED, "the status 200")),
         ):
             self.receiver.status = status
             posted = self.post()
@@ -235,7 +235,7 @@ class ExchangeTests(SenderTestCase):
         self.receiver.status = 200
         posted = self.post()
         posted.cancel()
-        self.assertIs(self.successResultOf(posted).verdict, Verdict.TAKEN)
+        self.assertIs(self.successResultOf(posted).verdict, Verdict.ACCEPTED)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
@@ -248,7 +248,7 @@ class RetryAfterTests(SenderTestCase):
         self.setUp()
         raw = value if isinstance(value, bytes) else value.encode()
         self.agent = Response(Headers({b"Retry-After": [raw]}))
-        assert self.result().verdict is Verdict.AGAIN
+        assert self.result().verdict is Verdict.RETRY
 
 
 class FailureTests(SenderTestCase):
@@ -269,7 +269,7 @@ class FailureTests(SenderTestCase):
         self.resolver = FakeResolver([], gaierror(EAI_AGAIN, "Temporary failure"))
         for words in ("does not exist, or has no address", "could not be looked up: Temporary"):
             result = self.result()
-            self.assertIs(result.verdict, Verdict.AGAIN)
+            self.assertIs(result.verdict, Verdict.RETRY)
             self.assertIn(f"the host receiver.example {words}", result.reason)
         self.assertEqual(self.reached, [])
 
@@ -277,7 +277,7 @@ class FailureTests(SenderTestCase):
         """Each attempt looks the name up for itself, and connects where it was found."""
         self.resolver = FakeResolver(["8.8.8.8"], ["8.8.4.4"], ["127.0.0.1"])
         verdicts = [self.result().verdict for _ in range(3)]
-        self.assertEqual(verdicts, [Verdict.TAKEN, Verdict.TAKEN, Verdict.REFUSED])
+        self.assertEqual(verdicts, [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.REFUSED])
         self.assertEqual([address for _, address in self.reached], ["8.8.8.8", "8.8.4.4"])
 
     def test_check(self) -> None:
@@ -308,7 +308,7 @@ class FailureTests(SenderTestCase):
         ):
             self.agent = Broken(lambda error=error: fail(error))  # type: ignore[misc]
             result = self.result()
-            self.assertIs(result.verdict, Verdict.AGAIN)
+            self.assertIs(result.verdict, Verdict.RETRY)
             self.assertIn(words, result.reason)
             self.assertNotIn("secret", result.reason)
 

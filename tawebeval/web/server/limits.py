@@ -11,7 +11,7 @@ from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.web.http_headers import Headers
 
 from tawebeval.config import HttpSettings
-from tawebeval.core.forwarded import Proxies, address_group, canonical
+from tawebeval.core.forwarded import Proxies, canonicalize, group_address
 from tawebeval.deferreds import Condition, poll_until
 
 
@@ -54,16 +54,16 @@ class AddressResolver:
         """Return who is at the other end of a connection."""
         host = str(getattr(address, "host", ""))
         try:
-            host = canonical(host)
+            host = canonicalize(host)
         except ValueError:
-            trusted = self.proxies.unix and isinstance(address, UNIXAddress)
+            trusted = self.proxies.trusts_unix and isinstance(address, UNIXAddress)
         else:
-            trusted = self.proxies.trusts(host)
+            trusted = self.proxies.is_trusted(host)
         # A proxy has all the connections it needs: its clients are counted by their requests.
         return (
             Peer(host, "", None)
             if trusted
-            else Peer(host, address_group(host), RemoteAddress(host))
+            else Peer(host, group_address(host), RemoteAddress(host))
         )
 
     def asking(self, peer: Peer, headers: Headers) -> RemoteAddress:
@@ -71,11 +71,11 @@ class AddressResolver:
         if peer.client is not None:
             return peer.client
         values = headers.getRawHeaders(self.proxies.header.encode(), [])
-        said = self.proxies.client([value.decode("latin-1") for value in values])
+        said = self.proxies.find_client([value.decode("latin-1") for value in values])
         return (
             RemoteAddress(peer.address)
             if said is None
-            else RemoteAddress(said, address_group(said))
+            else RemoteAddress(said, group_address(said))
         )
 
 
