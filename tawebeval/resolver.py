@@ -13,7 +13,7 @@ from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.logger import Logger
 
 from tawebeval.core.hosts import Address, HostPolicy, Target
-from tawebeval.deferreds import OneShot, WorkerThreads, one_shot_of
+from tawebeval.deferreds import OneShot, WorkerThreads, make_one_shot
 from tawebeval.errors import ForbiddenHost, TawebevalError
 
 LOOKUP_TIMEOUT = 30.0
@@ -82,7 +82,9 @@ class SystemResolver:
         lookup = self._lookups.get(host)
         if lookup is None:
             lookup = self._lookups[host] = _Lookup(host)
-            lookup.outcome = one_shot_of(Deferred.fromCoroutine(self._threads.run(lookup.resolve)))
+            lookup.outcome = make_one_shot(
+                Deferred.fromCoroutine(self._threads.run(lookup.resolve))
+            )
             lookup.outcome.add_callback(lambda _: self._remove(host, lookup))
         lookup.waiters += 1
         try:
@@ -108,7 +110,7 @@ class CheckedResolver:
 
     def check(self, target: Target) -> None:
         """Check the host of a URL before the look-up. Raises: ForbiddenHost."""
-        self._policy.check(target)
+        self._policy.check_host(target)
 
     async def find(self, target: Target, timeout: float = LOOKUP_TIMEOUT) -> Address:
         """Return the address to connect to, within `timeout` seconds.
@@ -120,7 +122,7 @@ class CheckedResolver:
             [target.address] if target.address else await self._look_up(target.host, timeout)
         )
         try:
-            return self._policy.choose(target, addresses)
+            return self._policy.choose_address(target, addresses)
         except ForbiddenHost:
             log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
             raise

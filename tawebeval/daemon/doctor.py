@@ -167,10 +167,10 @@ class SystemChecks:
             yield from list_problems(self._find_proxy_problems(proxies), ok)
 
     def _find_proxy_problems(self, proxies: Proxies) -> Iterator[Problem]:
-        for network in proxies.find_too_wide():
+        for network in proxies.find_wide_networks():
             what = f"{network}: whoever connects from there can claim any address"
             yield Problem(what, "name the addresses of the proxies in http.trusted_proxies")
-        if proxies.unix and not any(map(_can_be_unix, self.configuration.listen)):
+        if proxies.trusts_unix and not any(map(_can_be_unix, self.configuration.listen)):
             what = "unix: the daemon listens on no UNIX socket"
             remedy = 'listen = ["unix:/run/tawebeval/socket:mode=660"], or another trusted proxy'
             yield Problem(what, remedy)

@@ -17,7 +17,7 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 
 from tawebeval.core.tally import EvaluationTally
-from tawebeval.deferreds import WorkerThreads, in_background
+from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import Busy, Problem
 from tawebeval.evaluations.registry import Registry
 from tawebeval.linux.filetree import is_full
@@ -56,7 +56,7 @@ class Disk:
         now = self._clock.seconds()
         if self._started is None and (self._fault is not None or now >= self._next_check):
             self._started, self._next_check = now, now + DISK_PERIOD
-            in_background(self._run_check(free), log, "a disk could not be tried")
+            run_in_background(self._run_check(free), log, "a disk could not be tried")
 
     async def _run_check(self, free: int) -> None:
         try:
@@ -155,7 +155,7 @@ class SandboxProbe(Service):
             return  # an evaluation has ended meanwhile: its result is newer
         if problem is None:
             log.info("what an evaluation was lost by is mended: {fault}", fault=fault[1])
-            self._tally.judge(None, self._clock.seconds())
+            self._tally.set_fault(None, self._clock.seconds())
         elif problem != self._last_problem:
             what, remedy = problem
             log.warn("the sandbox does not work: {what}; {remedy}", what=what, remedy=remedy)

@@ -25,7 +25,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval import __version__
 from tawebeval.core.states import State
-from tawebeval.core.tally import MOMENTS, Histogram
+from tawebeval.core.tally import SHORT_BOUNDS, Histogram
 from tawebeval.daemon.health import Disk, Readiness, SandboxProbe
 from tawebeval.daemon.linewriter import LineWriter
 from tawebeval.daemon.startup import open_metrics_access
@@ -152,7 +152,7 @@ class DaemonMetrics(Collector):
         yield _histogram(
             "stage_seconds",
             "How long evaluations were queued, fetching, running.",
-            tally.stages,
+            tally.durations,
             "stage",
         )
 
@@ -161,7 +161,7 @@ class DaemonMetrics(Collector):
         yield _gauge("queue_length", "Evaluations that wait.", queue.waiting)
         yield _gauge("queue_limit", "Evaluations that may wait.", limit)
         yield _gauge("places_taken", "Places to run that are taken.", queue.running)
-        yield _gauge("places", "Places to run.", queue.places)
+        yield _gauge("places", "Places to run.", queue.slots)
         fetches = self.context.fetch_slots
         yield _gauge("fetches_running", "Evaluations that are fetched.", fetches.running)
         yield _gauge("fetches_waiting", "Evaluations that wait for that.", fetches.waiting)
@@ -174,7 +174,7 @@ class DaemonMetrics(Collector):
         yield _gauge("buffered_limit_bytes", "What they may take.", settings.buffers.total)
         said = "Evaluators that wait for their readers."
         yield _gauge("paused_evaluators", said, budget.waiting)
-        yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.held)
+        yield _gauge("uploaded_bytes", "Uploads on the disk.", spool.stored)
         said = "Uploads on their way to the disk."
         yield _gauge("unwritten_upload_bytes", said, spool.in_memory)
         yield _gauge("uploaded_limit_bytes", "What they may take.", settings.limits.uploads)
@@ -184,7 +184,7 @@ class DaemonMetrics(Collector):
         said = "What was in the cache (hit), or was not (miss)."
         yield _counter("cache_lookups", said, tally.lookups, "of", "result")
         yield _counter("fetches", "Ends of fetches.", tally.fetches, "end")
-        yield _histogram("fetch_seconds", "How long fetches took.", tally.seconds)
+        yield _histogram("fetch_seconds", "How long fetches took.", tally.durations)
         yield _counter("cache_evictions", "Repositories that had to go.", tally.evictions)
         yield _gauge("cache_bytes", "The cache on the disk.", self.repositories.sizes, "of")
         yield _gauge("cache_limit_bytes", "What they may take.", limit)
@@ -235,7 +235,7 @@ def _fill(family: Any, samples: Any) -> Metric:
     for labels, value in (samples if isinstance(samples, Mapping) else {(): samples}).items():
         values = (labels,) if isinstance(labels, str) else labels
         if isinstance(value, Histogram):
-            *finite, (_, total) = value.cumulative()
+            *finite, (_, total) = value.list_buckets()
             buckets = [*((f"{bound:g}", count) for bound, count in finite), ("+Inf", total)]
             family.add_metric(values, buckets, value.sum)
         else:
@@ -287,7 +287,7 @@ class ReactorLag(Service):
     name = "lag"
 
     _clock: IReactorTime
-    seconds: Histogram = attrs.field(factory=lambda: Histogram(MOMENTS))
+    seconds: Histogram = attrs.field(factory=lambda: Histogram(SHORT_BOUNDS))
     _next: IDelayedCall | None = None
 
     def startService(self) -> None:

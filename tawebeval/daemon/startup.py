@@ -12,7 +12,7 @@ from twisted.logger import Logger
 
 from tawebeval.config import Configuration
 from tawebeval.daemon.state import Directories, locate_directories
-from tawebeval.deferreds import WorkerThreads, in_background
+from tawebeval.deferreds import WorkerThreads, run_in_background
 from tawebeval.errors import ConfigurationError, Problem
 from tawebeval.git.command import check_git
 from tawebeval.git.remotes import KERNEL_DIRECTORIES
@@ -98,7 +98,7 @@ class StartupChecks(Service):
         """Start to restore removed directories, unless that is under way."""
         if not self._is_restoring:
             self._is_restoring = True
-            in_background(self._restore_directories(), log, "nothing can be mended")
+            run_in_background(self._restore_directories(), log, "nothing can be mended")
 
     async def _restore_directories(self) -> None:
         try:

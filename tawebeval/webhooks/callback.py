@@ -6,7 +6,7 @@ from enum import Enum
 
 import attrs
 
-from tawebeval.core.hosts import Target, bracketed, parse_target
+from tawebeval.core.hosts import Target, format_address, parse_target
 
 
 class CallbackState(Enum):
@@ -42,7 +42,7 @@ class Callback:
     def origin(self) -> str:
         """The URL for the log: scheme, host and port. The path may be a secret, too."""
         target = parse_callback_url(self.url)
-        host = bracketed(target.address) if target.address else target.host
+        host = format_address(target.address) if target.address else target.host
         return f"{target.protocol}://{host}:{target.port}"
 
 

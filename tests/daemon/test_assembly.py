@@ -659,7 +659,7 @@ class ServiceTests(SynchronousTestCase):
         queue = self.evaluations(daemon).registry.queue
         bounds = self.note_bounds(queue)
         self.reload(daemon)
-        self.assertEqual(bounds, [(queue.places, 5, 0, 0)])
+        self.assertEqual(bounds, [(queue.slots, 5, 0, 0)])
 
     def test_reload_that_needs_a_restart(self) -> None:
         """What is not live is named, each time until it is as it was, and does not count."""
