@@ -122,9 +122,9 @@ class Parts:
         self.registry.spool.limit = configuration.limits.uploads
         self.access.rate.per_minute = configuration.callers.requests_per_minute
         self.monitoring.readiness.free = configuration.health.free_disk
-        self.monitoring.traffic.logged = configuration.log.access
-        self.application.api.configuration = configuration
-        self.site.connections.limits = configuration.http
+        self.monitoring.request_log.is_enabled = configuration.log.access
+        self.application.context.configuration = configuration
+        self.site.connection_limits.settings = configuration.http
 
     def make_metrics(self, log_lines: LineWriter | None) -> DaemonMetrics:
         """Return the metrics of the parts; `log_lines` is None if twistd writes the log."""
@@ -133,9 +133,9 @@ class Parts:
             self.repositories,
             self.registry,
             self.callbacks,
-            self.monitoring.traffic,
+            self.monitoring.request_log,
             self.application.routes,
-            self.site.connections,
+            self.site.connection_limits,
             self.monitoring.lag,
             log_lines,
         )
@@ -200,7 +200,7 @@ def make_service(
         _make_watchdog(notifier, parts, reactor),
     ):
         part.setServiceParent(daemon)
-    if access.open:
+    if access.is_open:
         for problem in find_exposure(configuration):
             log.warn("{problem}", problem=str(problem))
     return daemon
@@ -214,7 +214,7 @@ def _make_parts(base: SharedParts) -> Parts:
     context = _make_context(base, repositories, running)
     callbacks = open_callbacks(
         *(configuration.callbacks, os.environ, base.pools.receivers, reactor, os.urandom, time),
-        has_one_caller=base.access.open,
+        has_one_caller=base.access.is_open,
     )
     slots = (running, *_queue_bounds(configuration, base.access))
     identities = Identifiers(directories.key, os.urandom, configuration.service.name)
@@ -290,7 +290,7 @@ def _make_context(
         sandbox=base.sandbox,
         monitor=LimitMonitor(reactor, pools.watch, pools.count),
         # The servers of one caller may be slow, so a caller has half of the slots at most.
-        fetch_slots=FairQueue(fetches, UNBOUNDED, 0 if base.access.open else (fetches + 1) // 2),
+        fetch_slots=FairQueue(fetches, UNBOUNDED, 0 if base.access.is_open else (fetches + 1) // 2),
         budget=Budget(
             configuration.buffers.total,
             configuration.buffers.evaluation,
@@ -305,7 +305,7 @@ def _make_context(
 def _make_application(
     base: SharedParts, registry: Registry, monitoring: Monitoring
 ) -> KleinApplication:
-    api = WebContext(
+    context = WebContext(
         registry,
         base.configuration,
         base.directories.uploads,
@@ -314,9 +314,9 @@ def _make_application(
         base.reactor,
         base.pools.upload,
         monitoring.operations,
-        monitoring.traffic,
+        monitoring.request_log,
     )
-    return KleinApplication(api)
+    return KleinApplication(context)
 
 
 def _reload_services(reloader: Reloader, reactor: Any) -> Iterator[Service]:
@@ -340,7 +340,7 @@ def _make_watchdog(notifier: Notifier, parts: Parts, reactor: Any) -> Watchdog:
 def _queue_bounds(configuration: Configuration, access: Authentication) -> tuple[int, int, int]:
     """Return the limits of queued, and per caller of running and queued; 0 means no limit."""
     callers, queued = configuration.callers, configuration.evaluations.queued
-    return (queued, 0, 0) if access.open else (queued, callers.running, callers.queued)
+    return (queued, 0, 0) if access.is_open else (queued, callers.running, callers.queued)
 
 
 def _host_policy(settings: RepositorySettings) -> HostPolicy:

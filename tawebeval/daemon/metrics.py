@@ -55,7 +55,7 @@ class Monitoring:
     """Metrics, readiness and access log of a daemon."""
 
     metrics: CollectorRegistry
-    traffic: RequestLog
+    request_log: RequestLog
     lag: ReactorLag
     probe: SandboxProbe
     readers: Authentication | None
@@ -105,7 +105,7 @@ class DaemonMetrics(Collector):
     repositories: RepositoryCache
     registry: Registry
     callbacks: Callbacks
-    traffic: RequestLog
+    request_log: RequestLog
     routes: Routes
     connections: ConnectionLimits
     lag: ReactorLag
@@ -191,9 +191,11 @@ class DaemonMetrics(Collector):
 
     def _collect_web(self) -> Iterator[Metric]:
         answers = {
-            (*known, str(int(status))): 0 for known in self.routes.known() for status in _ALARMING
+            (*known, str(int(status))): 0
+            for known in self.routes.list_all()
+            for status in _ALARMING
         }
-        for (method, route, status), number in self.traffic.counted().items():
+        for (method, route, status), number in self.request_log.count_answers().items():
             answers[method, route, str(status)] = number
         yield _counter(
             "requests", "Requests that were answered.", answers, "method", "route", "status"
@@ -201,7 +203,7 @@ class DaemonMetrics(Collector):
         yield _histogram(
             "request_seconds",
             "From a whole request to its whole answer, if that was not to wait.",
-            self.traffic.seconds,
+            self.request_log.seconds,
             "route",
         )
         limit = self.context.configuration.http.connections

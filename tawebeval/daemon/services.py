@@ -28,7 +28,7 @@ from tawebeval.linux.privileges import Privileges
 from tawebeval.linux.reaper import become_subreaper
 from tawebeval.linux.rlimits import MORE_PROCESSES
 from tawebeval.web.server.request import ApiSite
-from tawebeval.web.server.transport import PromptEndpoint
+from tawebeval.web.server.transport import WriteThroughEndpoint
 from tawebeval.webhooks.deliveries import Callbacks
 
 _TIMER_PERIOD = 1.0  # seconds
@@ -160,12 +160,12 @@ class Daemon(MultiService):
 
     async def _stop(self) -> None:
         stop = super().stopService
-        self._site.presence.announce()
+        self._site.open_connections.start_drain()
         # Disowned, because stopping all parts would stop the service a second time.
         if await maybeDeferred(self._evaluations.disownServiceParent):
             await deferLater(self._reactor, _LAST_POLLS)
         await self._stop_listening()
-        await self._site.presence.close()
+        await self._site.open_connections.drain()
         await maybeDeferred(stop)
 
     async def _stop_listening(self) -> None:
@@ -193,7 +193,7 @@ def make_listener(
         raise ConfigurationError(f"listen: {endpoint!r} is no endpoint: {error}") from None
     # TCP_USER_TIMEOUT cannot tell a client that reads nothing from an unreachable one.
     timeout = max(_MIN_USER_TIMEOUT, settings.window + _LARGE_RESPONSE / settings.rate)
-    listening.endpoint = PromptEndpoint(listening.endpoint, timeout)
+    listening.endpoint = WriteThroughEndpoint(listening.endpoint, timeout)
     listening.setName(endpoint)
     return listening
 

@@ -1,10 +1,24 @@
-"""HTTP: the API (contract, sections 1 to 3 and 6) on top of `web.server`.
+"""The HTTP API (contract, sections 1 to 3, 6 and 7) on top of `web.server`.
 
-`routes` is the Klein app: it hands each request to `upload` (a form that arrives), `events` (pages
-and streams), `operations` (health and metrics) or `static_files` (the page, the description).
-`fastpath` answers plain polls from bytes, before a request object is made; it has to answer as the
-routes do. `auth` says whose a request is, and how many each caller may send.
+The package turns requests into calls of `evaluations.registry`, and its results into responses. It
+decides nothing about an evaluation: the registry takes values and returns values.
 
-`context` has what all of them use. Nothing of an evaluation is decided here: that is
-`evaluations.registry`, which is called with values and returns values.
+`routes` has the Klein app, and `KleinApplication`, which is the application of the site. A request
+goes to one of these modules:
+
+- `upload`: `FormReceiver` parses the form of POST /evaluate while it arrives.
+- `events`: pages of events (`Poll`), and the choice between a page, a stream (`streams`) and a
+  WebSocket (`websockets`).
+- `operations`: health and metrics.
+- `static_files`: the page for browsers and the OpenAPI description.
+- `legacy`: the paths and members of 2018.
+
+`fastpath` answers plain polls from the received bytes, without a request object. It lies in one
+file; `routes.make_site` injects it into the site, and `server.channel` knows only the Protocol
+`FastPath`. Without it all requests get the same responses, more slowly.
+
+`WebContext` in `context` has what all routes share: registry, configuration, clock,
+`Authentication` (`auth`), the origin checks of `exposure`, and the `RequestLog` (`access_log`).
+
+`daemon.assembly` builds the context and the site, and applies a reload to them.
 """

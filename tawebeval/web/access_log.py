@@ -1,4 +1,4 @@
-"""Requests, as they are answered: counted, and logged where the operator wants that."""
+"""Request counters and the access log."""
 
 from __future__ import annotations
 
@@ -17,69 +17,70 @@ from tawebeval.core.tally import SHORT_BOUNDS, Histogram
 from tawebeval.sandbox.workspace import log_name
 
 OTHER = "other"
-"""The route, or the method, of a request that has none of ours: strangers make up any number."""
+"""Route or method of a request that has none of the API's: clients can send any number of others.
+"""
 
-EVENTS = "/evaluation/<identifier>/events"
-"""The route of pages and streams."""
+EVENTS_ROUTE = "/evaluation/<identifier>/events"
+"""Route of pages and streams."""
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
 _IDENTIFIER = re.compile(IDENTIFIER)
-_LONGEST = 200  # characters of a path in the log
+_MAX_LENGTH = 200  # characters of a path in the log
 
 log = Logger()
 
 
 @attrs.define(eq=False)
 class RequestLog:
-    """What was answered: how often, by method, route and status, and in how many seconds.
+    """Counts responses and their durations; logs each response if `is_enabled`.
 
-    Answers that were to wait, for events or for the end of an evaluation, count without a time:
-    it is the evaluator's. `plain_pages` are the pages that plain polls got, which are not among
-    the `answers`. `logged` is whether each answer has a line in the log.
+    `answers` counts by method, route and status; `seconds` has the durations by route. A response
+    that waits for events or for the end of an evaluation counts without a duration. `plain_pages`
+    counts the pages of the fast path, which are not in `answers`.
     """
 
-    logged: bool = False
+    is_enabled: bool = False
     plain_pages: int = 0
     answers: Counter[tuple[str, str, int]] = attrs.field(factory=Counter)
     seconds: defaultdict[str, Histogram] = attrs.field(
         factory=lambda: defaultdict(lambda: Histogram(SHORT_BOUNDS))
     )
 
-    def answered(self, method: str, route: str, status: int, seconds: float | None) -> None:
-        """Count an answer; `seconds` is None for one that was to wait."""
+    def record_answer(self, method: str, route: str, status: int, seconds: float | None) -> None:
+        """Count a response; `seconds` is None if it waited for an evaluation."""
         self.answers[method, route, int(status)] += 1  # HTTPStatus is equal, and hashes otherwise
         if seconds is not None:
             self.seconds[route].observe(seconds)
 
-    def plain_page(self, seconds: float | None) -> None:
-        """Count a page that was the answer to a plain poll; for `seconds` see `answered`."""
+    def record_plain_page(self, seconds: float | None) -> None:
+        """Count a page of the fast path; `seconds` is as for `record_answer`."""
         self.plain_pages += 1
         if seconds is not None:
-            self.seconds[EVENTS].observe(seconds)
+            self.seconds[EVENTS_ROUTE].observe(seconds)
 
-    def counted(self) -> Counter[tuple[str, str, int]]:
-        """Return how many answers there were, of all kinds, by method, route and status."""
-        return self.answers + Counter({("GET", EVENTS, 200): self.plain_pages})
+    def count_answers(self) -> Counter[tuple[str, str, int]]:
+        """Return the number of all responses by method, route and status."""
+        return self.answers + Counter({("GET", EVENTS_ROUTE, 200): self.plain_pages})
 
-    def refused(self, status: int, client: str) -> None:
-        """Count what is no request, or not one yet, and is refused."""
-        self.answered(OTHER, OTHER, status, None)
-        if self.logged:
+    def record_refusal(self, status: int, client: str) -> None:
+        """Count and log the refusal of a connection or of a malformed request."""
+        self.record_answer(OTHER, OTHER, status, None)
+        if self.is_enabled:
             self.write_line(client, "", OTHER, "-", status, 0, 0.0)
 
     def write_line(
         self, client: str, caller: str, method: str, path: str, status: int, size: int, took: float
     ) -> None:
-        """Write a line for an answer of `size` bytes to a client, by its address, after `took` s.
+        """Write the line of a response of `size` bytes that took `took` seconds.
 
-        The path has no query, and evaluations in it are called what they are in the log.
+        The path has no query. Identifiers in it are replaced by their log names.
         """
         log.info(
             "{client} {caller!r} {method} {path} {status} {size} {took:.6f}",
             client=client or "-",
             caller=caller,
             method=method,
-            path=_IDENTIFIER.sub(lambda found: log_name(found[0]), path)[:_LONGEST],
+            path=_IDENTIFIER.sub(lambda found: log_name(found[0]), path)[:_MAX_LENGTH],
             status=status,
             size=size,
             took=took,
@@ -88,23 +89,23 @@ class RequestLog:
 
 @attrs.frozen
 class Routes:
-    """Tells to which route of an application a request belongs."""
+    """The routes of a Klein app, for counters."""
 
     _app: Klein
 
-    def of(self, method: bytes, path: bytes) -> tuple[str, str]:
-        """Return the method and the route; each of them may be OTHER."""
+    def match(self, method: bytes, path: bytes) -> tuple[str, str]:
+        """Return the method and the route of a request; each may be OTHER."""
         named = method.decode("latin-1")
         named = named if named in _METHODS else OTHER
         mapper = self._app.url_map.bind("")
         try:
-            rule, _ = mapper.match(readable(path), named, return_rule=True)
+            rule, _ = mapper.match(decode_path(path), named, return_rule=True)
         except HTTPException:  # which answers that there is none
             return named, OTHER
         return named, rule.rule
 
-    def known(self) -> Iterator[tuple[str, str]]:
-        """Yield each method and route that `of` may return."""
+    def list_all(self) -> Iterator[tuple[str, str]]:
+        """Yield each pair that `match` may return."""
         for rule in self._app.url_map.iter_rules():
             for method in sorted(_METHODS & (rule.methods or _METHODS)):
                 yield method, rule.rule
@@ -112,6 +113,6 @@ class Routes:
             yield method, OTHER
 
 
-def readable(path: bytes) -> str:
-    """Return a path as the routes are written."""
+def decode_path(path: bytes) -> str:
+    """Return a path decoded, as the routes are written."""
     return unquote_to_bytes(path).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Who may call, and how often: the tokens as they are now, and each caller's rate."""
+"""Authentication by bearer tokens, and the rate limit of each caller."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from tawebeval.reloadable import Reloadable
 
 _CREDENTIAL = "tokens"
 _METRICS_CREDENTIAL = "metrics-tokens"
-_ROUNDING = 1e-9  # of a request: who waits as long as it was told is not refused for a bit
+_ROUNDING = 1e-9  # of a request; so no client is refused that has waited for Retry-After
 
 
 @attrs.define
 class RateLimit:
-    """Lets each caller make `per_minute` requests, at once or spread; 0 is no limit.
+    """A token bucket for each caller: `per_minute` requests, refilled steadily; 0 = no limit.
 
-    `seconds` is a clock. Each has a bucket that holds the requests of one minute at most, and
-    fills steadily.
+    `seconds` is a clock, in seconds.
     """
 
     per_minute: int
     _seconds: Callable[[], float]
-    # By caller: how many requests were left, and when.
+    # By caller: the requests left, and the time of that in seconds.
     _left: dict[str, tuple[float, float]] = attrs.field(factory=dict, init=False)
 
     def spend(self, caller: str) -> None:
-        """Count a request. Raises OverShare, and counts nothing, where there is none left."""
+        """Count a request. Raises: OverShare, without counting, if the bucket is empty."""
         if not self.per_minute:
             return
         now = self._seconds()
@@ -51,9 +50,9 @@ class RateLimit:
 
 @attrs.define
 class Authentication:
-    """Lets requests in; `source` is the file of tokens, None where anybody may call.
+    """Authentication by the token file `source`; None = anybody may call.
 
-    `setting` is the one that names the file.
+    `setting` names the file in messages.
     """
 
     rate: RateLimit
@@ -62,19 +61,19 @@ class Authentication:
     _tokens: Tokens | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        """Read the tokens. Raises ConfigurationError."""
+        """Read the token file. Raises: ConfigurationError."""
         if self.source is not None:
             self._tokens = self._read(self.source)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether anybody may call."""
         return self._tokens is None
 
     def admit(self, authorization: Sequence[bytes]) -> str:
-        """Return the name of who calls, with such headers `Authorization`; count the request.
+        """Return the caller's name by the headers `Authorization`, and count the request.
 
-        Raises Unauthorized, OverShare.
+        Raises: Unauthorized, OverShare.
         """
         if self._tokens is None:
             return ANONYMOUS
@@ -83,7 +82,7 @@ class Authentication:
         return caller
 
     def reloadables(self) -> Iterator[Reloadable[Tokens]]:
-        """Yield what reads the tokens again; nothing where there are none."""
+        """Yield the token file as a reloadable, if there is one."""
         if self.source is not None:
             yield Reloadable(
                 self.setting, (self.source,), partial(self._read, self.source), self._take
@@ -100,11 +99,11 @@ class Authentication:
 
 
 def find_tokens(callers: CallerSettings, environment: Mapping[str, str]) -> Path | None:
-    """Return where the file of tokens is, None if there is none.
+    """Return the path of the token file; None if there is none.
 
-    It is the configured one, or what systemd hands over (`LoadCredential=tokens:…`). Raises
-    ConfigurationError where there is one, and anybody may call all the same, and where that
-    cannot be told.
+    It is the configured path, or a credential of systemd (`LoadCredential=tokens:...`). Raises:
+    ConfigurationError, if there is a file and `callers.open` is true, or if the credential cannot
+    be looked up.
     """
     found = find_secrets_file(callers.tokens, _CREDENTIAL, environment)
     if found is not None and callers.open:
@@ -115,9 +114,9 @@ def find_tokens(callers: CallerSettings, environment: Mapping[str, str]) -> Path
 
 
 def find_metrics_tokens(metrics: MetricsSettings, environment: Mapping[str, str]) -> Path | None:
-    """Return where the tokens of those who may read the metrics are; None where none are asked for.
+    """Return the path of the metrics' token file; None if metrics need no token.
 
-    Raises ConfigurationError where there is no such file.
+    Raises: ConfigurationError, if `metrics.readers` asks for tokens and there is no file.
     """
     if metrics.readers != "tokens":
         return None
@@ -131,5 +130,5 @@ def find_metrics_tokens(metrics: MetricsSettings, environment: Mapping[str, str]
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Return what the file at `path` says. Raises ConfigurationError with file and line."""
+    """Parse the token file at `path`. Raises: ConfigurationError, with file and line."""
     return read_secrets(path, parse_tokens)

@@ -1,4 +1,4 @@
-"""What the web layer knows of the world below it."""
+"""The context of all routes: registry, configuration, authentication, counters."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tawebeval.errors import Unauthorized
 from tawebeval.evaluations.registry import Registry
 from tawebeval.web.access_log import RequestLog
 from tawebeval.web.auth import Authentication
-from tawebeval.web.exposure import check_change, check_reading
-from tawebeval.web.responses import header
+from tawebeval.web.exposure import check_change, check_read
+from tawebeval.web.responses import get_header
 
 
 @attrs.frozen
 class Operations:
-    """What there is to tell.
+    """Sources of /health/ready and /metrics.
 
-    `obstacles` returns why no work would be taken, and nothing where it would. `metrics` returns
-    the figures as Prometheus reads them, and `readers` knows the tokens of those who may, if it
-    goes by tokens.
+    `obstacles` returns the reasons why the daemon takes no work, empty if it does. `metrics`
+    returns the text format of Prometheus. `readers` authenticates readers of metrics; None unless
+    `metrics.readers` is "tokens".
     """
 
     obstacles: Callable[[], Sequence[str]] = tuple
@@ -36,59 +36,64 @@ class Operations:
 
 @attrs.define(eq=False)
 class WebContext:
-    """The registry, where forms are put while they arrive, who may call, and what is counted.
+    """The dependencies of the routes, and the checks of callers and origins.
 
-    `threads` write the forms. A reload changes the configuration. `clock` is for deadlines,
-    `time` of day for what is dated, in seconds since the epoch.
+    `uploads` is the directory of arriving forms, written by `threads`. A reload replaces
+    `configuration`. `clock` is for deadlines; `time` returns the time of day in seconds since the
+    epoch; `random(n)` returns n random bytes.
     """
 
     registry: Registry
     configuration: Configuration
     uploads: Path
     random: Callable[[int], bytes]
-    access: Authentication
+    authentication: Authentication
     clock: IReactorTime
     threads: WorkerThreads
     operations: Operations = attrs.field(factory=Operations)
-    traffic: RequestLog = attrs.field(factory=RequestLog)
+    request_log: RequestLog = attrs.field(factory=RequestLog)
     time: Callable[[], float] = time.time
 
     def admit(self, method: bytes, headers: Headers) -> str:
-        """Return the name of the caller whose request has these headers, and count it.
+        """Return the caller of a request with these headers, and count the request.
 
-        Raises Unauthorized, OverShare, ForeignPage.
+        Raises: Unauthorized, OverShare, ForeignPage.
         """
         self.check_origin(method, headers)
-        return self.access.admit(headers.getRawHeaders(b"Authorization", []))
+        return self.authentication.admit(headers.getRawHeaders(b"Authorization", []))
 
     def check_origin(self, method: bytes, headers: Headers) -> None:
-        """Raise ForeignPage for a page that may not ask for this where callers have no tokens."""
+        """Raise ForeignPage if a page of another origin may not make this request.
+
+        Only daemons without tokens check it (`exposure`).
+        """
         callers = self.configuration.callers
-        if self.access.open and not callers.open:
-            origin, host = header(headers, "Origin"), header(headers, "Host")
+        if self.authentication.is_open and not callers.open:
+            origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
             check_change(method, origin, host, callers.origins)
 
     def check_websocket(self, headers: Headers) -> None:
-        """Raise ForeignPage for a page that may not read answers: browsers let all ask for this.
+        """Raise ForeignPage for a WebSocket of a page that may not read responses.
 
-        For other answers they heed CORS, and here the server has to.
+        Browsers enforce CORS for other requests, but not for WebSockets (RFC 6455, section 10.2).
         """
         origins = self.configuration.callers.origins
         if "*" not in origins:
-            origin, host = header(headers, "Origin"), header(headers, "Host")
-            check_reading(origin, host, origins)
+            origin, host = get_header(headers, "Origin"), get_header(headers, "Host")
+            check_read(origin, host, origins)
 
     def check_listing(self, headers: Headers) -> None:
-        """Raise Unauthorized or ForeignPage for those who may not see all identifiers there are.
+        """Raise Unauthorized or ForeignPage if the client may not list evaluations.
 
-        Without tokens nobody has any of his own. Then they are for programs of this machine,
-        and for no page but ours. (A page that is asked for its own origin sends no `Origin`.)
+        Without tokens, evaluations have no owner. Then only programs of this machine and the
+        daemon's own page may list them. A request of a page to its own origin may have no `Origin`,
+        so the `Host` is checked then.
         """
         callers = self.configuration.callers
-        if not self.access.open:
+        if not self.authentication.is_open:
             return
         if callers.open:
             raise Unauthorized("only callers with tokens have a list of their evaluations")
-        host = header(headers, "Host")
-        origin = header(headers, "Origin") or f"http://{host}".lower()
-        check_reading(origin, host, callers.origins)
+        host = get_header(headers, "Host")
+        origin = get_header(headers, "Origin") or f"http://{host}".lower()
+        check_read(origin, host, callers.origins)

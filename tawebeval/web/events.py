@@ -1,4 +1,4 @@
-"""Which of the offered media types a client is given (RFC 9110, section 12.5.1)."""
+"""GET /evaluation/{id}/events: negotiation, polls, and the choice of stream."""
 
 from __future__ import annotations
 
@@ -15,19 +15,126 @@ from tawebeval.core.pages import EventPage
 from tawebeval.errors import HTTPVersionNotSupported, MalformedRequest, NotAcceptable
 from tawebeval.evaluations.registry import Registry
 from tawebeval.web.context import WebContext
-from tawebeval.web.responses import argument, number, preferred_wait, send
+from tawebeval.web.responses import get_argument, get_number, get_preferred_wait, send
 from tawebeval.web.server.headers import set_headers
 from tawebeval.web.server.request import ApiRequest
 from tawebeval.web.streams import send_stream
-from tawebeval.web.websockets import send_messages, take_handshake, wants_websocket
+from tawebeval.web.websockets import is_websocket_request, prepare_handshake, send_messages
+
+PAGE = "application/json"
+STREAMS = {
+    "text/event-stream": EVENT_STREAM,
+    "application/jsonl": JSON_LINES,
+    "application/x-ndjson": JSON_LINES,
+}
+OFFERED = (PAGE, *STREAMS)
+
+# Media types whose end a client recognises without the end of the connection.
+_COMPLETE = ", ".join(kind for kind in OFFERED if kind == PAGE or STREAMS[kind].end)
+_POLL_AGAIN = b"1"  # seconds; Retry-After of an empty page if the client does not wait
+
+
+async def send_events(context: WebContext, request: ApiRequest, identifier: str) -> bytes:
+    """Answer GET /evaluation/{id}/events by a page, a stream or a WebSocket."""
+    request.responseHeaders.addRawHeader(b"Vary", b"Accept")
+    # A malformed parameter is refused even if this kind of response does not use it.
+    skip, _, _ = get_number(request, "skip") or 0, get_number(request, "wait"), _page_limit(request)
+    if is_websocket_request(request):
+        context.check_websocket(request.requestHeaders)
+        prepare_handshake(request)
+        subscription = context.registry.subscribe(
+            identifier, get_argument(request, "after"), request.caller, skip
+        )
+        heartbeat = context.configuration.streams.heartbeat
+        request.is_waiting = True
+        await send_messages(request, subscription, context.clock, heartbeat)
+        return b""
+    media_type = negotiate(request.requestHeaders, OFFERED)
+    if media_type == PAGE:
+        poll, page = await read_page(context, request, identifier)
+        set_headers(request, poll.make_link(page, context.configuration.http.base_path))
+        return send(request, page.encode())
+    await _send_stream(context, request, identifier, media_type, skip)
+    return b""
+
+
+async def read_page(
+    context: WebContext, request: ApiRequest, identifier: str, default_wait: int = 0
+) -> tuple[Poll, EventPage]:
+    """Return the poll of a request and its page; set the headers that say when to poll again.
+
+    `default_wait` is the wait in seconds if the client names none.
+    """
+    after, preferred_wait = get_argument(request, "after"), get_preferred_wait(request)
+    max_wait = context.configuration.polls.wait
+    limit = _page_limit(request)
+    poll = Poll.create(
+        request.caller, identifier, after, preferred_wait, max_wait, default_wait, limit
+    )
+    if request.method == b"HEAD":  # acknowledges nothing
+        page = context.registry.peek_page(identifier, after, request.caller, limit)
+    else:
+        now = poll.read_page(context.registry)
+        request.is_waiting = now is None
+        page = now or await poll.wait_for_page(context.registry)
+    set_headers(request, poll.make_headers(page))
+    return poll, page
+
+
+def _page_limit(request: ApiRequest) -> int | None:
+    """Return `?limit=N`, the maximum of bytes of events on a page. Raises: MalformedRequest."""
+    limit = get_number(request, "limit")
+    if limit == 0:
+        raise MalformedRequest("limit: is 0; the least is 1 byte, with which a page has one event")
+    return limit
+
+
+async def _send_stream(
+    context: WebContext, request: ApiRequest, identifier: str, media_type: str, skip: int
+) -> None:
+    framing, after = STREAMS[media_type], get_argument(request, "after")
+    if not framing.end and request.clientproto == b"HTTP/1.0":
+        # There the end of the connection ends the response, complete or not.
+        raise HTTPVersionNotSupported(
+            f"{media_type}: over HTTP/1.0 the end of this stream would look like a broken"
+            f" connection; use HTTP/1.1, or ask for {_COMPLETE}"
+        )
+    if media_type == "text/event-stream":
+        # A browser that reconnects repeats the URL with its first cursor.
+        last = _get_last_event_id(request)
+        if last:
+            after, skip = last, 0
+    subscription = None
+    if request.method == b"HEAD":
+        ended = not context.registry.can_subscribe(identifier, after, request.caller, skip)
+    else:
+        subscription = context.registry.subscribe(identifier, after, request.caller, skip)
+        ended = subscription is None
+    if ended and media_type == "text/event-stream":
+        request.setResponseCode(NO_CONTENT)  # an EventSource does not reconnect after it
+        return
+    request.setHeader(b"Content-Type", media_type.encode())
+    request.setHeader(b"Cache-Control", b"no-store")
+    request.setHeader(b"X-Accel-Buffering", b"no")  # or nginx would buffer them
+    if subscription is not None:
+        request.is_waiting = True
+        heartbeat = context.configuration.streams.heartbeat
+        await send_stream(request, subscription, framing, context.clock, heartbeat)
+
+
+def _get_last_event_id(request: ApiRequest) -> str | None:
+    values = request.requestHeaders.getRawHeaders(b"Last-Event-ID", [])
+    if len(values) > 1:
+        raise MalformedRequest("Last-Event-ID: stands in the request more than once")
+    return values[0].decode("utf-8", "replace") if values else None
 
 
 def negotiate(headers: Headers, offered: Sequence[str]) -> str:
-    """Return the media type that the client likes best; the first one if it does not care.
+    """Return the media type of `offered` that the client prefers (RFC 9110, section 12.5.1).
 
-    For each type the most specific range that matches it counts. Of types that are liked
-    equally the one that is named wins over those that are only included, then the earlier.
-    Parameters other than `q` make no difference. Raises NotAcceptable.
+    Without a header `Accept` it is the first one. For each type the most specific matching range
+    counts; of equal types one that is named wins over one that a range includes, then the earlier.
+    Parameters other than `q` are ignored. Raises: NotAcceptable.
     """
     ranges = parse_accept_header(
         ", ".join(value.decode("latin-1") for value in headers.getRawHeaders(b"Accept", []))
@@ -44,176 +151,64 @@ def negotiate(headers: Headers, offered: Sequence[str]) -> str:
     return found
 
 
-_POLL_AGAIN = b"1"  # seconds after an empty page, for those who do not wait
-
-
 @attrs.frozen
 class Poll:
-    """A question of `caller` for the events of `identifier` that follow the cursor `after`.
+    """A request of `caller` for the events of `identifier` that follow the cursor `after`.
 
-    While there are none the answer comes up to `wait` seconds later; `asked_to` is whether it
-    was the client who has said so. `limit` is the most bytes of events that the client wants on a
-    page, None if it has not said so.
+    If there are none, the response waits up to `wait` seconds. `is_wait_requested` is whether the
+    client asked for that. `limit` is the maximum of bytes of events on the page; None = the
+    daemon's.
     """
 
     caller: str
     identifier: str
     after: str | None
     wait: int = 0
-    asked_to: bool = False
+    is_wait_requested: bool = False
     limit: int | None = None
 
     @classmethod
-    def of(
+    def create(
         cls,
         caller: str,
         identifier: str,
         after: str | None,
-        preferred: int | None,
-        most: int,
-        usual: int = 0,
+        preferred_wait: int | None,
+        max_wait: int,
+        default_wait: int = 0,
         limit: int | None = None,
     ) -> Poll:
-        """Return the poll of a client that would wait for `preferred` seconds, and may for `most`.
+        """Return the poll of a client that would wait for `preferred_wait` seconds.
 
-        None stands for `usual` ones.
+        None stands for `default_wait`. The poll waits for `max_wait` seconds at most.
         """
-        wait = min(usual if preferred is None else preferred, most)
-        return cls(caller, identifier, after, wait, bool(wait and preferred), limit)
+        wait = min(default_wait if preferred_wait is None else preferred_wait, max_wait)
+        return cls(caller, identifier, after, wait, bool(wait and preferred_wait), limit)
 
-    def page(self, registry: Registry) -> EventPage | None:
-        """Return the page; None where it is still to be waited for. Raises RequestErrors."""
+    def read_page(self, registry: Registry) -> EventPage | None:
+        """Return the page; None if the poll has to wait for it. Raises: RequestError."""
         page = registry.read_page(self.identifier, self.after, self.caller, self.limit)
         return None if self.wait and not page.has_news else page
 
-    async def later(self, registry: Registry) -> EventPage:
-        """Return the page that was to be waited for: with news, or when the time is over.
-
-        Raises RequestErrors.
-        """
+    async def wait_for_page(self, registry: Registry) -> EventPage:
+        """Return the page with new events, or when the time is over. Raises: RequestError."""
         return await registry.wait_for_page(
             self.identifier, self.after, self.wait, self.caller, self.limit
         )
 
-    def headers(self, page: EventPage) -> dict[bytes, bytes]:
-        """Return the headers that tell when to ask again."""
-        if self.asked_to:
+    def make_headers(self, page: EventPage) -> dict[bytes, bytes]:
+        """Return the headers that say when to poll again."""
+        if self.is_wait_requested:
             return {b"Preference-Applied": b"wait=%d" % self.wait}
         if self.wait or page.has_news:
             return {}
         return {b"Retry-After": _POLL_AGAIN}
 
-    def link(self, page: EventPage, base_path: str) -> dict[bytes, bytes]:
-        """Return the header that tells for what to ask then, if anything."""
+    def make_link(self, page: EventPage, base_path: str) -> dict[bytes, bytes]:
+        """Return the header `Link` with the next page's target; empty after the last page."""
         if page.end is None:
             return {}
         limit = "" if self.limit is None else f"&limit={self.limit}"
         target = f"{base_path}/evaluation/{self.identifier}/events?after={page.end}{limit}"
         link = f'<{target}>; rel="next"'
         return {b"Link": link.encode()}
-
-
-STREAMS = {
-    "text/event-stream": EVENT_STREAM,
-    "application/jsonl": JSON_LINES,
-    "application/x-ndjson": JSON_LINES,
-}
-
-PAGE = "application/json"
-OFFERED = (PAGE, *STREAMS)
-
-# What a client knows to be whole by itself, whatever ends the connection.
-_COMPLETE = ", ".join(kind for kind in OFFERED if kind == PAGE or STREAMS[kind].end)
-
-
-async def send_events(api: WebContext, request: ApiRequest, identifier: str) -> bytes:
-    """Answer `GET /evaluation/{id}/events` with what its headers ask for."""
-    request.responseHeaders.addRawHeader(b"Vary", b"Accept")
-    # What is of no use to the kind that is asked for is refused all the same where it is wrong.
-    skip, _, _ = number(request, "skip") or 0, number(request, "wait"), _page_limit(request)
-    if wants_websocket(request):
-        api.check_websocket(request.requestHeaders)
-        take_handshake(request)
-        following = api.registry.subscribe(
-            identifier, argument(request, "after"), request.caller, skip
-        )
-        heartbeat = api.configuration.streams.heartbeat
-        request.waits = True
-        await send_messages(request, following, api.clock, heartbeat)
-        return b""
-    media_type = negotiate(request.requestHeaders, OFFERED)
-    if media_type == PAGE:
-        poll, page = await read_page(api, request, identifier)
-        set_headers(request, poll.link(page, api.configuration.http.base_path))
-        return send(request, page.encode())
-    await _send_stream(api, request, identifier, media_type, skip)
-    return b""
-
-
-async def read_page(
-    api: WebContext, request: ApiRequest, identifier: str, usual_wait: int = 0
-) -> tuple[Poll, EventPage]:
-    """Return what a request asks for, and the page; set the headers that tell when to ask again.
-
-    `usual_wait` is for those who do not say how many seconds they would wait.
-    """
-    after, preferred = argument(request, "after"), preferred_wait(request)
-    most = api.configuration.polls.wait
-    limit = _page_limit(request)
-    poll = Poll.of(request.caller, identifier, after, preferred, most, usual_wait, limit)
-    if request.method == b"HEAD":  # which shows what there is, and acknowledges nothing
-        page = api.registry.peek_page(identifier, after, request.caller, limit)
-    else:
-        now = poll.page(api.registry)
-        request.waits = now is None
-        page = now or await poll.later(api.registry)
-    set_headers(request, poll.headers(page))
-    return poll, page
-
-
-def _page_limit(request: ApiRequest) -> int | None:
-    """Return the bytes of events that a page may have by `?limit=N`. Raises MalformedRequest."""
-    limit = number(request, "limit")
-    if limit == 0:
-        raise MalformedRequest("limit: is 0; the least is 1 byte, with which a page has one event")
-    return limit
-
-
-async def _send_stream(
-    api: WebContext, request: ApiRequest, identifier: str, media_type: str, skip: int
-) -> None:
-    framing, after = STREAMS[media_type], argument(request, "after")
-    if not framing.end and request.clientproto == b"HTTP/1.0":
-        # There an answer of unknown length ends with its connection, as one that is cut off does.
-        raise HTTPVersionNotSupported(
-            f"{media_type}: over HTTP/1.0 the end of this stream would look like a broken"
-            f" connection; use HTTP/1.1, or ask for {_COMPLETE}"
-        )
-    if media_type == "text/event-stream":
-        # A browser that comes back repeats the URL, in which the first cursor stands.
-        last = _last_event(request)
-        if last:
-            after, skip = last, 0
-    following = None
-    if request.method == b"HEAD":
-        ended = not api.registry.can_subscribe(identifier, after, request.caller, skip)
-    else:
-        following = api.registry.subscribe(identifier, after, request.caller, skip)
-        ended = following is None
-    if ended and media_type == "text/event-stream":
-        request.setResponseCode(NO_CONTENT)  # which tells a browser not to come back
-        return
-    request.setHeader(b"Content-Type", media_type.encode())
-    request.setHeader(b"Cache-Control", b"no-store")
-    request.setHeader(b"X-Accel-Buffering", b"no")  # nginx would keep them back
-    if following is not None:
-        request.waits = True
-        heartbeat = api.configuration.streams.heartbeat
-        await send_stream(request, following, framing, api.clock, heartbeat)
-
-
-def _last_event(request: ApiRequest) -> str | None:
-    values = request.requestHeaders.getRawHeaders(b"Last-Event-ID", [])
-    if len(values) > 1:
-        raise MalformedRequest("Last-Event-ID: stands in the request more than once")
-    return values[0].decode("utf-8", "replace") if values else None

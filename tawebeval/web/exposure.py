@@ -1,8 +1,7 @@
-"""A daemon without tokens does what anybody asks; here is who may be able to ask.
+"""Exposure of a daemon without tokens: endpoints and origins that may use it.
 
-Two ways lead to it: through the network, so that it listens on this machine only, and through
-a browser on this machine, which sends what the page of a stranger wants. Browsers say
-by `Origin` whose page it is that posts.
+Such a daemon runs the programs of anybody who reaches it. So it listens on this machine only, and
+refuses requests that a browser sends on behalf of a page of another origin (by `Origin`).
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _SAFE_METHODS = (b"GET", b"HEAD", b"OPTIONS")
 
 
 class Exposure(Enum):
-    """Who can connect to an endpoint."""
+    """The clients that can connect to an endpoint."""
 
     MACHINE = "programs of this machine"
     UNKNOWN = "whom the operator lets: the socket is opened by somebody else"
     OTHERS = "other machines, as far as can be seen"
 
 
-def exposure_of(endpoint: str) -> Exposure:
-    """Tell who can connect to one of Twisted's endpoint strings."""
+def classify_endpoint(endpoint: str) -> Exposure:
+    """Return the exposure of one of Twisted's endpoint strings."""
     kind, *arguments = _PARTS.findall(endpoint) or [""]
-    if kind == "haproxy":  # what follows is an endpoint of its own
-        return exposure_of(endpoint.partition(":")[2])
+    if kind == "haproxy":  # a prefix of another endpoint
+        return classify_endpoint(endpoint.partition(":")[2])
     if kind == "unix":
         return Exposure.MACHINE
     if kind in ("systemd", "fd"):
@@ -48,13 +47,13 @@ def exposure_of(endpoint: str) -> Exposure:
 
 
 def check_endpoints(endpoints: Iterable[str]) -> list[str]:
-    """Return the endpoints of which it is the operator's affair who reaches them.
+    """Return the endpoints whose exposure only the operator knows.
 
-    Raises ConfigurationError where other machines may reach a daemon without tokens.
+    Raises: ConfigurationError, if other machines may reach a daemon without tokens.
     """
     unknown = []
     for endpoint in endpoints:
-        found = exposure_of(endpoint)
+        found = classify_endpoint(endpoint)
         if found is Exposure.OTHERS:
             raise ConfigurationError(
                 f"listen: {endpoint!r} may be reached from other machines, and there are no "
@@ -71,30 +70,30 @@ def check_endpoints(endpoints: Iterable[str]) -> list[str]:
 def check_change(
     method: bytes, origin: str | None, host: str | None, origins: Collection[str]
 ) -> None:
-    """Raise ForeignPage for a method that changes something, from a page that is not ours."""
-    if method not in _SAFE_METHODS and not is_ours(origin, host, origins):
+    """Raise ForeignPage for an unsafe method from a page that is not trusted."""
+    if method not in _SAFE_METHODS and not is_trusted_page(origin, host, origins):
         raise ForeignPage(
             "pages of another origin may change nothing where callers have no tokens; "
             "the operator can name the origin in [callers] origins"
         )
 
 
-def check_reading(origin: str | None, host: str | None, origins: Collection[str]) -> None:
-    """Raise ForeignPage for a page that is not ours, and wants to read what not all may."""
-    if not is_ours(origin, host, origins):
+def check_read(origin: str | None, host: str | None, origins: Collection[str]) -> None:
+    """Raise ForeignPage for a page that is not trusted and may not read this response."""
+    if not is_trusted_page(origin, host, origins):
         raise ForeignPage(
             "pages of another origin may not read this; "
             "the operator can name the origin in [callers] origins"
         )
 
 
-def is_ours(origin: str | None, host: str | None, origins: Collection[str]) -> bool:
-    """Tell whether it is no stranger's page that asks; `origin` and `host` are those headers.
+def is_trusted_page(origin: str | None, host: str | None, origins: Collection[str]) -> bool:
+    """Tell whether a request is of no browser page, or of a trusted page.
 
-    Ours are pages that this daemon's own address has served, and those of the `origins` that
-    are named; `*` names nobody. Without `Origin` it is no page of a browser that asks. The
-    address must be one that only this machine can have: another name may be a stranger's, who
-    lets it lead to this machine.
+    `origin` and `host` are the headers `Origin` and `Host`. Trusted are pages of this daemon's own
+    address, and of `origins` (`*` names none). A request without `Origin` is of no page. The
+    address must be a loopback address or localhost: another name may be an attacker's that resolves
+    to this machine (DNS rebinding).
     """
     if origin is None or origin in origins:
         return True

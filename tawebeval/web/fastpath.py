@@ -1,15 +1,15 @@
-"""A shortcut for plain polls: they are answered without a request of Twisted's being made.
+"""The fast path: plain polls answered from bytes, without a request object of Twisted.
 
-Most of what the daemon is asked is for a page, by a client that repeats the same few headers,
-and most of what that costs would be taking the request apart and calling each of the layers
-above. So a request that has come in one piece, and in which nothing is out of the ordinary,
-is recognised by its bytes. Everything else takes the usual road: other requests, those that
-come in pieces or have others behind them, those with a body or a header that is not plain,
-and those to be refused before it is known what they ask for.
+Most requests are polls by clients that repeat the same few headers, and most of their cost would be
+parsing and Klein's layers. A request that arrives in one piece and has nothing unusual is
+recognised by regular expressions. The general path takes all others: requests in pieces or
+pipelined, with a body or an unusual header, or that must be refused before their target is known.
 
-What the answer says is not made here: headers are read by the functions of the usual road,
-once for each connection, since clients repeat them; a `Poll` makes the page; `problems` has
-the errors. `tests/web/test_fastpath.py` holds the bytes of both roads against each other.
+The content of a response is not made here. The functions of the general path read the headers, once
+for each connection and block of headers; `Poll` makes the page, `problems` the errors.
+`tests/web/test_fastpath.py` compares the bytes of both paths.
+
+`routes.make_site` injects `PollFastPath`. The connection knows only `server.interface.FastPath`.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from twisted.web.http_headers import Headers
 from tawebeval.core.identifiers import IDENTIFIER
 from tawebeval.core.pages import EventPage
 from tawebeval.errors import RequestError
-from tawebeval.web.access_log import EVENTS
+from tawebeval.web.access_log import EVENTS_ROUTE
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import OFFERED, PAGE, Poll, negotiate
-from tawebeval.web.responses import NO_STORE, NUMBER, preference_of
+from tawebeval.web.responses import NO_STORE, NUMBER, parse_prefer_wait
 from tawebeval.web.server import problems
 from tawebeval.web.server.channel import ApiChannel
 from tawebeval.web.server.headers import (
     JSON,
-    date_line,
-    framing_headers,
-    general_headers,
-    lines,
-    status_line,
+    encode_date,
+    encode_headers,
+    encode_status_line,
+    make_framing_headers,
+    make_general_headers,
 )
 from tawebeval.web.server.interface import GONE
 from tawebeval.web.server.limits import RemoteAddress
 
-_LONGEST = 4096  # bytes of a request; longer ones are not plain
+_MAX_LENGTH = 4096  # bytes of a request; longer ones are not plain
 
 _TARGET = (
     rb"/evaluation/(%b)/events"
@@ -57,18 +57,18 @@ _BLOCK = re.compile(rb"(?:%b)*\r\n" % _HEADER)
 _HEADERS = re.compile(_HEADER)
 _HOST = re.compile(rb"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})*(?::[0-9]{1,5})?")
 
-# Where these begin, other things are to be judged than what a page needs.
+# Requests with one of these need the checks of the general path.
 _NOT_PLAIN = (b"Content-Length", b"Transfer-Encoding", b"Expect", b"Upgrade")
 
 log = Logger()
 
 
 @attrs.frozen
-class Fields:
-    """What the headers of a plain poll come to.
+class PollHeaders:
+    """The result of reading a plain poll's headers.
 
-    `client` is who asks, `authorization` what such headers say, `wait` the seconds that `Prefer`
-    asks for. The answer has the lines `before` its date, and those `behind` it.
+    `wait` is that of `Prefer`, in seconds. `before` and `behind` are the response's header lines
+    before and behind `Date`.
     """
 
     client: RemoteAddress
@@ -79,24 +79,32 @@ class Fields:
 
 
 class PollFastPath:
-    """The shortcut on one connection."""
+    """The fast path of one connection."""
 
-    __slots__ = ("_api", "_block", "_channel", "_configuration", "_fields", "_line", "_longest")
+    __slots__ = (
+        "_block",
+        "_channel",
+        "_configuration",
+        "_context",
+        "_headers",
+        "_line",
+        "_longest",
+    )
 
-    def __init__(self, api: WebContext, channel: ApiChannel) -> None:
-        limits = api.configuration.http
+    def __init__(self, context: WebContext, channel: ApiChannel) -> None:
+        limits = context.configuration.http
         self._channel = channel
-        self._api = api
-        self._line = _line_below(limits.base_path)
-        self._longest = min(_LONGEST, limits.line, limits.header_bytes)
-        self._configuration = api.configuration  # by which the fields were made
+        self._context = context
+        self._line = _first_line_pattern(limits.base_path)
+        self._longest = min(_MAX_LENGTH, limits.line, limits.header_bytes)
+        self._configuration = context.configuration  # with which `_headers` were read
         self._block = b""  # the headers that came last, with the empty line
-        self._fields: Fields | None = None  # what these come to, None if they are not plain
+        self._headers: PollHeaders | None = None  # of `_block`; None if they are not plain
 
-    def take(self, data: bytes) -> bool:
-        """Answer what has come, and return True, if it is one plain poll and nothing else.
+    def try_answer(self, data: bytes) -> bool:
+        """Answer `data` and return True if it is one plain poll; else do nothing.
 
-        Otherwise nothing has been done. No request may have begun before.
+        The connection must be between two requests.
         """
         if len(data) > self._longest:
             return False
@@ -104,83 +112,93 @@ class PollFastPath:
         found = self._line.fullmatch(line)
         if found is None:
             return False
-        if block != self._block or self._api.configuration is not self._configuration:
-            self._block, self._configuration = block, self._api.configuration
-            self._fields = read_fields(block, self._channel, self._api)
-        fields = self._fields
-        if fields is None:
+        if block != self._block or self._context.configuration is not self._configuration:
+            self._block, self._configuration = block, self._context.configuration
+            self._headers = _read_headers(block, self._channel, self._context)
+        headers = self._headers
+        if headers is None:
             return False
-        connections, group = self._channel.site.connections, fields.client.group
-        if group and not connections.begin(group):
+        connections, group = self._channel.site.connection_limits, headers.client.group
+        if group and not connections.add_request(group):
             return False
         try:
-            caller = self._api.access.admit(fields.authorization)
+            caller = self._context.authentication.admit(headers.authorization)
         except RequestError:
-            connections.end(group)
-            return False  # it has not been counted, and is refused on the usual road
+            connections.remove_request(group)
+            return False  # not counted yet: the general path refuses it
         identifier, after, wait, limit = found.groups()
-        poll = Poll.of(
+        poll = Poll.create(
             caller,
             identifier.decode(),
             None if after is None else after.decode(),
-            fields.wait if wait is None else int(wait),
-            self._api.configuration.polls.wait,
+            headers.wait if wait is None else int(wait),
+            self._context.configuration.polls.wait,
             limit=None if limit is None else int(limit),
         )
-        PlainRequest(self._channel, self._api, fields, poll).begin()
+        PlainPoll(self._channel, self._context, headers, poll).begin()
         return True
 
 
-class PlainRequest:
-    """A plain poll while it is answered, in the place that a request has on its channel."""
+class PlainPoll:
+    """A plain poll while it is answered; takes the place of a request on its channel."""
 
-    __slots__ = ("_api", "_begun", "_channel", "_fields", "_poll", "_waiting", "startedWriting")
+    __slots__ = (
+        "_channel",
+        "_context",
+        "_headers",
+        "_poll",
+        "_started_at",
+        "_waiting",
+        "startedWriting",
+    )
 
-    def __init__(self, channel: ApiChannel, api: WebContext, fields: Fields, poll: Poll) -> None:
+    def __init__(
+        self, channel: ApiChannel, context: WebContext, headers: PollHeaders, poll: Poll
+    ) -> None:
         self.startedWriting = False
-        self._api = api
+        self._context = context
         self._channel = channel
-        self._fields = fields
+        self._headers = headers
         self._poll = poll
         self._waiting: Deferred[EventPage] | None = None
 
     def begin(self) -> None:
-        """Answer, now or when there is something to say."""
-        self._begun = self._api.clock.seconds()
-        self._channel.whole_request_received(self)
+        """Send the page now, or once it has events."""
+        self._started_at = self._context.clock.seconds()
+        self._channel.start_answer(self)
         try:
-            page = self._poll.page(self._api.registry)
+            page = self._poll.read_page(self._context.registry)
         except Exception:  # noqa: BLE001  (silence is no answer)
             self._refuse(Failure())
             return
         if page is not None:
             self._send(page)
         else:
-            self._waiting = Deferred.fromCoroutine(self._poll.later(self._api.registry))
+            self._waiting = Deferred.fromCoroutine(self._poll.wait_for_page(self._context.registry))
             self._waiting.addCallbacks(self._send, self._refuse)
 
     def connectionLost(self, reason: Failure) -> None:
-        """Wait no longer: the client has gone."""
+        """Stop waiting: the client has disconnected."""
         if self._waiting is not None:
             self._waiting.cancel()
         if not self.startedWriting:
             self._end()
-            self._note(GONE, 0)
+            self._record(GONE, 0)
 
     def _took(self) -> float:
-        """Return the seconds since there was something to answer."""
-        return self._api.clock.seconds() - self._begun
+        """Return the seconds since the poll arrived."""
+        return self._context.clock.seconds() - self._started_at
 
     def _send(self, page: EventPage) -> None:
         headers = {
-            **self._poll.headers(page),
-            **self._poll.link(page, self._channel.site.mount.path),
+            **self._poll.make_headers(page),
+            **self._poll.make_link(page, self._channel.site.base_path.path),
         }
         body = page.encode()
         self._write(HTTPStatus.OK, headers, body)
-        traffic = self._api.traffic
-        traffic.plain_page(self._took() if self._waiting is None else None)
-        if traffic.logged:
+        request_log = self._context.request_log
+        request_log.record_plain_page(self._took() if self._waiting is None else None)
+        if request_log.is_enabled:
             self._log(HTTPStatus.OK, len(body))
 
     def _refuse(self, failure: Failure) -> None:
@@ -188,9 +206,9 @@ class PlainRequest:
             return
         if not failure.check(RequestError):
             log.failure("a request failed", failure)
-        problem = problems.find_problem(failure.value)
+        problem = problems.make_problem(failure.value)
         self._write(problem.status, problem.headers, problem.body, problems.CONTENT_TYPE)
-        self._note(problem.status, len(problem.body))
+        self._record(problem.status, len(problem.body))
 
     def _write(
         self,
@@ -201,17 +219,17 @@ class PlainRequest:
     ) -> None:
         self.startedWriting = True
         headers = {**headers, **NO_STORE}
-        if self._channel.note_last_answer():
+        if self._channel.close_after_last_answer():
             headers = {**headers, b"Connection": b"close"}
         self._channel.write(
             b"".join(
                 (
-                    status_line(status),
-                    lines(framing_headers(body, content_type)),
-                    self._fields.before,
-                    date_line(int(self._api.time())),
-                    self._fields.behind,
-                    lines(headers),
+                    encode_status_line(status),
+                    encode_headers(make_framing_headers(body, content_type)),
+                    self._headers.before,
+                    encode_date(int(self._context.time())),
+                    self._headers.behind,
+                    encode_headers(headers),
                     b"\r\n",
                     body,
                 )
@@ -221,20 +239,22 @@ class PlainRequest:
         self._channel.requestDone(self)
 
     def _end(self) -> None:
-        if self._fields.client.group:
-            self._channel.site.connections.end(self._fields.client.group)
+        if self._headers.client.group:
+            self._channel.site.connection_limits.remove_request(self._headers.client.group)
 
-    def _note(self, status: int, size: int) -> None:
-        """Count an answer without a page, and log it where that is wanted."""
-        traffic = self._api.traffic
-        traffic.answered("GET", EVENTS, status, self._took() if self._waiting is None else None)
-        if traffic.logged:
+    def _record(self, status: int, size: int) -> None:
+        """Count a response without a page, and log it if the access log is enabled."""
+        request_log = self._context.request_log
+        request_log.record_answer(
+            "GET", EVENTS_ROUTE, status, self._took() if self._waiting is None else None
+        )
+        if request_log.is_enabled:
             self._log(status, size)
 
     def _log(self, status: int, size: int) -> None:
         path = f"/evaluation/{self._poll.identifier}/events"
-        self._api.traffic.write_line(
-            self._fields.client.address,
+        self._context.request_log.write_line(
+            self._headers.client.address,
             self._poll.caller,
             "GET",
             path,
@@ -245,54 +265,54 @@ class PlainRequest:
 
 
 @cache
-def _line_below(base_path: str) -> re.Pattern[bytes]:
-    """Return what the first line of a plain poll is, where the API is below that path."""
+def _first_line_pattern(base_path: str) -> re.Pattern[bytes]:
+    """Return the pattern of a plain poll's first line, with an optional base path."""
     return re.compile(rb"GET (?:%b)?%b HTTP/1\.1" % (re.escape(base_path.encode()), _TARGET))
 
 
-def read_fields(block: bytes, channel: ApiChannel, api: WebContext) -> Fields | None:
-    """Return what headers on `channel` come to, with the empty line behind them.
+def _read_headers(block: bytes, channel: ApiChannel, context: WebContext) -> PollHeaders | None:
+    """Return the result of a block of headers that ends with an empty line.
 
-    None if they are not plain.
+    None if the headers are not plain.
     """
-    if not _BLOCK.fullmatch(block) or block.count(b"\r\n") > api.configuration.http.headers:
+    if not _BLOCK.fullmatch(block) or block.count(b"\r\n") > context.configuration.http.headers:
         return None
     headers = Headers()
     for name, value in _HEADERS.findall(block):
         headers.addRawHeader(name, value.strip(b" \t"))
-    if any(map(headers.hasHeader, _NOT_PLAIN)) or not _keeps_alive(headers):
+    if any(map(headers.hasHeader, _NOT_PLAIN)) or not _keeps_connection(headers):
         return None
     hosts = headers.getRawHeaders(b"Host", [])
     if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
         return None
     try:
-        client = channel.site.clients.asking(channel.peer, headers)
-        api.check_origin(b"GET", headers)
+        client = channel.site.address_resolver.resolve(channel.peer, headers)
+        context.check_origin(b"GET", headers)
         if negotiate(headers, OFFERED) != PAGE:
             return None
     except RequestError:
         return None
-    origins = api.configuration.callers.origins
+    origins = context.configuration.callers.origins
     answer = Headers()
-    general = general_headers(origins, headers.getRawHeaders(b"Origin", []))
+    general = make_general_headers(origins, headers.getRawHeaders(b"Origin", []))
     for name, value in {**general, b"Date": b""}.items():
         answer.setRawHeaders(name, [value])
     answer.addRawHeader(b"Vary", b"Accept")
-    return Fields(
+    return PollHeaders(
         client,
         headers.getRawHeaders(b"Authorization", []),
-        preference_of(headers),
-        *_around_date(answer),
+        parse_prefer_wait(headers),
+        *_split_at_date(answer),
     )
 
 
-def _keeps_alive(headers: Headers) -> bool:
+def _keeps_connection(headers: Headers) -> bool:
     said = headers.getRawHeaders(b"Connection", [])
     return all(value.lower() == b"keep-alive" for value in said)
 
 
-def _around_date(headers: Headers) -> tuple[bytes, bytes]:
-    """Return the lines of headers before and behind `Date`."""
+def _split_at_date(headers: Headers) -> tuple[bytes, bytes]:
+    """Return the header lines before and behind `Date`."""
     pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
     encoded = [b"%s: %s\r\n" % pair for pair in pairs]
     at = [name for name, _ in pairs].index(b"Date")

@@ -1,8 +1,8 @@
-"""What TuringArena's clients of 2018 want, which know nothing newer (contract, section 7).
+"""The path and the response members of TuringArena's clients of 2018 (contract, section 7).
 
-They ask for pages at another place, and give up after about 30 seconds of empty ones, which
-they ask for faster at first and then every three seconds. So there a request for events waits
-although it does not say so.
+These clients poll /evaluation_events and give up after about 30 seconds of empty pages. They poll
+fast at first, then every three seconds. So a poll there waits although the client does not ask for
+that.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from twisted.web.iweb import IRequest
 from tawebeval.errors import InvalidField
 from tawebeval.web.context import WebContext
 from tawebeval.web.events import read_page
-from tawebeval.web.responses import argument, received, send
+from tawebeval.web.responses import cast_request, get_argument, send
 
 
-def answer_to_form(identifier: str) -> dict[str, str]:
-    """Return the answer to a form, in which older clients look for `id`."""
+def make_evaluate_response(identifier: str) -> dict[str, str]:
+    """Return the response of POST /evaluate; older clients read `id`."""
     return {"evaluation_id": identifier, "id": identifier}
 
 
-def add_routes(app: Klein, api: WebContext) -> None:
-    """Add the older place of pages to the application."""
+def add_routes(app: Klein, context: WebContext) -> None:
+    """Add the route /evaluation_events to `app`."""
 
     @app.route("/evaluation_events", methods=["GET"])
     async def older_events(request: IRequest) -> bytes:
-        """Return a page of events, waiting for some unless the client says for how long."""
-        identifier = argument(request, "evaluation")
+        """Return a page of events; wait `polls.older` seconds if the client names none."""
+        identifier = get_argument(request, "evaluation")
         if not identifier:
             raise InvalidField("evaluation", "is missing")
-        wait = api.configuration.polls.older
-        _, page = await read_page(api, received(request), identifier, wait)
+        wait = context.configuration.polls.older
+        _, page = await read_page(context, cast_request(request), identifier, wait)
         return send(request, page.encode())

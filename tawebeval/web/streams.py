@@ -1,8 +1,7 @@
-"""Streams: the events of one evaluation on one connection, as fast as it takes them.
+"""Streams of events in one response: SSE and JSON Lines.
 
-A stream has a piece of bounded size on its way, and asks for the next one when the
-connection has taken that. Each gets its turn of the reactor for a piece, so that many
-streams go forward together.
+A stream has one piece of bounded size on its way, and reads the next one when the transport has
+taken it. Each piece waits for another turn of the reactor, so many streams progress together.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import CancelledError, Deferred
-from twisted.internet.defer import TimeoutError as NothingHappened
+from twisted.internet.defer import TimeoutError as DeferredTimeout
 from twisted.internet.interfaces import IPushProducer, IReactorTime, ISystemHandle
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
@@ -23,13 +22,13 @@ from zope.interface import implementer
 from tawebeval.core.framing import Framing
 from tawebeval.deferreds import Condition
 from tawebeval.evaluations.records import Connection, Subscription, UnprobedConnection
-from tawebeval.web.server.transport import SocketProgress, below_tls
+from tawebeval.web.server.transport import SocketProgress, unwrap_tls
 
 PIECE = 64 * 1024
-"""Bytes of JSON Lines that are framed and written at once, save that one event always is."""
+"""Bytes of JSON Lines framed and written at once; a single larger event is written whole."""
 
-_LOOK = 0.25  # seconds between two looks at what a client has read that holds its evaluator
-_SEND_BUFFER = 64 * 1024  # bytes, of which Linux makes twice as many; half would stall loopback
+_PROBE_INTERVAL = 0.25  # seconds between checks of a slow client, which holds back its evaluator
+_SEND_BUFFER = 64 * 1024  # bytes; Linux doubles them, and half would stall loopback
 
 log = Logger()
 
@@ -37,86 +36,89 @@ log = Logger()
 @implementer(IPushProducer)
 @attrs.define(eq=False)
 class Flow:
-    """Tells when a connection takes more, which after its end it never does."""
+    """The producer of a stream, which waits until the transport takes more."""
 
     clock: IReactorTime
-    _paused: bool = False
-    _stopped: bool = False
+    _is_paused: bool = False
+    _is_stopped: bool = False
     _resumed: Condition[None] = attrs.field(factory=Condition)
 
     def pauseProducing(self) -> None:
-        """Wait: the connection has enough."""
-        self._paused = True
+        """Pause: the transport's buffer is full."""
+        self._is_paused = True
 
     def resumeProducing(self) -> None:
-        """Go on: the connection has taken what it was given."""
-        self._paused = self._stopped
+        """Resume: the transport's buffer is empty."""
+        self._is_paused = self._is_stopped
         self._resumed.notify(None)
 
     def stopProducing(self) -> None:
-        """Wait for ever: the connection is about to end, and that is told in another way."""
-        self._paused = self._stopped = True
+        """Pause for good: the connection is about to end."""
+        self._is_paused = self._is_stopped = True
 
-    async def ready(self) -> None:
-        """Return in another turn of the reactor, when the connection takes more."""
+    async def wait_until_ready(self) -> None:
+        """Return in another turn of the reactor, once the transport takes more."""
         await deferLater(self.clock, 0)
-        while self._paused:
+        while self._is_paused:
             await self._resumed.wait()
 
 
-async def stream(
-    following: Subscription,
+async def write_events(
+    subscription: Subscription,
     flow: Flow,
     framing: Framing,
     write: Callable[[bytes], object],
-    beat: Callable[[], object],
+    send_heartbeat: Callable[[], object],
     heartbeat: float,
 ) -> None:
-    """Write all events, from where `following` stands to the end of the evaluation.
+    """Write the events of `subscription`, from its position to the end of the evaluation.
 
-    Whenever there was none for `heartbeat` seconds, `beat()` is called to show that the
-    connection is alive.
+    `send_heartbeat()` is called after each `heartbeat` seconds without an event.
     """
-    with following:
+    with subscription:
         write(framing.begin)
-        while not following.has_ended:
-            batch = following.read(PIECE)
+        while not subscription.has_ended:
+            batch = subscription.read(PIECE)
             if batch.count:
-                write(framing.events(following.position - batch.count, batch))
-            elif following.probe_client():
-                await _happens(following.wait_for_events().addTimeout(_LOOK, flow.clock))
-            elif not await _happens(following.wait_for_events().addTimeout(heartbeat, flow.clock)):
-                await flow.ready()
-                beat()
-            # Also when something has just been printed: more may come in the same turn.
-            await flow.ready()
-            following.note_written()
+                write(framing.events(subscription.position - batch.count, batch))
+            elif subscription.probe_client():
+                await _await_change(
+                    subscription.wait_for_events().addTimeout(_PROBE_INTERVAL, flow.clock)
+                )
+            elif not await _await_change(
+                subscription.wait_for_events().addTimeout(heartbeat, flow.clock)
+            ):
+                await flow.wait_until_ready()
+                send_heartbeat()
+            # Also right after a write: more output may arrive in the same turn.
+            await flow.wait_until_ready()
+            subscription.note_written()
         write(framing.end)
 
 
-async def _happens(change: Deferred[None]) -> bool:
+async def _await_change(change: Deferred[None]) -> bool:
     try:
         await change
-    except NothingHappened:
+    except DeferredTimeout:
         return False
     return True
 
 
 async def send_stream(
     request: Request,
-    following: Subscription,
+    subscription: Subscription,
     framing: Framing,
     clock: IReactorTime,
     heartbeat: float,
 ) -> None:
-    """Answer with the events, framed so; the answer ends with the evaluation."""
+    """Answer with the events in this framing; the response ends with the evaluation."""
     channel = request.channel
-    following.connection = connection_of(channel.transport)
+    subscription.connection = prepare_connection(channel.transport)
     flow = Flow(clock)
     request.registerProducer(flow, True)
     try:
-        await stream(
-            following,
+        await write_events(
+            subscription,
             flow,
             framing,
             request.write,
@@ -125,19 +127,19 @@ async def send_stream(
         )
     except CancelledError:  # the client has gone
         raise
-    except Exception:  # noqa: BLE001  (what was begun can only be broken off)
+    except Exception:  # noqa: BLE001  (a begun response can only be aborted)
         log.failure("a stream failed")
         channel.forceAbortClient()
         await Deferred()
     request.unregisterProducer()
 
 
-def connection_of(transport: Any) -> Connection:
-    """Return what shows how far the client of a stream reads on this transport.
+def prepare_connection(transport: Any) -> Connection:
+    """Return the connection's progress for a subscription; limit its send buffer.
 
-    The kernel is to keep little of what is sent: it is lost when the connection breaks.
+    Bytes in the kernel's send buffer are lost if the connection breaks.
     """
-    transport = below_tls(transport)
+    transport = unwrap_tls(transport)
     handle = transport.getHandle() if ISystemHandle.providedBy(transport) else None
     if not isinstance(handle, socket):
         return UnprobedConnection()

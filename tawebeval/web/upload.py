@@ -1,7 +1,7 @@
-"""The body of `POST /evaluate`, taken apart while it arrives and spooled to disk.
+"""The form of POST /evaluate, parsed while it arrives and written to disk.
 
-twisted.web would hold the whole form in memory, twice, and lose the names of files. Here
-only text fields are in memory, each below its limit, and as much of files as `uploads` gathers.
+twisted.web would hold the whole form in memory, twice, and drop file names. `FormReceiver` holds
+only text fields, each within its limit, and the chunks that `UploadWriter` collects.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from tawebeval.errors import (
 from tawebeval.evaluations.records import Upload
 from tawebeval.evaluations.uploads import UploadSource, UploadWriter
 from tawebeval.web.context import WebContext
-from tawebeval.web.responses import header
-from tawebeval.web.server.problems import not_stored
+from tawebeval.web.responses import get_header
+from tawebeval.web.server.problems import report_storage_error
 
 _BOUNDARY = 70  # characters at most (RFC 2046, section 5.1.1)
 _MAX_KEY = 255  # characters of an Idempotency-Key
@@ -47,11 +47,10 @@ _NOT_UTF8 = "the headers of a part have to be UTF-8, with the names in them"
 
 
 class FormReceiver:
-    """Takes one form and has its files written by `files`, in a subdirectory `submission`.
+    """Parses one form; `files` writes its files below the subdirectory `submission`.
 
-    `key` is the request's `Idempotency-Key`. `received` is how many bytes have come; the spool
-    counts them until who removes the directory gives them back. All methods raise
-    RequestErrors.
+    `key` is the header `Idempotency-Key`. `received` is the number of bytes received; `spool`
+    counts them until the directory is removed. All methods raise RequestError.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class FormReceiver:
         configuration: Configuration,
         spool: Spool,
     ) -> None:
-        """Look at the headers; nothing is made on disk before the first byte arrives."""
+        """Check the headers. The first byte of the body creates the directory."""
         self._files = files
         self._key = key
         self._protocols = configuration.repositories.protocols
@@ -73,10 +72,10 @@ class FormReceiver:
         self._fields: dict[str, bytes] = {}  # in UTF-8
         self._submission: list[SubmissionFile] = []
         self._digests: dict[str, bytes] = {}
-        # The part that is arriving: where its bytes go, if anywhere.
+        # The arriving part: its text or file; neither if the field is unknown.
         self._name = ""
         self._text: bytearray | None = None
-        self._most = 0  # bytes that the text may have
+        self._max_text = 0  # bytes that the text may have
         self._in_file = False
         self._hash = hashlib.sha256()
 
@@ -97,8 +96,8 @@ class FormReceiver:
                 max_segment_count=self._limits.fields,
             )
         except MultipartError as error:
-            raise _unreadable(error) from None
-        self._begin_with = b"\r\n--" + self._parser.boundary
+            raise _make_form_error(error) from None
+        self._expected_start = b"\r\n--" + self._parser.boundary
         self._begun = b""  # the first bytes, up to as many as these
         spool.check_room(length or 0)
 
@@ -110,11 +109,11 @@ class FormReceiver:
             )
 
     def feed(self, chunk: bytes) -> None:
-        """Take a part of the body."""
+        """Parse a part of the body."""
         self._check_length(self.received + len(chunk))
         self._spool.add(len(chunk))
         self.received += len(chunk)
-        if len(self._begun) < len(self._begin_with):
+        if len(self._begun) < len(self._expected_start):
             self._check_beginning(chunk)
         try:
             for event in self._parser.parse(chunk):
@@ -129,37 +128,37 @@ class FormReceiver:
                 f"the form has over {self._limits.fields} fields, or too long headers: {error}"
             ) from None
         except MultipartError as error:
-            raise _unreadable(error) from None
+            raise _make_form_error(error) from None
 
     def _check_beginning(self, chunk: bytes) -> None:
-        """Refuse what stands before the first boundary, as RFC 2046 would allow.
+        """Refuse a preamble before the first boundary, which RFC 2046 would allow.
 
-        The parser overlooks a boundary there when it arrives in pieces.
+        The parser overlooks a first boundary that arrives in pieces.
         """
-        missing = len(self._begin_with) - len(self._begun)
+        missing = len(self._expected_start) - len(self._begun)
         self._begun += chunk[:missing]
-        for begin in (self._begin_with, self._begin_with[2:]):
+        for begin in (self._expected_start, self._expected_start[2:]):
             if begin.startswith(self._begun[: len(begin)]):
                 return
         raise MalformedRequest("the form does not begin with its boundary")
 
     async def finish(self) -> Upload:
-        """Take the end of the body; return the form when its files are on the disk."""
+        """Parse the end of the body; return the form once its files are on disk."""
         try:
             self._parser.close()
         except MultipartError as error:
-            raise _unreadable(error) from None
+            raise _make_form_error(error) from None
         fields = {name: text.decode() for name, text in self._fields.items()}
         request = parse_form(fields, self._submission, self._protocols)
         digest = hashlib.sha256(repr(sorted(self._digests.items())).encode()).digest()
         try:
             await self._files.finish()
         except OSError as error:
-            raise not_stored(error) from None
+            raise report_storage_error(error) from None
         return Upload(request, self._files.directory, self._key, digest, self.received)
 
     def abandon(self, discard: Callable[[Path, int], object]) -> None:
-        """Write nothing more; then have `discard` remove what there is, of so many bytes."""
+        """Write nothing more, then call `discard` with the directory and its size in bytes."""
         if self._files.used:
             self._files.abandon(lambda: discard(self._files.directory, self.received))
         else:
@@ -180,7 +179,7 @@ class FormReceiver:
         self._digests[name] = b""
         if file is None:
             self._text = bytearray()
-            self._most = min(TEXT_FIELDS[name] or self._limits.field, self._limits.field)
+            self._max_text = min(TEXT_FIELDS[name] or self._limits.field, self._limits.field)
         else:
             self._submission.append(file)
             self._in_file = True
@@ -195,7 +194,7 @@ class FormReceiver:
             self._take_text(self._text, chunk)
 
     def _take_text(self, text: bytearray, chunk: bytes | bytearray) -> None:
-        size, most = len(text) + len(chunk), self._most
+        size, most = len(text) + len(chunk), self._max_text
         if size > most:
             setting = " (limits.field)" if most == self._limits.field else ""
             raise TooLarge(
@@ -222,33 +221,32 @@ class FormReceiver:
 
 
 def receive_form(
-    api: WebContext, headers: Headers, length: int | None, caller: str, source: UploadSource
+    context: WebContext, headers: Headers, length: int | None, caller: str, source: UploadSource
 ) -> FormReceiver:
-    """Return the receiver of the form of a request with these headers. Raises RequestErrors.
+    """Return the receiver of a form with these request headers. Raises: RequestError.
 
-    `length` is that of the body in bytes, None if it is not known beforehand; `source` is the
-    request.
+    `length` is that of the body in bytes, None if unknown; `source` is the request.
     """
-    spool = api.registry.spool
-    key = header(headers, "Idempotency-Key")
+    spool = context.registry.spool
+    key = get_header(headers, "Idempotency-Key")
     if key is not None and not 0 < len(key) <= _MAX_KEY:
         raise MalformedRequest(f"Idempotency-Key: must have 1 to {_MAX_KEY} characters")
     form = FormReceiver(
-        header(headers, "Content-Type") or "",
+        get_header(headers, "Content-Type") or "",
         length,
-        UploadWriter(api.uploads / api.random(16).hex(), source, spool, api.threads),
+        UploadWriter(context.uploads / context.random(16).hex(), source, spool, context.threads),
         key,
-        api.configuration,
+        context.configuration,
         spool,
     )
     if key is None:
-        # Before the body is sent, for nothing. (A key may be for one that is accepted.)
-        api.registry.check_admission(caller)
+        # Refused before the body is sent. (A key may name an accepted evaluation.)
+        context.registry.check_admission(caller)
     return form
 
 
-def _unreadable(error: MultipartError) -> RequestError:
-    """Return the refusal of what is no form, which names the field where that can be known."""
+def _make_form_error(error: MultipartError) -> RequestError:
+    """Return the refusal of a malformed form, with the name of the field if it is known."""
     wrong = error.__context__
     if not isinstance(wrong, UnicodeDecodeError):
         return MalformedRequest(f"the form cannot be read: {error}")

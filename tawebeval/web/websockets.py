@@ -1,9 +1,8 @@
-"""WebSockets (RFC 6455): the events of one evaluation, each a message.
+"""WebSockets (RFC 6455): each event of one evaluation is a message.
 
-In the other direction a client may say what it has: a text message `{"acknowledge": N}` for N of
-the messages. The protocol is Twisted's. What it leaves to others is here and in the channel:
-handshakes that fail are answered with problem documents, what a client may send is bounded, and
-the connection is closed in such a way that the last messages arrive.
+A client may acknowledge events by a text message `{"acknowledge": N}` for N messages received.
+Twisted has the protocol. This module and `server.channel` add: problem documents for failed
+handshakes, a limit for what a client sends, and a close after which the last messages arrive.
 """
 
 from __future__ import annotations
@@ -31,82 +30,82 @@ from tawebeval.core.framing import MESSAGES
 from tawebeval.errors import MalformedRequest, UnsupportedVersion
 from tawebeval.evaluations.records import Subscription
 from tawebeval.web.server.request import ApiRequest
-from tawebeval.web.streams import Flow, connection_of, stream
+from tawebeval.web.streams import Flow, prepare_connection, write_events
 
-COMPLETE = 1000
-"""The close code after the last event."""
+_COMPLETE = 1000
+"""Close code after the last event."""
 
-FAILED = 1011
-"""That of a defect of ours."""
+_FAILED = 1011
+"""Close code of a defect of the daemon."""
 
-NOT_SENT = 1008
-"""That of an acknowledgement of messages that were not sent."""
+_NOT_SENT = 1008
+"""Close code for an acknowledgement of messages that were not sent."""
 
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")  # RFC 6455, section 4.1
 
 log = Logger()
 
 
-class Acknowledgement(msgspec.Struct):
-    """What a client says of the messages of this WebSocket: it has so many."""
+class _Acknowledgement(msgspec.Struct):
+    """A client's message: the number of messages it has received on this WebSocket."""
 
     acknowledge: Annotated[int, msgspec.Meta(ge=0)]
 
 
-_decode = msgspec.json.Decoder(Acknowledgement).decode
+_decode = msgspec.json.Decoder(_Acknowledgement).decode
 
 
-def _pass_over(count: int) -> bool:
-    """Take an acknowledgement of which nothing follows: nobody sends any more, or yet."""
+def _ignore_acknowledgement(count: int) -> bool:
+    """Ignore an acknowledgement: no events are being sent."""
     return True
 
 
 @attrs.define
 class EventSocket:
-    """One WebSocket, as Twisted drives it.
+    """The receiver of one WebSocket, as Twisted drives it.
 
-    `acknowledge(n)` takes from the client that it has n of the messages, and tells whether that
-    many were sent. `understood(size)` is called before, with the size of what the client said.
+    `acknowledge(n)` acknowledges n messages, and returns False if fewer were sent.
+    `on_message(size)` is called before it with the size of the client's message in bytes.
     """
 
-    understood: Callable[[int], object]
-    acknowledge: Callable[[int], bool] = _pass_over
+    on_message: Callable[[int], object]
+    acknowledge: Callable[[int], bool] = _ignore_acknowledgement
     transport: WebSocketTransport = attrs.field(init=False)
 
     def buildProtocol(self, request: Request) -> EventSocket:
-        """Return what drives the WebSocket of this request: this."""
+        """Return this receiver."""
         return self
 
     def negotiationStarted(self, transport: WebSocketTransport) -> None:
-        """Take the transport."""
+        """Keep the transport."""
         self.transport = transport
 
     def negotiationFinished(self) -> None:
-        """Do nothing: the coroutine that has begun it goes on."""
+        """Do nothing: `send_messages` goes on."""
 
     def pongReceived(self, payload: bytes) -> None:
-        """Pass over the answer to a ping, which was to keep the connection open."""
+        """Ignore the answer to a ping, which only keeps the connection open."""
 
     def textMessageReceived(self, message: str) -> None:
-        """Take an acknowledgement, and pass over what is none."""
+        """Acknowledge events; ignore any other message."""
         try:
             count = _decode(message).acknowledge
         except (msgspec.DecodeError, RecursionError):
             return
-        self.understood(len(message))
+        self.on_message(len(message))
         if not self.acknowledge(count):
-            self.transport.loseConnection(NOT_SENT)
+            self.transport.loseConnection(_NOT_SENT)
 
     def bytesMessageReceived(self, data: bytes | bytearray) -> None:
-        """Pass over what a client says."""
+        """Ignore a binary message."""
 
     def connectionLost(self, reason: Failure) -> None:
-        """Do nothing: the request is told, too."""
+        """Do nothing: the request is notified, too."""
 
 
-def wants_websocket(request: Request) -> bool:
-    """Tell whether the client asks for a WebSocket instead of an answer."""
-    offered = _list(request.requestHeaders, b"Upgrade").lower().split(b",")
+def is_websocket_request(request: Request) -> bool:
+    """Tell whether the client asks for an upgrade to WebSocket."""
+    offered = _join_header(request.requestHeaders, b"Upgrade").lower().split(b",")
     return (
         request.method == b"GET"
         and request.clientproto == b"HTTP/1.1"
@@ -114,84 +113,87 @@ def wants_websocket(request: Request) -> bool:
     )
 
 
-def take_handshake(request: Request) -> None:
-    """Make of what asks for a WebSocket, among other protocols maybe, what asks for nothing else.
+def prepare_handshake(request: Request) -> None:
+    """Check a handshake, and remove from its headers all other protocols.
 
-    Raises UnsupportedVersion and MalformedRequest for a handshake that would fail.
+    Raises: UnsupportedVersion, MalformedRequest.
     """
     headers: Headers = request.requestHeaders
-    version = _list(headers, b"Sec-WebSocket-Version")
+    version = _join_header(headers, b"Sec-WebSocket-Version")
     if version and version != WEBSOCKET_VERSION:
-        _tell_version(request)
-        # RFC 9110, 15.5.22: so that it is known to what to upgrade.
+        _set_version(request)
+        # RFC 9110, section 15.5.22: 426 names the protocol.
         request.setHeader(b"Upgrade", WEBSOCKET_UPGRADE)
         request.setHeader(b"Connection", b"Upgrade")
         raise UnsupportedVersion(
             f"Sec-WebSocket-Version: {version[:80].decode('latin-1')!r} is not known here; "
             f"there is {WEBSOCKET_VERSION.decode()}"
         )
-    key = _list(headers, b"Sec-WebSocket-Key")
-    if not _KEY.fullmatch(key):  # which what follows does not look at
-        raise _broken(
+    key = _join_header(headers, b"Sec-WebSocket-Key")
+    if not _KEY.fullmatch(key):  # wsproto does not check it
+        raise _refuse_handshake(
             request,
             f"the Sec-WebSocket-Key {key[:80].decode('latin-1')!r} is not 16 bytes in base64,"
             " which are 24 characters that end in '=='",
         )
-    # What follows takes the last line of each for all there is, and one protocol only.
+    # Twisted and wsproto read only the last line of each, and only one protocol.
     headers.setRawHeaders(b"Upgrade", [WEBSOCKET_UPGRADE])
-    headers.setRawHeaders(b"Connection", [_list(headers, b"Connection")])
+    headers.setRawHeaders(b"Connection", [_join_header(headers, b"Connection")])
     pairs = [(name, value) for name, values in headers.getAllRawHeaders() for value in values]
     try:
         H11Handshake(ConnectionType.SERVER).initiate_upgrade_connection(pairs, request.path)
-    except UnicodeError:  # which speaks of codecs
-        raise _broken(request, "its host is no name, or a header of it is not ASCII") from None
+    except UnicodeError:  # whose message speaks of codecs
+        raise _refuse_handshake(
+            request, "its host is no name, or a header of it is not ASCII"
+        ) from None
     except (ProtocolError, NotHTTP) as error:
-        raise _broken(request, str(error)) from None
+        raise _refuse_handshake(request, str(error)) from None
 
 
-def _broken(request: Request, wrong: str) -> MalformedRequest:
-    """Return the refusal of a handshake, with the version that there is."""
-    _tell_version(request)
+def _refuse_handshake(request: Request, wrong: str) -> MalformedRequest:
+    """Return the refusal of a handshake; set the header with the supported version."""
+    _set_version(request)
     return MalformedRequest(f"this is no handshake of a WebSocket: {wrong}")
 
 
-def _list(headers: Headers, name: bytes) -> bytes:
-    """Return a header that is a list, whether it stands in one line or in several."""
+def _join_header(headers: Headers, name: bytes) -> bytes:
+    """Return a list header, whether it is sent in one line or in several."""
     return b", ".join(headers.getRawHeaders(name, []))
 
 
-def _tell_version(request: Request) -> None:
+def _set_version(request: Request) -> None:
     request.setHeader(b"Sec-WebSocket-Version", WEBSOCKET_VERSION)
 
 
 async def send_messages(
-    request: ApiRequest, following: Subscription | None, clock: IReactorTime, heartbeat: float
+    request: ApiRequest, subscription: Subscription | None, clock: IReactorTime, heartbeat: float
 ) -> None:
-    """Make a WebSocket of the connection, and send the events; only its end ends this.
+    """Upgrade the connection to a WebSocket and send the events until the client is gone.
 
-    Without anybody who follows there are none. The handshake must have been taken.
+    `subscription` is None after the last event: then only a close frame is sent. The handshake must
+    have been prepared. `heartbeat` is the pause between pings, in seconds.
     """
     channel = request.channel
-    events = EventSocket(channel.socket_was_understood)
-    connection = connection_of(channel.transport)
+    events = EventSocket(channel.forgive_socket_bytes)
+    connection = prepare_connection(channel.transport)
     WebSocketResource(events).render_GET(request)
     request.setResponseCode(HTTPStatus.SWITCHING_PROTOCOLS)  # as it has answered by itself
-    code = COMPLETE
-    if following is not None:
-        following.connection = connection
-        begin = following.position
-        events.acknowledge = lambda count: following.acknowledge(begin + count)
+    code = _COMPLETE
+    if subscription is not None:
+        subscription.connection = connection
+        begin = subscription.position
+        events.acknowledge = lambda count: subscription.acknowledge(begin + count)
         flow = Flow(clock)
         request.registerProducer(flow, True)
         try:
             ping = events.transport.ping
-            await stream(following, flow, MESSAGES, channel.write, ping, heartbeat)
+            await write_events(subscription, flow, MESSAGES, channel.write, ping, heartbeat)
         except CancelledError:  # the client has gone
             raise
         except Exception:  # noqa: BLE001  (a client learns of every end)
             log.failure("a stream failed")
-            code = FAILED
+            code = _FAILED
         finally:
-            events.acknowledge = _pass_over
-    channel.close_socket(code)
+            events.acknowledge = _ignore_acknowledgement
+    channel.close_websocket(code)
     await Deferred()

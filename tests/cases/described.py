@@ -11,10 +11,10 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from twisted.web.http_headers import Headers
 
-from tawebeval.web.static_files import DESCRIPTION
+from tawebeval.web.static_files import DESCRIPTION_PATH, RESOURCES
 from tests.fakes.clients import Answer
 
-DOCUMENT: dict[str, Any] = json.loads(DESCRIPTION.content)
+DOCUMENT: dict[str, Any] = json.loads(RESOURCES[DESCRIPTION_PATH].content)
 
 METHODS = ("get", "head", "post", "delete")
 

@@ -22,7 +22,7 @@ from tawebeval.evaluations.evaluation import Evaluation
 from tawebeval.evaluations.records import RESUME, Subscription
 from tawebeval.evaluations.registry import Registry
 from tawebeval.sandbox.workspace import directory_of
-from tawebeval.web.streams import Flow, stream
+from tawebeval.web.streams import Flow, write_events
 from tests.cases.event_source import EventSource
 from tests.fakes.callbacks import FakeCallbacks
 from tests.fakes.children import FakeChild
@@ -135,7 +135,7 @@ class Stream:
     def begin(self) -> None:
         """Start the stream."""
         self.over = Deferred.fromCoroutine(
-            stream(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
+            write_events(self.subscription, self.flow, self.framing, self.write, lambda: None, 1e6)
         )
         self.over.addErrback(lambda failure: failure.trap(CancelledError))
 

@@ -55,7 +55,7 @@ from tawebeval.reloadable import Reloadable, ReloadResult
 from tawebeval.sandbox.commands import SandboxedCommands
 from tawebeval.web.context import WebContext
 from tawebeval.web.server.request import ApiSite
-from tawebeval.web.server.transport import PromptServer, PromptUnixServer
+from tawebeval.web.server.transport import WriteThroughServer, WriteThroughUnixServer
 from tests.cases.secrets import OLD, format_secret
 from tests.fakes.clients import Connection
 from tests.fakes.process import PORTS, FakeProcess
@@ -123,11 +123,11 @@ class ServiceTests(SynchronousTestCase):
         site: ApiSite = self.reactor.tcpServers[0][1]
         return site
 
-    def api(self) -> WebContext:
+    def context(self) -> WebContext:
         """Return the API of that site."""
         application: Any = self.site().application
-        api: WebContext = application.api
-        return api
+        context: WebContext = application.context
+        return context
 
     def note_calls(self, name: str) -> list[tuple[Any, ...]]:
         """Note the arguments of each call of a class or function by `assembly` from now on."""
@@ -202,7 +202,7 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual([pool.name for pool in watching], ["watch", "count"])
         daemon.privilegedStartService()
         daemon.startService()
-        self.assertEqual(self.api().threads.name, "upload")
+        self.assertEqual(self.context().threads.name, "upload")
         self.assertEqual(done, [f"start {name}" for _, name in expected])
         self.successResultOf(daemon.stopService())
         self.assertEqual(done[len(expected) :], [f"stop {name}" for _, name in waited])
@@ -639,8 +639,8 @@ class ServiceTests(SynchronousTestCase):
         self.assertEqual(remotes[0][3].policy.deny, ("example.org",))
         self.assertEqual(site.connections.limits.idle, 1.5)
         self.assertEqual(log_writer.level, "error")
-        self.assertTrue(api.traffic.logged)
-        readiness: Any = api.operations.obstacles
+        self.assertTrue(context.request_log.is_enabled)
+        readiness: Any = context.operations.obstacles
         self.assertEqual(readiness.__self__.free, 1)
         self.assertIs(opened[0][-1], False)
         self.stop_is_announced(told, compute_stop_timeout(Configuration()))
@@ -673,18 +673,18 @@ class ServiceTests(SynchronousTestCase):
             )
             for note in outcome.notes:
                 self.assertIn("restart", note)
-        configuration = self.api().configuration
+        configuration = self.context().configuration
         self.assertEqual((configuration.polls.wait, configuration.sandbox.network), (3, False))
         path.write_text("")
         self.assertEqual(self.reload(daemon), ReloadResult())
-        self.assertEqual(self.api().configuration, Configuration())
+        self.assertEqual(self.context().configuration, Configuration())
 
     def test_reload_of_a_broken_configuration(self) -> None:
         """It changes nothing, tokens neither, and says file and key."""
         tokens = self.file_with(new_token("alice", straw())[1])
         access = f"[callers]\ntokens = '{tokens}'\n"
         path, daemon = self.begin_with(access)
-        before = self.api().configuration
+        before = self.context().configuration
         bob, line = new_token("bob", straw(1))
         tokens.write_text(line)
         for text, words in (
@@ -698,7 +698,7 @@ class ServiceTests(SynchronousTestCase):
                 path.write_text(text)
             (problem,) = self.reload(daemon).problems
             self.assertTrue(problem.startswith(words), problem)
-            self.assertIs(self.api().configuration, before)
+            self.assertIs(self.context().configuration, before)
             connection = Connection(self.site())
             connection.request("GET /evaluation/x", Authorization=f"Bearer {bob}")
             self.assertEqual(connection.answer().status, 401)
@@ -922,8 +922,8 @@ class ListenTests(TestCase):
 
     async def test_prompt(self) -> None:
         """Connections send at once, which streams rely on: what is written has left the daemon."""
-        self.assertIs(await self.transport("tcp:0:interface=127.0.0.1"), PromptServer)
-        self.assertIs(await self.transport(f"unix:{self.mktemp()}"), PromptUnixServer)
+        self.assertIs(await self.transport("tcp:0:interface=127.0.0.1"), WriteThroughServer)
+        self.assertIs(await self.transport(f"unix:{self.mktemp()}"), WriteThroughUnixServer)
 
     async def test_silence(self) -> None:
         """A client may be silent for two minutes, or for as long as one that is slow may take."""

@@ -26,7 +26,7 @@ from tawebeval.daemon.metrics import (
     count_descriptors,
 )
 from tawebeval.webhooks.callback import CallbackState
-from tests.web.test_routes import WebTestCase
+from tests.cases.web import WebTestCase
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "etc" / "grafana-dashboard.json"
@@ -75,9 +75,9 @@ class MetricsTestCase(WebTestCase):
                 self.service.world.repositories,  # type: ignore[arg-type]
                 registry,
                 self.callbacks,
-                self.service.api.traffic,
+                self.service.context.request_log,
                 self.service.routes,
-                self.service.site.connections,
+                self.service.site.connection_limits,
                 self.lag,
             )
         )
@@ -190,7 +190,7 @@ class MetricsTests(MetricsTestCase):
         self.assertEqual(self.value("requests_total", **answered), 1)
         self.assertEqual(self.value("request_seconds_count", route="/health"), 1)
         self.assertEqual(self.value("streams"), 1)
-        self.assertEqual(self.value("connections"), self.service.site.connections.total)
+        self.assertEqual(self.value("connections"), self.service.site.connection_limits.total)
         self.assertGreater(self.value("connections"), 0)
         self.assertEqual(self.value("connections_limit"), self.configuration.http.connections)
         connection.lose()

@@ -206,7 +206,7 @@ class Service:
     access: Authentication = attrs.field(init=False)
     world: World = attrs.field(init=False)
     registry: Registry = attrs.field(init=False)
-    api: WebContext = attrs.field(init=False)
+    context: WebContext = attrs.field(init=False)
     routes: Routes = attrs.field(init=False)
     site: ApiSite = attrs.field(init=False)
 
@@ -236,7 +236,7 @@ class Service:
             RateLimit(self.configuration.callers.requests_per_minute, self.reactor.seconds),
             self.tokens,
         )
-        self.api = WebContext(
+        self.context = WebContext(
             self.registry,
             self.configuration,
             uploads,
@@ -246,7 +246,7 @@ class Service:
             self.uploading,
             time=lambda: EPOCH + self.reactor.seconds(),
         )
-        application = KleinApplication(self.api)
+        application = KleinApplication(self.context)
         self.routes = application.routes
         self.site = make_site(application, self.reactor)
 

@@ -74,7 +74,7 @@ class TurnClock(Clock):
 
 async def answer(poll: Poll, registry: Registry) -> EventPage:
     """Return the page that a poll is answered with, at once or later."""
-    return poll.page(registry) or await poll.later(registry)
+    return poll.read_page(registry) or await poll.wait_for_page(registry)
 
 
 class InlineThreads:

@@ -16,10 +16,9 @@ from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import BufferSettings, Configuration, PollSettings
+from tests.cases.web import END, payload
 from tests.fakes.clients import MULTIPART, Answer, Service, form, parts
 from tests.fakes.streams import Follower, LineFollower, SocketFollower, SourceFollower
-from tests.web.test_interleaving import payload
-from tests.web.test_routes import END
 
 CONFIGURATION = Configuration(
     buffers=BufferSettings(evaluation=1024, page=1024), polls=PollSettings(older=0)

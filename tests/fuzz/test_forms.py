@@ -13,8 +13,8 @@ from tawebeval.core.form import TEXT_FIELDS
 from tawebeval.errors import RequestError
 from tawebeval.web.server.problems import STATUS
 from tests.cases.strategies import Chunk, chunks_of, long_chunkings, mutated
+from tests.cases.uploads import UploadTestCase, files
 from tests.fakes.clients import BOUNDARY, MULTIPART, Part, form, parts
-from tests.web.test_upload import UploadTestCase, files
 
 FIELD, FIELDS = 1024, 10
 CONFIGURATION = Configuration(limits=LimitSettings(request_body=2**20, fields=FIELDS, field=FIELD))

@@ -1,4 +1,4 @@
-"""The stack of HTTP: bytes that no client would send, by the shortcut and by the usual road."""
+"""The stack of HTTP: bytes that no client would send, on the fast path and on the general path."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
+from tests.cases.polls import BESIDES, CONFIGURATIONS, TOKEN, World, check_alike, requests
 from tests.cases.strategies import mutated
 from tests.fakes.clients import BOUNDARY, MULTIPART, form, head, parts
 from tests.fakes.streams import UPGRADE
-from tests.web.test_fastpath import BESIDES, CONFIGURATIONS, TOKEN, World, check_alike, requests
 
 FORM = form(parts())
 POST = {"Content-Type": MULTIPART, "Content-Length": str(len(FORM))}

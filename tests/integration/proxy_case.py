@@ -16,6 +16,7 @@ from twisted.web.websocket import WebSocketClientEndpoint
 from tawebeval import client as library
 from tawebeval.sandbox.workspace import log_name
 from tests.cases.event_source import EventSource
+from tests.cases.web import LINK
 from tests.integration.client import Client, Event, failure, python, text
 from tests.integration.curl import Http2Client
 from tests.integration.harness import CONFIGURATION, Daemon, DaemonTestCase, until
@@ -23,7 +24,6 @@ from tests.integration.proxies import BELOW, Proxy
 from tests.integration.raw import Connection, body_of, head_of, part
 from tests.integration.test_streams import SocketReader
 from tests.integration.uploads import DESCRIBE, MIB, described
-from tests.web.test_static_files import LINK
 
 WAITING = "printf one; exec sleep 600"
 COUNT = 20_000

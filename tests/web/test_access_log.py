@@ -9,11 +9,11 @@ from twisted.logger import LogEvent, capturedLogs, formatEvent
 from tawebeval.config import Configuration, HttpSettings
 from tawebeval.core.pages import EventPage
 from tawebeval.sandbox.workspace import log_name
-from tawebeval.web.access_log import EVENTS, OTHER, Routes
+from tawebeval.web.access_log import EVENTS_ROUTE, OTHER, Routes
 from tawebeval.web.server.interface import GONE
+from tests.cases.polls import NoFastPath
+from tests.cases.web import WebTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
-from tests.web.test_fastpath import UsualRoad
-from tests.web.test_routes import WebTestCase
 
 STATUS = "/evaluation/<identifier>"
 
@@ -26,9 +26,9 @@ class TrafficTestCase(WebTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.identifier = self.evaluate()
-        self.traffic = self.service.api.traffic
-        self.traffic.answers.clear()
-        self.traffic.seconds.clear()
+        self.request_log = self.service.context.request_log
+        self.request_log.answers.clear()
+        self.request_log.seconds.clear()
 
     def events(self, query: str = "") -> str:
         """Return the path of a page."""
@@ -36,22 +36,22 @@ class TrafficTestCase(WebTestCase):
 
     def assert_counted(self, *expected: tuple[str, str, int]) -> None:
         """Hold that just these were counted, and begin anew."""
-        self.assertEqual(sorted(self.traffic.counted().elements()), sorted(expected))
-        self.traffic.answers.clear()
-        self.traffic.plain_pages = 0
+        self.assertEqual(sorted(self.request_log.count_answers().elements()), sorted(expected))
+        self.request_log.answers.clear()
+        self.request_log.plain_pages = 0
 
     def timed(self) -> dict[str, int]:
         """Return how many of each route had a time."""
         return {
             route: list(seconds.list_buckets())[-1][1]
-            for route, seconds in self.traffic.seconds.items()
+            for route, seconds in self.request_log.seconds.items()
         }
 
-    def ask_raw(self, line: str, shortcut: bool = True, **headers: str) -> Connection:
-        """Send a request without a body, which may take the shortcut if it is plain."""
+    def ask_raw(self, line: str, fast: bool = True, **headers: str) -> Connection:
+        """Send a request without a body, which may take the fast path if it is plain."""
         connection = self.connect()
-        if not shortcut:
-            connection.channel.fast_path = UsualRoad()
+        if not fast:
+            connection.channel.fast_path = NoFastPath()
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.send(f"{line} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\n".encode())
         return connection
@@ -79,53 +79,55 @@ class CountTests(TrafficTestCase):
 
     def test_known(self) -> None:
         """Whatever is counted is of a method and a route that are known before."""
-        known = list(self.service.routes.known())
+        known = list(self.service.routes.list_all())
         self.assertEqual(len(set(known)), len(known))
         for method in ("GET", "HEAD", "POST", "DELETE", "OPTIONS", "BREW"):
             for path in ("/evaluate", self.events(), f"/evaluation/{self.identifier}", "/x", "*"):
-                self.assertIn(self.service.routes.of(method.encode(), path.encode()), known)
+                self.assertIn(self.service.routes.match(method.encode(), path.encode()), known)
 
     def test_polls(self) -> None:
         """Both roads count alike: pages, refusals, and clients that go while they wait."""
-        for shortcut in (True, False):
-            self.ask_raw(f"GET {self.events()}", shortcut)
-            self.assert_counted(("GET", EVENTS, 200))
-            self.ask_raw(f"GET {self.events('?after=9')}", shortcut)
-            self.assert_counted(("GET", EVENTS, 400))
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", shortcut)
+        for fast in (True, False):
+            self.ask_raw(f"GET {self.events()}", fast)
+            self.assert_counted(("GET", EVENTS_ROUTE, 200))
+            self.ask_raw(f"GET {self.events('?after=9')}", fast)
+            self.assert_counted(("GET", EVENTS_ROUTE, 400))
+            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.assert_counted()
             waiting.lose()
-            self.assert_counted(("GET", EVENTS, GONE))
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", shortcut)
+            self.assert_counted(("GET", EVENTS_ROUTE, GONE))
+            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.service.reactor.advance(5)
             self.assertTrue(waiting.received)
             waiting.lose()
-            self.assert_counted(("GET", EVENTS, 200))
+            self.assert_counted(("GET", EVENTS_ROUTE, 200))
 
     def test_statuses(self) -> None:
         """A refusal is the same number whoever has refused."""
-        for shortcut in (True, False):
-            self.ask_raw(f"GET {self.events('?after=9')}", shortcut)
-        self.assertEqual(list(self.traffic.answers.values()), [2])
+        for fast in (True, False):
+            self.ask_raw(f"GET {self.events('?after=9')}", fast)
+        self.assertEqual(list(self.request_log.answers.values()), [2])
 
     def test_times(self) -> None:
         """What waits for an evaluation has no time; a poll that does not has, on both roads."""
-        for number, shortcut in enumerate((True, False)):
-            self.ask_raw(f"GET {self.events()}", shortcut)
-            self.assertEqual(self.timed(), {EVENTS: 2 * number + 1})
-            self.ask_raw(f"GET {self.events('?after=9')}", shortcut)
-            self.assertEqual(self.timed(), {EVENTS: 2 * number + 2})
-            self.ask_raw(f"GET {self.events('?wait=5')}", shortcut)
+        for number, fast in enumerate((True, False)):
+            self.ask_raw(f"GET {self.events()}", fast)
+            self.assertEqual(self.timed(), {EVENTS_ROUTE: 2 * number + 1})
+            self.ask_raw(f"GET {self.events('?after=9')}", fast)
+            self.assertEqual(self.timed(), {EVENTS_ROUTE: 2 * number + 2})
+            self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.service.reactor.advance(5)
-            self.ask_raw(f"GET {self.events('?wait=5')}", shortcut).lose()
+            self.ask_raw(f"GET {self.events('?wait=5')}", fast).lose()
             self.assert_counted(
-                *[("GET", EVENTS, 200)] * 2, ("GET", EVENTS, 400), ("GET", EVENTS, GONE)
+                *[("GET", EVENTS_ROUTE, 200)] * 2,
+                ("GET", EVENTS_ROUTE, 400),
+                ("GET", EVENTS_ROUTE, GONE),
             )
         self.ask_raw(f"GET {self.events()}", Accept="application/jsonl")
         self.ask_raw(f"DELETE /evaluation/{self.identifier}")
         self.service.world.end()
-        self.assert_counted(("GET", EVENTS, 200), ("DELETE", STATUS, 204))
-        self.assertEqual(self.timed(), {EVENTS: 4})
+        self.assert_counted(("GET", EVENTS_ROUTE, 200), ("DELETE", STATUS, 204))
+        self.assertEqual(self.timed(), {EVENTS_ROUTE: 4})
 
     def test_time(self) -> None:
         """The time of a poll is what passes while it is answered."""
@@ -137,10 +139,10 @@ class CountTests(TrafficTestCase):
             return page(*arguments)
 
         self.patch(registry, "read_page", slow)
-        for number, shortcut in enumerate((True, False)):
-            self.ask_raw(f"GET {self.events()}", shortcut)
-            self.ask_raw(f"GET {self.events('?after=9')}", shortcut)
-            self.assertEqual(self.traffic.seconds[EVENTS].sum, 0.5 * (number + 1))
+        for number, fast in enumerate((True, False)):
+            self.ask_raw(f"GET {self.events()}", fast)
+            self.ask_raw(f"GET {self.events('?after=9')}", fast)
+            self.assertEqual(self.request_log.seconds[EVENTS_ROUTE].sum, 0.5 * (number + 1))
 
     def test_upload(self) -> None:
         """A form's time begins when it has come: before it is the client's."""
@@ -151,7 +153,7 @@ class CountTests(TrafficTestCase):
         self.service.reactor.advance(7)
         connection.send(body[-1:])
         self.assert_counted(("POST", "/evaluate", 200))
-        self.assertEqual(self.traffic.seconds["/evaluate"].sum, 0)
+        self.assertEqual(self.request_log.seconds["/evaluate"].sum, 0)
 
     def test_refused_early(self) -> None:
         """A form that is refused before it has come counts once, for its route."""
@@ -177,10 +179,10 @@ class CountTests(TrafficTestCase):
         self.assert_counted()
 
     def test_all_routes(self) -> None:
-        """The name of the pages' route, which the shortcut writes by itself, is the real one."""
+        """The name of the pages' route, which the fast writes by itself, is the real one."""
         self.assertEqual(
-            Routes(self.service.routes._app).of(b"GET", self.events().encode()),
-            ("GET", EVENTS),
+            Routes(self.service.routes._app).match(b"GET", self.events().encode()),
+            ("GET", EVENTS_ROUTE),
         )
 
 
@@ -192,7 +194,7 @@ class LogTests(TrafficTestCase):
         logs = capturedLogs()
         self.logged: list[LogEvent] = logs.__enter__()
         self.addCleanup(logs.__exit__, None, None, None)
-        self.traffic.logged = True
+        self.request_log.is_enabled = True
 
     def lines(self) -> list[str]:
         """Return what was logged, and begin anew."""
@@ -202,25 +204,25 @@ class LogTests(TrafficTestCase):
 
     def test_off(self) -> None:
         """Nothing is logged unless that is wanted."""
-        self.traffic.logged = False
-        for shortcut in (True, False):
-            self.ask_raw(f"GET {self.events()}", shortcut)
+        self.request_log.is_enabled = False
+        for fast in (True, False):
+            self.ask_raw(f"GET {self.events()}", fast)
         self.ask_raw("nonsense")
         self.assertEqual(self.lines(), [])
 
     def test_lines(self) -> None:
         """Both roads write the same, and evaluations have their names in the log."""
         path = f"/evaluation/{log_name(self.identifier)}/events"
-        for shortcut in (True, False):
-            size = len(self.ask_raw(f"GET {self.events('?after=')}", shortcut).answer().body)
+        for fast in (True, False):
+            size = len(self.ask_raw(f"GET {self.events('?after=')}", fast).answer().body)
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 0.000000"])
-            size = len(self.ask_raw(f"GET {self.events('?after=9')}", shortcut).answer().body)
+            size = len(self.ask_raw(f"GET {self.events('?after=9')}", fast).answer().body)
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 400 {size} 0.000000"])
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", shortcut)
+            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.service.reactor.advance(5)
             size = len(waiting.answer().body)
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 200 {size} 5.000000"])
-            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", shortcut)
+            waiting = self.ask_raw(f"GET {self.events('?wait=5')}", fast)
             self.service.reactor.advance(2)
             waiting.lose()
             self.assertEqual(self.lines(), [f"127.0.0.1 '' GET {path} 499 0 2.000000"])
@@ -235,8 +237,8 @@ class LogTests(TrafficTestCase):
         """There is no token, no query and no identifier in it, however it is written."""
         written = self.identifier[:5] + f"%{ord(self.identifier[5]):02x}" + self.identifier[6:]
         for path in (self.events("?secret=1"), f"/evaluation/{written}", f"/x/{self.identifier}"):
-            for shortcut in (True, False):
-                self.ask_raw(f"GET {path}", shortcut, Authorization="Bearer secret")
+            for fast in (True, False):
+                self.ask_raw(f"GET {path}", fast, Authorization="Bearer secret")
         self.ask_raw(f"GET /evaluation_events?evaluation={self.identifier}&secret")
         self.service.reactor.advance(60)
         logged: Any = self.lines()

@@ -85,7 +85,7 @@ class AccessTests(SynchronousTestCase):
     def test_open(self) -> None:
         """Without a file everybody is the same caller, for whom there is no rate."""
         access = Authentication(RateLimit(1, Clock().seconds))
-        self.assertTrue(access.open)
+        self.assertTrue(access.is_open)
         for headers in ([], [b"Bearer x"], [b"nonsense"]):
             self.assertEqual(access.admit(headers), "")
         self.assertEqual(list(access.reloadables()), [])
@@ -93,7 +93,7 @@ class AccessTests(SynchronousTestCase):
     def test_reload(self) -> None:
         """A new token counts from then on, and one that was taken out no more."""
         bob, line = new_token("bob", os.urandom)
-        self.assertFalse(self.access.open)
+        self.assertFalse(self.access.is_open)
         self.assertEqual(self.admit(self.alice), "alice")
         self.path.write_text(line)
         self.assertRaises(Unauthorized, self.admit, bob)
@@ -122,7 +122,7 @@ class AccessTests(SynchronousTestCase):
         self.path.unlink()
         self.assertIn("No such file", str(self.assertRaises(ConfigurationError, self.reload)))
         self.assertEqual(self.admit(self.alice), "alice")
-        self.assertFalse(self.access.open)
+        self.assertFalse(self.access.is_open)
 
     def test_broken_at_first(self) -> None:
         """At the start it is an error with the file's name."""

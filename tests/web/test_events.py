@@ -5,10 +5,9 @@ from __future__ import annotations
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web.events import STREAMS
 from tests.cases import described
+from tests.cases.web import END, StreamTestCase
 from tests.fakes.clients import Answer
 from tests.fakes.streams import LineFollower, SocketFollower, SourceFollower, parse
-from tests.web.test_routes import END
-from tests.web.test_streams import StreamTestCase
 
 OF_CONTENT = ("date", "content-length", "transfer-encoding")
 """Headers that hang on the time, or that an answer may have only with its content."""

@@ -9,8 +9,8 @@ from tawebeval.web.exposure import (
     Exposure,
     check_change,
     check_endpoints,
-    check_reading,
-    exposure_of,
+    check_read,
+    classify_endpoint,
 )
 
 
@@ -30,7 +30,7 @@ class EndpointTests(SynchronousTestCase):
             "tcp:8080:interface=0.0.0.0:interface=127.0.0.1",
             "unix:/run/x",
         ):
-            self.assertIs(exposure_of(endpoint), Exposure.MACHINE, endpoint)
+            self.assertIs(classify_endpoint(endpoint), Exposure.MACHINE, endpoint)
 
     def test_unknown(self) -> None:
         """Sockets that somebody else has opened are the operator's affair."""
@@ -56,7 +56,7 @@ class EndpointTests(SynchronousTestCase):
             r"tcp:8080:x=a\:interface=127.0.0.1",
             "onion:80:interface=127.0.0.1",
         ):
-            self.assertIs(exposure_of(endpoint), Exposure.OTHERS, endpoint)
+            self.assertIs(classify_endpoint(endpoint), Exposure.OTHERS, endpoint)
             error = str(
                 self.assertRaises(ConfigurationError, check_endpoints, ["unix:/x", endpoint])
             )
@@ -76,7 +76,7 @@ class PageTests(SynchronousTestCase):
 
     def read(self, origin: str | None, host: str | None) -> None:
         """Ask to read what not every page may."""
-        check_reading(origin, host, self.origins)
+        check_read(origin, host, self.origins)
 
     def test_allowed(self) -> None:
         """No browser; the daemon's own pages, at a name of this machine; those that are named."""

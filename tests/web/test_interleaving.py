@@ -28,17 +28,13 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import BufferSettings, Configuration, HttpSettings, LimitSettings
 from tawebeval.core import ring
 from tawebeval.web import streams
+from tests.cases.web import payload
 from tests.fakes.clients import MULTIPART, Service, form, parts
 from tests.fakes.streams import FOLLOWERS, Follower
 
 CAPACITY = 8 * 1024
 MOST = 60  # lines printed at once
 LINE = 80  # bytes at most of what a line becomes
-
-
-def payload(number: int) -> str:
-    """Return the payload of an event."""
-    return "\n" if number % 2 else f"line {number // 2}"
 
 
 @attrs.define(eq=False)

@@ -6,8 +6,8 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from tests.cases.web import END, WebTestCase
 from tests.fakes.clients import MULTIPART, Part, form, parts
-from tests.web.test_routes import END, WebTestCase
 
 
 class FormTests(WebTestCase):

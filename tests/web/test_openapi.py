@@ -22,17 +22,15 @@ from tawebeval.core import form
 from tawebeval.core.identifiers import IDENTIFIER
 from tawebeval.core.states import State
 from tawebeval.errors import Reason
-from tawebeval.web import static_files
 from tawebeval.web.events import OFFERED
 from tawebeval.web.responses import MAX_DIGITS
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
-from tawebeval.web.static_files import DESCRIPTION, complete
+from tawebeval.web.static_files import DESCRIPTION_PATH, RESOURCES, complete_document
 from tawebeval.webhooks.callback import CallbackState
 from tests.cases import described
 from tests.cases.described import DOCUMENT, complaints, operations, resolve
-from tests.web.test_routes import WebTestCase
-from tests.web.test_routes_callers import CallerTestCase
+from tests.cases.web import CallerTestCase, WebTestCase
 
 SCHEMAS = DOCUMENT["components"]["schemas"]
 FORM = SCHEMAS["Form"]
@@ -171,7 +169,7 @@ class DocumentTests(SynchronousTestCase):
             status = str(problems.STATUS[type(refusal)].value)
             response = DOCUMENT["components"]["responses"][status]
             example = response["content"]["application/problem+json"]["example"]
-            self.assertEqual(example, orjson.loads(problems.find_problem(refusal).body))
+            self.assertEqual(example, orjson.loads(problems.make_problem(refusal).body))
 
     def test_nothing_idle(self) -> None:
         """Every component is used."""
@@ -182,9 +180,9 @@ class DocumentTests(SynchronousTestCase):
 
     def test_missing_component(self) -> None:
         """A description that says nothing of a header of all answers is not taken."""
-        document = orjson.loads(DESCRIPTION.content)
+        document = orjson.loads(RESOURCES[DESCRIPTION_PATH].content)
         del document["components"]["headers"]["Server"]
-        self.assertRaises(KeyError, complete, document)
+        self.assertRaises(KeyError, complete_document, document)
 
 
 class ContentTests(SynchronousTestCase):
@@ -227,7 +225,7 @@ class ContentTests(SynchronousTestCase):
         self.assertEqual(SCHEMAS["Identifier"]["pattern"], f"^{IDENTIFIER}$")
         location = DOCUMENT["components"]["headers"]["Location"]
         self.assertEqual(location["schema"]["pattern"], f"^/(.+/)?evaluation/{IDENTIFIER}$")
-        self.assertIn(f"({IDENTIFIER})$", static_files.ASSETS["/static/page.js"].content.decode())
+        self.assertIn(f"({IDENTIFIER})$", RESOURCES["/static/page.js"].content.decode())
 
     def test_submission(self) -> None:
         """A form without a file is none."""
@@ -283,7 +281,7 @@ class RouteTests(WebTestCase):
         # OPTIONS is answered everywhere, and described in words.
         routes = {
             (method, re.sub(r"<\w+>", "{}", rule.rule))
-            for rule in make_app(self.service.api).url_map.iter_rules()
+            for rule in make_app(self.service.context).url_map.iter_rules()
             for method in (rule.methods or set()) - {"OPTIONS"}
         }
         paths = {(method, re.sub(r"{\w+}", "{}", path)) for method, path, _ in operations()}
@@ -337,7 +335,7 @@ class RouteTests(WebTestCase):
             (errors.OverShare("later", 5), {"Retry-After": 5}),
             (errors.Unauthorized("who?"), {"WWW-Authenticate": "Bearer"}),
         ):
-            problem = problems.find_problem(refusal)
+            problem = problems.make_problem(refusal)
             self.assertEqual({name.decode() for name in problem.headers}, set(headers))
             response = DOCUMENT["components"]["responses"][str(problem.status.value)]
             for name, value in headers.items():
@@ -366,7 +364,7 @@ class ServedTests(CallerTestCase):
     def test_served(self) -> None:
         """Anybody may have it, without a token, and in any page."""
         answer = self.request("GET", "/openapi.json")
-        self.assertEqual(answer.body, DESCRIPTION.content)
+        self.assertEqual(answer.body, RESOURCES[DESCRIPTION_PATH].content)
         self.assertEqual(answer.headers["content-type"], "application/json")
 
     def test_kept(self) -> None:

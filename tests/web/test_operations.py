@@ -14,10 +14,10 @@ from tawebeval.config import Configuration, MetricsSettings
 from tawebeval.web.auth import Authentication, RateLimit
 from tawebeval.web.context import Operations
 from tawebeval.web.operations import METRICS_TYPE
+from tests.cases.polls import TOKENS
+from tests.cases.web import WebTestCase
 from tests.fakes.clients import Answer
 from tests.fakes.world import read_again
-from tests.web.test_fastpath import TOKENS
-from tests.web.test_routes import WebTestCase
 
 TOKEN = "tawebeval_metrics"
 
@@ -44,7 +44,7 @@ class OperationsTestCase(WebTestCase):
 
     def set(self, name: str, value: object) -> None:
         """Give the web something else."""
-        object.__setattr__(self.service.api, name, value)
+        object.__setattr__(self.service.context, name, value)
 
     def let(self, readers: Any) -> None:
         """Configure who may read the metrics."""

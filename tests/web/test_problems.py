@@ -11,32 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval import errors
 from tawebeval.web.routes import make_app
 from tawebeval.web.server import problems
-from tests.fakes.clients import Answer, Connection
-from tests.web.test_routes import WebTestCase
-
-
-class RawTestCase(WebTestCase):
-    """Clients of which every byte is our own."""
-
-    def check_raw(self, answer: Answer, status: int) -> Answer:
-        """Hold that an answer is a problem document of that status."""
-        headers = {name.lower(): value for name, value in answer.headers.items()}
-        answer = Answer(answer.status, headers, answer.body)
-        self.assertEqual(answer.status, status, answer.body)
-        self.check(answer)
-        return answer
-
-    def refuse(self, status: int, request: bytes, *, closed: bool | None = None) -> Connection:
-        """Hold that a request is refused so, sent whole and byte by byte."""
-        for size in (len(request), 1):
-            connection = self.connect()
-            for at in range(0, len(request), size):
-                if not connection.received:
-                    connection.send(request[at : at + size])
-            self.check_raw(connection.answer(), status)
-            if closed is not None:
-                self.assertEqual(connection.closed, closed)
-        return connection
+from tests.cases.web import WebTestCase
 
 
 class TableTests(SynchronousTestCase):
@@ -80,7 +55,7 @@ class TableTests(SynchronousTestCase):
     def test_document(self) -> None:
         """A document has what RFC 9457 has, `message`, and what the error adds."""
         self.assertEqual(
-            problems.document(HTTPStatus.GONE, "no more", oldest="3"),
+            problems.make_document(HTTPStatus.GONE, "no more", oldest="3"),
             b'{"type":"about:blank","title":"Gone","status":410,"detail":"no more",'
             b'"message":"no more","oldest":"3"}',
         )
@@ -110,7 +85,7 @@ class RouteTests(WebTestCase):
             return decorate
 
         self.patch(Klein, "route", watch)
-        make_app(self.service.api)
+        make_app(self.service.context)
         self.assertGreaterEqual(len(names), 5)
         self.assertEqual(len(set(names)), len(names))
 

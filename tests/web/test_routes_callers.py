@@ -2,43 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from tawebeval.config import CallerSettings, Configuration
-from tawebeval.core.tokens import new_token
-from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, head, parts
+from tests.cases.web import CallerTestCase, WebTestCase
+from tests.fakes.clients import MULTIPART, Answer, Connection, form, head, parts
 from tests.fakes.world import read_again
-from tests.web.test_routes import WebTestCase
-
-
-class CallerTestCase(WebTestCase):
-    """A service with two callers."""
-
-    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
-
-    def setUp(self) -> None:
-        self.configuration = Configuration(callers=self.callers)
-        super().setUp()
-        made = {name: new_token(name, os.urandom) for name in ("alice", "bob")}
-        self.headers = {name: f"Bearer {token}" for name, (token, _) in made.items()}
-        self.file = Path(self.mktemp())
-        self.file.write_text("\n".join(line for _, line in made.values()))
-        root = Path(self.mktemp()).resolve()
-        self.service = Service(root, self.configuration, tokens=self.file)
-        self.client, self.agent = self.service.treq()
-
-    def call(self, method: str, path: str, status: int, caller: str | None) -> Answer:
-        """Make a request as that caller."""
-        headers = {} if caller is None else {"Authorization": self.headers[caller]}
-        answer = self.request(method, path, status, headers=headers)
-        if status == 401:
-            self.assertEqual(answer.headers["www-authenticate"], "Bearer")
-        return answer
-
-    def begin(self, caller: str, status: int = 200, **headers: str) -> Answer:
-        """Post a form as that caller."""
-        return self.post(status, **{"Authorization": self.headers[caller], **headers})
 
 
 class TokenTests(CallerTestCase):

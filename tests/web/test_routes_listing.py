@@ -6,10 +6,9 @@ from typing import Any
 from unittest import mock
 
 from tawebeval.config import CallerSettings, Configuration
+from tests.cases.web import CallerTestCase, WebTestCase
 from tests.fakes.clients import Service
 from tests.fakes.world import straw
-from tests.web.test_routes import WebTestCase
-from tests.web.test_routes_callers import CallerTestCase
 
 
 class ListingTests(WebTestCase):

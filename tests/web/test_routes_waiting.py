@@ -8,7 +8,7 @@ from twisted.internet.defer import Deferred
 
 from tawebeval import __version__
 from tawebeval.core.pages import EventPage
-from tests.web.test_routes import END, WebTestCase
+from tests.cases.web import END, WebTestCase
 
 
 class WaitTests(WebTestCase):
@@ -100,7 +100,7 @@ class WaitTests(WebTestCase):
             return page(*arguments)
 
         self.patch(self.service.registry, "read_page", counting)
-        for headers in ({}, {"Connection": "close"}):  # by the shortcut, and not
+        for headers in ({}, {"Connection": "close"}):  # on the fast path, and not
             read.clear()
             asked = self.wait(**headers)
             self.assertEqual(len(read), 1)
@@ -126,7 +126,7 @@ class WaitTests(WebTestCase):
         """The server caps the time, however long, and says to what."""
         for seconds in ("31", "2147483647", "9" * 15):
             for query, headers in ((f"?wait={seconds}", {}), ("", {"Prefer": f"wait={seconds}"})):
-                for road in ({}, {"Connection": "close"}):  # by the shortcut, and not
+                for road in ({}, {"Connection": "close"}):  # on the fast path, and not
                     asked = self.wait(query, **headers, **road)
                     self.service.reactor.advance(30)
                     applied = self.answer(asked).headers["preference-applied"]

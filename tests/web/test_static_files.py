@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tawebeval.config import CallerSettings, Configuration
 from tawebeval.web import static_files
+from tawebeval.web.static_files import DESCRIPTION_PATH, RESOURCES
 from tests.cases import described
+from tests.cases.web import LINK, CallerTestCase, WebTestCase
 from tests.fakes.clients import Answer
-from tests.web.test_routes import WebTestCase
-from tests.web.test_routes_callers import CallerTestCase
 
+ASSETS = {path: found for path, found in RESOURCES.items() if path != DESCRIPTION_PATH}
 FILES = Path(static_files.__file__).with_name("static")
-LINK = re.compile(r'(?:href|src)="([^"]*)"')
 IMPORT = re.compile(r'from "\./([^"]*)"')
 
 
@@ -56,7 +56,7 @@ class AssetTests(WebTestCase):
             for name in ("content-type", "etag", "content-security-policy"):
                 self.assertEqual(head.headers[name], answer.headers[name])
             served += 1
-        self.assertEqual(served, len(static_files.ASSETS))
+        self.assertEqual(served, len(ASSETS))
         self.assertGreater(served, 5)
 
     def test_what_the_page_needs_is_there(self) -> None:
@@ -83,7 +83,7 @@ class AssetTests(WebTestCase):
 
     def test_policy(self) -> None:
         """Nothing is run, shown, framed or connected to but what is the daemon's own."""
-        for path in static_files.ASSETS:
+        for path in ASSETS:
             answer = self.get(path)
             directives = policy(answer)
             self.assertEqual(directives["default-src"], "'none'")
@@ -97,7 +97,7 @@ class AssetTests(WebTestCase):
 
     def test_conditional(self) -> None:
         """Who has a file already is told so; a cache asks each time."""
-        for path in static_files.ASSETS:
+        for path in ASSETS:
             answer = self.get(path)
             self.assertEqual(answer.headers["cache-control"], "no-cache")
             tag = answer.headers["etag"]
@@ -112,8 +112,8 @@ class AssetTests(WebTestCase):
 
     def test_tags_differ(self) -> None:
         """Each content has a tag of its own."""
-        tags = {asset.entity_tag for asset in static_files.ASSETS.values()}
-        self.assertEqual(len(tags), len(static_files.ASSETS))
+        tags = {asset.entity_tag for asset in ASSETS.values()}
+        self.assertEqual(len(tags), len(ASSETS))
 
     def test_other_pages_may_import(self) -> None:
         """The client is a module for pages of other origins, too."""
@@ -146,7 +146,7 @@ class TokenTests(CallerTestCase):
 
     def test_open(self) -> None:
         """The page comes without one, or nobody could enter it; what it asks for does not."""
-        for path in static_files.ASSETS:
+        for path in ASSETS:
             answer = self.answer(self.ask("GET", path))
             self.assertEqual(answer.status, 200)
         for path in ("/evaluations", "/static/x.js", "/static"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import socket
 import weakref
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -16,19 +15,12 @@ from twisted.internet.ssl import CertificateOptions
 from twisted.internet.testing import StringTransport
 from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.trial.unittest import SynchronousTestCase
-from zope.interface import implementer
+from zope.interface import directlyProvides, providedBy
 
-from tawebeval.config import (
-    BufferSettings,
-    Configuration,
-    HttpSettings,
-    LimitSettings,
-    StreamSettings,
-)
 from tawebeval.core.events import Batch
 from tawebeval.evaluations.records import RESUME, Subscription, UnprobedConnection
 from tawebeval.web import streams
-from tests.cases import described
+from tests.cases.web import CAPACITY, END, StreamTestCase
 from tests.fakes.streams import (
     FOLLOWERS,
     Follower,
@@ -36,62 +28,6 @@ from tests.fakes.streams import (
     SocketFollower,
     SourceFollower,
 )
-from tests.web.test_routes import END, WebTestCase
-
-CAPACITY = 64 * 1024
-
-
-class StreamTestCase(WebTestCase):
-    """A service with deadlines, and a ring of a few pieces."""
-
-    configuration = Configuration(
-        buffers=BufferSettings(evaluation=CAPACITY, page=4096),
-        http=HttpSettings(window=20, rate=1024),
-        limits=LimitSettings(wall_clock=100_000),
-        streams=StreamSettings(heartbeat=15),
-    )
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.patch(streams, "PIECE", 4096)
-
-    def turn(self) -> None:
-        """Let happen what is due."""
-        self.service.reactor.pump([0] * 6)
-
-    def print(self, text: bytes) -> None:
-        """Let the evaluator print, and what was printed be delivered."""
-        self.child.print(text)
-        self.turn()
-
-    def finish(self, status: int = 0) -> None:
-        """Let the evaluator end, and that be told."""
-        super().finish(status)
-        self.turn()
-
-    def follow(self, kind: type[Follower], identifier: str, query: str = "", **more: Any) -> Any:
-        """Return one who follows an evaluation, and whose answer is described."""
-        follower = kind(self.service, identifier, query, **more)
-        described.check("GET", f"/evaluation/{identifier}/events", follower.answer)
-        return follower
-
-    @property
-    def calls(self) -> int:
-        """How many calls are scheduled that are not a connection's: none of a stream's stay."""
-        return len(
-            [
-                call
-                for call in self.service.reactor.getDelayedCalls()
-                if "loseConnection" not in repr(call)
-            ]
-        )
-
-    def check_nothing_left(self, identifier: str) -> None:
-        """Hold that nobody follows, and nothing waits."""
-        record = self.service.registry._records[identifier]
-        self.assertEqual(len(self.service.registry.subscriptions), 0)
-        self.assertEqual(len(record.readers.retention), 0)
-        self.assertEqual(len(record.evaluation.changed), 0)
 
 
 class FollowTests(StreamTestCase):
@@ -114,18 +50,6 @@ class FollowTests(StreamTestCase):
             self.assertEqual(follower.payloads, ["a", "\n", "b", "\n", "ü\u2028%d\r", "\n"])
             self.assertTrue(follower.complete, kind)
             self.check_nothing_left(identifier)
-
-    def test_what_was_there_before(self) -> None:
-        """Who comes late, and after the end, gets the same."""
-        for kind in FOLLOWERS:
-            identifier = self.evaluate()
-            self.print(b"a\nb\n")
-            early = self.follow(kind, identifier)
-            self.finish()
-            late = self.follow(kind, identifier)
-            for follower in (early, late):
-                self.assertEqual(follower.payloads, ["a", "\n", "b", "\n"])
-                self.assertTrue(follower.complete)
 
     def test_all_at_once(self) -> None:
         """Readers on all transports, and of pages, each get everything."""
@@ -499,46 +423,32 @@ class ClientGoneTests(StreamTestCase):
             self.setUp()
 
 
-class KernelTests(SynchronousTestCase):
-    """What the kernel keeps."""
-
-    def limited(self, wrap: Callable[[Any], Any]) -> int:
-        """Return the bytes that the kernel keeps of what is sent by a transport."""
-        one, other = socket.socketpair()
-        self.addCleanup(one.close)
-        self.addCleanup(other.close)
-
-        @implementer(ISystemHandle)
-        class Transport(StringTransport):
-            def getHandle(self) -> socket.socket:
-                return one
-
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
-        self.assertIsInstance(
-            streams.connection_of(wrap(Transport())), UnprobedConnection
-        )  # it is no TCP
-        return one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+class ConnectionTests(SynchronousTestCase):
+    """`prepare_connection`."""
 
     def test_send_buffer(self) -> None:
-        """It is asked to keep less, which Linux doubles."""
-        self.assertEqual(self.limited(lambda transport: transport), 2 * 64 * 1024)
-
-    def test_tls(self) -> None:
-        """Also below TLS."""
-
-        def tls(transport: Any) -> Any:
-            factory = TLSMemoryBIOFactory(
-                CertificateOptions(), False, Factory.forProtocol(Protocol)
-            )
-            protocol = factory.buildProtocol(None)
-            protocol.makeConnection(transport)
-            return protocol
-
-        self.assertEqual(self.limited(tls), 2 * 64 * 1024)
+        """The kernel's send buffer is limited, below TLS too; Linux doubles the limit."""
+        tls = TLSMemoryBIOFactory(CertificateOptions(), False, Factory.forProtocol(Protocol))
+        for factory in (None, tls):
+            one, other = socket.socketpair()
+            self.addCleanup(one.close)
+            self.addCleanup(other.close)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 150_000)
+            transport: Any = StringTransport()
+            transport.getHandle = lambda one=one: one
+            directlyProvides(transport, ISystemHandle, *providedBy(transport))
+            if factory is not None:
+                protocol = factory.buildProtocol(None)
+                protocol.makeConnection(transport)
+                transport = protocol
+            # A socket that is no TCP socket shows no progress.
+            self.assertIsInstance(streams.prepare_connection(transport), UnprobedConnection)
+            size = one.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            self.assertEqual(size, 2 * 64 * 1024)
 
     def test_no_socket(self) -> None:
-        """A transport without a socket is left as it is."""
-        self.assertIsInstance(streams.connection_of(StringTransport()), UnprobedConnection)
+        """A transport without a socket stays as it is."""
+        self.assertIsInstance(streams.prepare_connection(StringTransport()), UnprobedConnection)
 
 
 class DefectTests(StreamTestCase):

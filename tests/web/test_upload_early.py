@@ -12,8 +12,8 @@ from tawebeval.config import Configuration, LimitSettings
 from tawebeval.evaluations import registry
 from tawebeval.evaluations.uploads import BATCH
 from tawebeval.sandbox.workspace import directory_of
+from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Part, form, head, parts
-from tests.web.test_problems import RawTestCase
 
 
 class EarlyRefusalTests(RawTestCase):

@@ -8,8 +8,8 @@ from tawebeval.config import Configuration, LimitSettings, RepositorySettings
 from tawebeval.core.form import MAX_FIELD_NAME
 from tawebeval.errors import Busy, InvalidField, MalformedRequest, TooLarge, UnsupportedMediaType
 from tawebeval.evaluations.uploads import BATCH
+from tests.cases.uploads import UploadTestCase, without
 from tests.fakes.clients import BOUNDARY, Part, form, parts
-from tests.web.test_upload import UploadTestCase, without
 
 
 class FieldTests(UploadTestCase):

@@ -9,9 +9,9 @@ from twisted.logger import capturedLogs
 
 from tawebeval.config import Configuration, HttpSettings, LimitSettings
 from tawebeval.evaluations.uploads import BATCH
+from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, Service, form, head, parts
 from tests.fakes.world import SlowThreads
-from tests.web.test_problems import RawTestCase
 
 BODY = form(parts(source=b"x" * 4 * BATCH))
 SMALL = form(parts())
@@ -172,7 +172,7 @@ class SlowDiskTests(RawTestCase):
         """A daemon that stops says so at once, also to who waits for the disk."""
         connection, rest = self.stuck()
         self.successResultOf(Deferred.fromCoroutine(self.service.registry.close()))
-        connection.channel.go_away()
+        connection.channel.drain()
         self.check_raw(connection.answer(), 503)
         self.assertEqual(self.send(connection, rest), b"")
         self.service.reactor.advance(6)

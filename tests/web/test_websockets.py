@@ -9,10 +9,10 @@ from twisted.internet.interfaces import IHalfCloseableDescriptor
 from zope.interface import alsoProvides
 
 from tawebeval.config import CallerSettings, Configuration
-from tawebeval.web.access_log import EVENTS
+from tawebeval.web.access_log import EVENTS_ROUTE
+from tests.cases.web import StreamTestCase
 from tests.fakes.clients import Answer
 from tests.fakes.streams import KEY, UPGRADE, SocketFollower
-from tests.web.test_streams import StreamTestCase
 
 PING, PONG, CLOSE, TEXT, BINARY, MORE = 9, 10, 8, 1, 2, 0
 
@@ -42,10 +42,10 @@ class HandshakeTests(SocketTestCase):
     def test_counted(self) -> None:
         """It counts when it is over, as what it was."""
         follower = self.open()
-        counted = self.service.api.traffic.counted
-        self.assertNotIn(EVENTS, [route for _, route, _ in counted()])
+        counted = self.service.context.request_log.count_answers
+        self.assertNotIn(EVENTS_ROUTE, [route for _, route, _ in counted()])
         follower.connection.lose()
-        self.assertEqual(counted()["GET", EVENTS, 101], 1)
+        self.assertEqual(counted()["GET", EVENTS_ROUTE, 101], 1)
 
     def test_whatever_it_accepts(self) -> None:
         """`Accept` says nothing about a WebSocket."""
@@ -402,7 +402,7 @@ class EndTests(SocketTestCase):
 
     def test_counted(self) -> None:
         """It is a connection like any other, until it is gone."""
-        connections = self.service.site.connections
+        connections = self.service.site.connection_limits
         before = connections.total
         follower = self.open()
         self.assertEqual(connections.total, before + 1)

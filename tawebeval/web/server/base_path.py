@@ -1,4 +1,4 @@
-"""Where on its host the API is: at the root, or below a path that a proxy gives it."""
+"""The path prefix of the API behind a proxy."""
 
 from __future__ import annotations
 
@@ -11,42 +11,45 @@ from tawebeval.errors import MovedTo
 _SLASHES = re.compile(rb"/+")
 
 
-def single_slashes(path: bytes) -> bytes:
-    """Return a path with one slash for several in a row: clients join paths carelessly."""
+def collapse_slashes(path: bytes) -> bytes:
+    """Return a path with one slash in place of several: clients join paths carelessly."""
     return _SLASHES.sub(b"/", path)
 
 
-def _pattern(mount: BasePath) -> re.Pattern[bytes] | None:
-    if not mount.path:
+def _compile(base_path: BasePath) -> re.Pattern[bytes] | None:
+    if not base_path.path:
         return None
-    parts = (re.escape(part.encode()) for part in mount.path[1:].split("/"))
+    parts = (re.escape(part.encode()) for part in base_path.path[1:].split("/"))
     return re.compile(rb"/+%b(?=[/?]|\Z)" % rb"/+".join(parts))  # clients join paths carelessly
 
 
 @attrs.frozen
 class BasePath:
-    """The path below which clients find the API, without a slash at its end; empty for the root.
+    """The prefix of all paths, without a slash at its end; empty = the root of the host.
 
-    Requests may have it or not, for some proxies take it away.
+    Requests may have the prefix or not, since some proxies remove it.
     """
 
     path: str
-    _found: re.Pattern[bytes] | None = attrs.field(
-        init=False, repr=False, default=attrs.Factory(_pattern, takes_self=True)
+    _pattern: re.Pattern[bytes] | None = attrs.field(
+        init=False, repr=False, default=attrs.Factory(_compile, takes_self=True)
     )
 
-    def inside(self, target: bytes) -> bytes:
-        """Return the target of a request as it is without the path; the path alone stays."""
+    def strip(self, target: bytes) -> bytes:
+        """Return a request target without the prefix; unchanged if it is only the prefix."""
         rest = self._rest(target)
         return rest if rest is not None and rest.startswith(b"/") else target
 
-    def check(self, target: bytes) -> None:
-        """Raise Elsewhere for the path alone: what is relative to that is not below it."""
+    def check_target(self, target: bytes) -> None:
+        """Raise MovedTo if the target is only the prefix, without a slash.
+
+        Relative links of a page there would lead out of the prefix.
+        """
         rest = self._rest(target)
         if rest is not None and not rest.startswith(b"/"):
             raise MovedTo(f"{self.path}/")
 
     def _rest(self, target: bytes) -> bytes | None:
-        """Return what follows the path, None if the target is not below it."""
-        found = None if self._found is None else self._found.match(target)
+        """Return the part of a target behind the prefix; None if it has none."""
+        found = None if self._pattern is None else self._pattern.match(target)
         return None if found is None else target[found.end() :]

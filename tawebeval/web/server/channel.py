@@ -1,7 +1,7 @@
-"""Connections: those that are too many, and what on them is no request.
+"""Connections: limits, malformed requests, WebSockets, draining.
 
-Requests whose end is not plain are refused, for a proxy might see another end than we do, and
-take for one request what is two.
+A request whose end is ambiguous is refused: a proxy could see another end, and take two requests
+for one (request smuggling).
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from tawebeval.config import HttpSettings
 from tawebeval.errors import Stopping, TooSlow
 from tawebeval.web.server import problems
 from tawebeval.web.server.headers import (
-    framing_headers,
-    general_headers,
-    lines,
+    encode_headers,
+    encode_status_line,
+    make_framing_headers,
+    make_general_headers,
     put_framing_first,
-    status_line,
 )
 from tawebeval.web.server.interface import FastPath, Host
 from tawebeval.web.server.limits import RETRY_AFTER, Peer
 from tawebeval.web.server.timeouts import LINGER, Phase, TimeoutChannel
-from tawebeval.web.server.transport import below_tls
+from tawebeval.web.server.transport import unwrap_tls
 
-_TURNED_AWAY = 64  # connections over the limit that are told so at the same time
-_SOCKET_BYTES = 64 * 1024  # that the client of a WebSocket may send for nothing
-_SHORT_FRAME = 6  # bytes that a client's short message has besides its content
-_TOO_BIG = 1009  # the close code for that
-_GOING_AWAY = 1001  # that of a daemon that stops
-# Bytes that a turn of the reactor reads of a connection: few where each of them can cost much, as
-# those of frames and chunks do, and many of a body of known length. (TLS hands on whole records.)
-_READ_FRAMES, _READ_USUALLY, _READ_BODY = 1024, 4096, 64 * 1024
-_DIGITS = 18  # of a Content-Length; more are no length of anything
+_MAX_REFUSED = 64  # connections over the limit that are answered at the same time
+_SOCKET_BYTES = 64 * 1024  # of messages without meaning from the client of a WebSocket
+_SHORT_FRAME = 6  # overhead of a short client frame, in bytes
+_TOO_BIG = 1009  # close code beyond _SOCKET_BYTES
+_GOING_AWAY = 1001  # close code of a draining daemon
+# Maximum of bytes read from a connection in a turn of the reactor: few where a byte can cost much
+# (frames, chunks), many for a body of known length. (TLS passes on whole records.)
+_READ_FRAMES, _READ_DEFAULT, _READ_BODY = 1024, 4096, 64 * 1024
+_DIGITS = 18  # of a Content-Length at most
 
 
 class ApiChannel(TimeoutChannel):
-    """A connection, speaking HTTP/1.1 only, on which also the protocol's errors are problems."""
+    """A connection that speaks HTTP/1.1 only and answers protocol errors by problem documents."""
 
     site: Host
     fast_path: FastPath
-    # Counted here, in bytes of lines and in lines; Twisted would answer 400 and not say why.
+    # This class applies the limits instead; Twisted would answer 400 without a reason.
     totalHeadersSize = 2**30
     maxHeaders = 2**30
 
     peer: Peer
     _group: str | None = None  # None while the connection is not counted
-    _turned_away = False
-    _socket: Any = None  # what takes the connection's bytes when it has become a WebSocket
+    _is_refused = False
+    _socket: Any = None  # the WebSocket that receives all bytes after the upgrade
     _socket_received = 0  # bytes
-    _socket_closes = False  # a close frame is being sent
-    _socket_waits = False  # for the client's answer to that
+    _sends_close_frame = False  # while a close frame is being sent
+    _awaits_close_frame = False  # until the client answers it
     _head_size = 0  # bytes of the head that is arriving
 
     @property
-    def limits(self) -> HttpSettings:
-        """The settings."""
-        return self.site.connections.limits
+    def settings(self) -> HttpSettings:
+        """The settings `[http]`."""
+        return self.site.connection_limits.settings
 
     @property
     def clock(self) -> IReactorTime:
@@ -75,41 +75,41 @@ class ApiChannel(TimeoutChannel):
     # Connections
 
     def connectionMade(self) -> None:
-        """Count the connection, and wait for a head; where there are too many, see it off."""
-        self.MAX_LENGTH = self.limits.line
+        """Count the connection and await a request; refuse it beyond the limits."""
+        self.MAX_LENGTH = self.settings.line
         super().connectionMade()
-        self._read_in_a_turn(_READ_USUALLY)
-        self.site.presence.enter(self)
+        self._set_read_size(_READ_DEFAULT)
+        self.site.open_connections.add(self)
         assert self.transport is not None
-        self.peer = self.site.clients.peer(self.transport.getPeer())
-        connections = self.site.connections
-        if connections.enter(self.peer.group):
+        self.peer = self.site.address_resolver.identify_peer(self.transport.getPeer())
+        connections = self.site.connection_limits
+        if connections.add_connection(self.peer.group):
             self._group = self.peer.group
-            self.connection_begins()
-        elif connections.turned_away < _TURNED_AWAY:
-            connections.turned_away += 1
-            self._turned_away = True
-            self.take_within(LINGER)
+            self.await_first_head()
+        elif connections.refused_connections < _MAX_REFUSED:
+            connections.refused_connections += 1
+            self._is_refused = True
+            self.set_write_deadline(LINGER)
         else:
             self.forceAbortClient()
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
-        """Count one less."""
-        self.site.presence.leave(self)
+        """Count one connection less."""
+        self.site.open_connections.remove(self)
         if self._group is not None:
-            self.site.connections.leave(self._group)
+            self.site.connection_limits.remove_connection(self._group)
             self._group = None
-        if self._turned_away:
-            self.site.connections.turned_away -= 1
-            self._turned_away = False
+        if self._is_refused:
+            self.site.connection_limits.refused_connections -= 1
+            self._is_refused = False
         super().connectionLost(reason)
 
     # What the client sends
 
     def dataReceived(self, data: bytes) -> None:
-        """Take what has come."""
-        if self._turned_away and self.phase is not Phase.CLOSED:
-            # Not before the client has said something: few expect an answer to nothing.
+        """Take received bytes: of a WebSocket, for the fast path, or for Twisted."""
+        if self._is_refused and self.phase is not Phase.CLOSED:
+            # Not before the first bytes: few clients expect a response without a request.
             self._refuse(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 "there are as many connections as there may be; try again later",
@@ -118,42 +118,42 @@ class ApiChannel(TimeoutChannel):
         if self.phase is Phase.CLOSED:
             return
         if self._socket is not None:
-            self._socket_receives(data)
+            self._receive_frames(data)
             return
-        if self._at_rest and self.fast_path.take(data):
+        if self._is_between_requests and self.fast_path.try_answer(data):
             return
         super().dataReceived(data)
         if self._buffer:
-            self.head_begins()
+            self.on_head_start()
 
     @property
-    def _at_rest(self) -> bool:
-        """Whether nothing has come since the last request, and that is answered."""
-        # An empty line, which may precede a request, begins none, but is counted.
-        return self._waits and not self._head_size
+    def _is_between_requests(self) -> bool:
+        """Whether the last request is answered and nothing of the next has come."""
+        # An empty line before a request begins no request, but counts in `_head_size`.
+        return self._is_idle and not self._head_size
 
     def lineReceived(self, line: bytes) -> None:
-        """Take a line of a head."""
+        """Check and take a line of a request head."""
         if self.phase is Phase.CLOSED:
             return
         if line:
-            self.head_begins()
+            self.on_head_start()
         self._head_size += len(line) + 2
-        if self._head_size > self.limits.header_bytes:
-            self._too_large(f"the head of the request has over {self.limits.header_bytes} bytes")
+        if self._head_size > self.settings.header_bytes:
+            self._too_large(f"the head of the request has over {self.settings.header_bytes} bytes")
         elif line[:1] in (b" ", b"\t"):
             self._bad_request("a line of the head begins with a space")  # RFC 9112, 5.2
         else:
             super().lineReceived(line)
 
     def headerReceived(self, line: bytes) -> bool:
-        """Take a header; return whether it can be taken."""
+        """Check and take a header; return False if it is refused."""
         name, _, value = line.partition(b":")
         name, value = name.lower(), value.strip(b" \t")
         if self.phase is Phase.CLOSED:
             return False
-        if self._receivedHeaderCount >= self.limits.headers:
-            self._too_large(f"the request has over {self.limits.headers} headers")
+        if self._receivedHeaderCount >= self.settings.headers:
+            self._too_large(f"the request has over {self.settings.headers} headers")
         elif name == b"content-length" and len(value) > _DIGITS:
             self._bad_request("Content-Length: is no length")
         elif name == b"transfer-encoding" and (
@@ -166,104 +166,104 @@ class ApiChannel(TimeoutChannel):
         return False
 
     def allHeadersReceived(self) -> None:
-        """Take the end of a head."""
+        """Take the end of a request head."""
         self._head_size = 0
         if self.phase is not Phase.CLOSED:
             if self.length:  # which chunked bodies do not have
-                self._read_in_a_turn(_READ_BODY)
+                self._set_read_size(_READ_BODY)
             super().allHeadersReceived()
 
     def rawDataReceived(self, data: bytes) -> None:
-        """Take a part of a body, or what is sent while an answer is made."""
+        """Take a part of a body, or what is pipelined behind an unanswered request."""
         if self.phase is not Phase.CLOSED:
             super().rawDataReceived(data)
 
     def allContentReceived(self) -> None:
         """Take the end of a request."""
         if self.phase is not Phase.CLOSED:
-            self._read_in_a_turn(_READ_USUALLY)
+            self._set_read_size(_READ_DEFAULT)
             super().allContentReceived()
 
-    def _read_in_a_turn(self, size: int) -> None:
-        """Have each turn of the reactor read so many bytes at most."""
-        below_tls(self.transport).bufferSize = size
+    def _set_read_size(self, size: int) -> None:
+        """Set the maximum of bytes read in one turn of the reactor."""
+        unwrap_tls(self.transport).bufferSize = size
 
     # WebSockets
 
     def _protocolUpgradeForWebsockets(self, protocol: IProtocol) -> None:
-        """Let a WebSocket have what comes.
+        """Pass all further bytes to the WebSocket `protocol`.
 
-        It writes and closes through this channel, so that all that holds of connections holds
-        of it. (Twisted would give it the bare transport, and take `connectionLost` from us.)
+        It writes and closes through this channel, so deadlines and limits apply to it. (Twisted
+        would give it the bare transport and take `connectionLost` from the channel.)
         """
         self._socket = protocol
-        self._read_in_a_turn(_READ_FRAMES)
+        self._set_read_size(_READ_FRAMES)
         protocol.makeConnection(self)
 
-    def _socket_receives(self, data: bytes) -> None:
-        """Take what a WebSocket's client sends, up to a limit for what has no meaning here.
+    def _receive_frames(self, data: bytes) -> None:
+        """Pass bytes to the WebSocket, up to a limit for messages without meaning.
 
-        Answers to pings count, too, and take a week to get there.
+        Answers to pings count too; they take a week to reach the limit.
         """
         self._socket_received += len(data)
         if self._socket_received > _SOCKET_BYTES:
-            if self._socket_waits:
-                self._end_socket()
+            if self._awaits_close_frame:
+                self._end_websocket()
             else:
                 self._socket.loseConnection(_TOO_BIG)
             return
         try:
             self._socket.dataReceived(data)
         except LocalProtocolError:
-            # Twisted answers pings, also after the close frame, where that is no longer allowed.
-            if not self._socket_waits:
+            # Twisted answers pings even after the close frame, which RFC 6455 forbids.
+            if not self._awaits_close_frame:
                 raise
 
-    def socket_was_understood(self, size: int) -> None:
-        """Take that a message of `size` bytes has a meaning: it does not count."""
+    def forgive_socket_bytes(self, size: int) -> None:
+        """Do not count a meaningful message of `size` bytes against the limit."""
         self._socket_received -= _SHORT_FRAME + size
 
-    def close_socket(self, code: int) -> None:
-        """Send a close frame, and close the connection when the client has answered it.
+    def close_websocket(self, code: int) -> None:
+        """Send a close frame; close the connection when the client has answered it.
 
-        The answer shows that all has arrived (RFC 6455, 7.1.1). Earlier a proxy would learn of the
-        end while it still has messages to pass on, and many drop these when the client speaks.
+        The answer shows that all messages have arrived (RFC 6455, section 7.1.1). If the connection
+        closed earlier, many proxies would drop the messages they still hold.
         """
-        if self._socket is not None and not self._socket_waits:
-            self._socket_closes = True
+        if self._socket is not None and not self._awaits_close_frame:
+            self._sends_close_frame = True
             self._socket.loseConnection(code)
-            self._socket_closes, self._socket_waits = False, True
-            self.stopProducing()  # what writes events
-            self.read_within(self._patience(), self._end_socket)
+            self._sends_close_frame, self._awaits_close_frame = False, True
+            self.stopProducing()  # stops the stream
+            self.set_read_deadline(self._write_timeout(), self._end_websocket)
 
     def loseConnection(self) -> None:
-        """Close the connection when the client has taken all; that of a WebSocket with care."""
+        """Close the connection when the client has taken all that was written."""
         if self._socket is None:
             super().loseConnection()
-        elif not self._socket_closes:
-            self._end_socket()
+        elif not self._sends_close_frame:
+            self._end_websocket()
 
-    def _end_socket(self) -> None:
+    def _end_websocket(self) -> None:
         self._socket = None
-        self.stopProducing()  # what writes events
-        self.end_our_side(self._patience())
+        self.stopProducing()  # stops the stream
+        self.close_write_side(self._write_timeout())
 
     # The daemon's end
 
-    def note_last_answer(self) -> bool:
-        """Tell whether the answer that begins now is the last one, because the daemon stops."""
-        if self.site.presence.leaving:
+    def close_after_last_answer(self) -> bool:
+        """Tell whether the daemon drains; if so, this response is the last one."""
+        if self.site.open_connections.is_draining:
             self.persistent = False
-        return self.site.presence.leaving
+        return self.site.open_connections.is_draining
 
     def writeHeaders(self, version: bytes, code: bytes, reason: bytes, headers: Headers) -> None:
-        """Begin an answer, which says so if it is the last one."""
-        if self.note_last_answer() and not headers.hasHeader(b"Connection"):
+        """Write a response's head, with `Connection: close` if it is the last one."""
+        if self.close_after_last_answer() and not headers.hasHeader(b"Connection"):
             headers.setRawHeaders(b"Connection", [b"close"])
         super().writeHeaders(version, code, reason, put_framing_first(headers))
 
-    def go_away(self) -> None:
-        """Answer what is asked, and then end, because the daemon does."""
+    def drain(self) -> None:
+        """Refuse an unfinished request, or close after the current response."""
         if self.phase is Phase.HEAD:
             end = Stopping()
             again = {b"Retry-After": b"%d" % end.retry_after}
@@ -271,36 +271,36 @@ class ApiChannel(TimeoutChannel):
         elif self.phase is Phase.BODY:
             self.requests[-1].refuse(Stopping())
         elif self._socket is not None:
-            self.close_socket(_GOING_AWAY)
+            self.close_websocket(_GOING_AWAY)
         elif self.phase is Phase.ANSWER:
             self.persistent = False  # the answer is the last one
 
     # Refusals
 
-    def head_late(self) -> None:
-        """Refuse a request whose head has not come."""
-        seconds = self.limits.head_deadline
+    def on_head_timeout(self) -> None:
+        """Refuse a request whose head is incomplete at its deadline."""
+        seconds = self.settings.head_deadline
         self._refuse(
             HTTPStatus.REQUEST_TIMEOUT, f"the head of the request has not come within {seconds:g} s"
         )
 
-    def body_late(self) -> None:
-        """Refuse a request whose body comes too slowly."""
+    def on_body_timeout(self) -> None:
+        """Refuse a request whose body arrives too slowly."""
         self.requests[-1].refuse(
             TooSlow(
-                f"the body comes too slowly: {self.limits.rate} bytes per second are expected,"
-                f" reckoned over {self.limits.window:g} s"
+                f"the body comes too slowly: {self.settings.rate} bytes per second are expected,"
+                f" reckoned over {self.settings.window:g} s"
             )
         )
 
     def lineLengthExceeded(self, line: bytes) -> None:
-        """Refuse a request with too long a line, which Twisted would drop without a word."""
+        """Refuse a request with too long a line, which Twisted would drop silently."""
         if hasattr(self, "_command"):  # which Twisted has while headers come
-            self._too_large(f"a header has over {self.limits.line} bytes")
+            self._too_large(f"a header has over {self.settings.line} bytes")
         elif self.phase is not Phase.CLOSED:
             self._refuse(
                 HTTPStatus.REQUEST_URI_TOO_LONG,
-                f"the first line of the request has over {self.limits.line} bytes",
+                f"the first line of the request has over {self.settings.line} bytes",
             )
 
     def _too_large(self, detail: str) -> None:
@@ -315,19 +315,19 @@ class ApiChannel(TimeoutChannel):
     def _refuse(
         self, status: HTTPStatus, detail: str, more: dict[bytes, bytes] | None = None
     ) -> None:
-        """Answer what is no request, and close the connection so that the answer arrives."""
+        """Answer a malformed request, and close so that the answer arrives."""
         if self.phase is Phase.CLOSED:
             return
         if any(request.startedWriting for request in self.requests):
             self.loseConnection()  # it has its answer: the rest of its body is broken
             return
-        self.site.application.refused(status.value, self.peer.address)
-        body = problems.document(status, detail)
+        self.site.application.record_refusal(status.value, self.peer.address)
+        body = problems.make_document(status, detail)
         headers = {
-            **framing_headers(body, problems.CONTENT_TYPE),
-            **general_headers(self.site.application.origins, []),
+            **make_framing_headers(body, problems.CONTENT_TYPE),
+            **make_general_headers(self.site.application.origins, []),
             b"Connection": b"close",
             **(more or {}),
         }
-        self.write(b"".join((status_line(status), lines(headers), b"\r\n", body)))
-        self.end_our_side()
+        self.write(b"".join((encode_status_line(status), encode_headers(headers), b"\r\n", body)))
+        self.close_write_side()

@@ -23,57 +23,59 @@ _HEADERS = {
 }
 
 
-def general_headers(origins: Collection[str], asking: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Return the headers of any response; `asking` are the headers `Origin` of the request.
+def make_general_headers(
+    origins: Collection[str], request_origins: Sequence[bytes]
+) -> dict[bytes, bytes]:
+    """Return the headers of any response; `request_origins` are the request's `Origin`.
 
-    With `*` among `origins` all pages may read it. Else only those of an origin that is named, and
-    caches must not take the response to one for that to another.
+    With `*` in `origins` any page may read it. Otherwise only a page of a listed origin may, and
+    caches must keep responses apart by origin.
     """
     if "*" in origins:
         return {**_HEADERS, b"Access-Control-Allow-Origin": b"*"}
     headers = {**_HEADERS, b"Vary": b"Origin"}
-    if len(asking) == 1 and asking[0].decode("latin-1") in origins:
-        headers[b"Access-Control-Allow-Origin"] = asking[0]
+    if len(request_origins) == 1 and request_origins[0].decode("latin-1") in origins:
+        headers[b"Access-Control-Allow-Origin"] = request_origins[0]
     return headers
 
 
-def framing_headers(body: bytes, content_type: bytes = JSON) -> dict[bytes, bytes]:
-    """Return the headers that stand first in an answer with this body (`put_framing_first`)."""
+def make_framing_headers(body: bytes, content_type: bytes = JSON) -> dict[bytes, bytes]:
+    """Return the headers that stand first in a response (`put_framing_first`)."""
     return {b"Content-Length": b"%d" % len(body), b"Content-Type": content_type}
 
 
 def put_framing_first(headers: Headers) -> Headers:
-    """Return the headers of an answer with those first that say where its body ends.
+    """Return the headers with those first that say where the body ends.
 
-    Some clients take an answer whose head is cut off for a whole one without a body (curl 7.88).
-    They report the cut if they know by then that a body was to come.
+    Some clients take a response with a truncated head for a complete one without a body (curl
+    7.88). They report the truncation if they know by then that a body follows.
     """
     ordered = Headers()
     for name in _FRAMING:
         ordered.setRawHeaders(name, headers.getRawHeaders(name, []))
     for name, values in headers.getAllRawHeaders():
-        ordered.setRawHeaders(name, values)  # one that is there keeps its place
+        ordered.setRawHeaders(name, values)  # a header set above keeps its place
     return ordered
 
 
 @cache
-def status_line(status: HTTPStatus) -> bytes:
-    """Return the first line of an answer."""
+def encode_status_line(status: HTTPStatus) -> bytes:
+    """Return the status line of a response."""
     return b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode())
 
 
 @lru_cache(1)
-def date_line(seconds: int) -> bytes:
-    """Return the line of an answer that tells when it was made, in seconds of the epoch."""
+def encode_date(seconds: int) -> bytes:
+    """Return the line of `Date`, for a time in seconds since the epoch."""
     return b"Date: %b\r\n" % datetimeToString(seconds)
 
 
-def lines(headers: Mapping[bytes, bytes]) -> bytes:
-    """Return headers as they stand in an answer."""
+def encode_headers(headers: Mapping[bytes, bytes]) -> bytes:
+    """Return headers as they are sent."""
     return b"".join([b"%s: %s\r\n" % header for header in headers.items()])
 
 
 def set_headers(request: IRequest, headers: Mapping[bytes, bytes]) -> None:
-    """Let the answer to a request have these headers."""
+    """Set headers of the response to `request`."""
     for name, value in headers.items():
         request.setHeader(name, value)

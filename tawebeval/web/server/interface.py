@@ -1,4 +1,4 @@
-"""Interfaces by which connections and requests know their site and the API."""
+"""Protocols of the site and of the application, by which connections and requests use them."""
 
 from __future__ import annotations
 
@@ -13,58 +13,61 @@ from tawebeval.web.server.base_path import BasePath
 from tawebeval.web.server.limits import AddressResolver, ConnectionLimits, OpenConnections
 
 GONE = 499
-"""In place of a status, as nginx has it: the client went away before it was answered."""
+"""Status for the log where the client disconnected before the response (as nginx has it)."""
 
 
 class Form(Protocol):
-    """The body of a request, parsed while it arrives. Methods raise RequestErrors."""
+    """Receiver of a body that is parsed while it arrives. Methods raise RequestError."""
 
     def feed(self, chunk: bytes) -> None:
         """Parse a part of the body."""
 
     def abandon(self, discard: Callable[[Path, int], object]) -> None:
-        """Store nothing more; then call `discard` with the directory and the bytes received."""
+        """Store nothing more; then call `discard` with the directory and its size in bytes."""
 
 
 class Application(Protocol):
-    """The API. What it refuses it refuses by RequestErrors."""
+    """The API. It refuses requests by RequestError."""
 
     @property
     def origins(self) -> Collection[str]:
-        """The origins whose pages may read responses; `*` for any."""
+        """Origins whose pages may read responses; `*` = any."""
 
     def admit(self, request: IRequest) -> str:
-        """Count a request, and return the name of its caller."""
+        """Return the caller of a request, and count the request."""
 
     def receive_form(self, request: IRequest, length: int | None) -> Form | None:
-        """Return the receiver of the body, of `length` bytes if known; None if none is expected."""
+        """Return the receiver of a body; None if none is expected.
+
+        `length` is that of the body in bytes, None if unknown.
+        """
 
     def check_open(self) -> None:
-        """Raise Stopping if the daemon takes no more forms."""
+        """Raise Stopping if the daemon accepts no more forms."""
 
     def discard(self, directory: Path, size: int) -> None:
-        """Remove what an abandoned form of `size` bytes has stored."""
+        """Remove an abandoned form of `size` bytes."""
 
-    def answered(self, request: IRequest, status: int, seconds: float) -> None:
-        """Count and log a request that took so long; `status` may be GONE."""
+    def record_answer(self, request: IRequest, status: int, seconds: float) -> None:
+        """Count and log a request; `status` may be GONE, `seconds` is its duration."""
 
-    def refused(self, status: int, address: str) -> None:
-        """Count and log what a client sent in place of a request."""
+    def record_refusal(self, status: int, address: str) -> None:
+        """Count and log the refusal of a connection or of a malformed request."""
 
 
 class FastPath(Protocol):
     """Responses to plain requests on one connection, without request objects."""
 
-    def take(self, data: bytes) -> bool:
-        """Answer what was received, if it is one plain request; else return False."""
+    def try_answer(self, data: bytes) -> bool:
+        """Answer `data` and return True if it is one plain request; else do nothing."""
 
 
 class Host(Protocol):
-    """The site of a connection."""
+    """The site, as a connection uses it."""
 
     application: Application
-    clients: AddressResolver
+    address_resolver: AddressResolver
     clock: IReactorTime
-    connections: ConnectionLimits
-    mount: BasePath
-    presence: OpenConnections
+    connection_limits: ConnectionLimits
+    base_path: BasePath
+    open_connections: OpenConnections

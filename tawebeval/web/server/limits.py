@@ -1,4 +1,4 @@
-"""Who is at the other end: of a connection, and of a request that a proxy passes on."""
+"""Clients' addresses, limits of connections, and the open connections to drain."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from tawebeval.config import HttpSettings
 from tawebeval.core.forwarded import Proxies, canonicalize, group_address
 from tawebeval.deferreds import Condition, poll_until
 
+RETRY_AFTER = 5
+"""Seconds of the header `Retry-After` where a limit of connections or requests is reached."""
+
+_REQUEST_GRACE = 1.0  # seconds for an idle connection to begin its last request
+_CLOSE_GRACE = 5.0  # seconds for all clients to take their responses
+
 
 @attrs.frozen
 class RemoteAddress:
-    """Who asks: an address, empty if there is none.
+    """The address of a client; empty if unknown.
 
-    `group` is for whom a request counts besides its connection: that of a client behind a proxy,
-    else empty.
+    `group` is the address group that the request counts for besides its connection: set only for a
+    client behind a trusted proxy.
     """
 
     address: str
@@ -29,9 +35,10 @@ class RemoteAddress:
 
 @attrs.frozen
 class Peer:
-    """The other end of a connection: its address, and as whose the connection is counted.
+    """The other end of a connection: its address, and the address group the connection counts for.
 
-    `client` is who asks on it, None for a proxy, where each request says so.
+    `client` is the client of all requests on it; None for a trusted proxy, which names the client
+    in each request.
     """
 
     address: str
@@ -41,17 +48,17 @@ class Peer:
 
 @attrs.frozen
 class AddressResolver:
-    """Tells who asks."""
+    """Finds the address of a client, which may be behind a trusted proxy."""
 
     proxies: Proxies
 
     @classmethod
-    def of(cls, settings: HttpSettings) -> AddressResolver:
-        """Return what the settings make of it."""
+    def parse(cls, settings: HttpSettings) -> AddressResolver:
+        """Return the resolver for these settings."""
         return cls(Proxies.parse(settings.trusted_proxies, settings.client_header))
 
-    def peer(self, address: IAddress | None) -> Peer:
-        """Return who is at the other end of a connection."""
+    def identify_peer(self, address: IAddress | None) -> Peer:
+        """Return the other end of a connection from `address`."""
         host = str(getattr(address, "host", ""))
         try:
             host = canonicalize(host)
@@ -66,8 +73,11 @@ class AddressResolver:
             else Peer(host, group_address(host), RemoteAddress(host))
         )
 
-    def asking(self, peer: Peer, headers: Headers) -> RemoteAddress:
-        """Return who asks by a request with these headers. Raises MalformedRequest."""
+    def resolve(self, peer: Peer, headers: Headers) -> RemoteAddress:
+        """Return the client's address: the peer's, or the one a trusted proxy reports.
+
+        Raises: MalformedRequest.
+        """
         if peer.client is not None:
             return peer.client
         values = headers.getRawHeaders(self.proxies.header.encode(), [])
@@ -79,45 +89,44 @@ class AddressResolver:
         )
 
 
-RETRY_AFTER = 5
-"""Seconds after which those who were too many may try again."""
-
-
 @attrs.define
 class ConnectionLimits:
-    """Counts the connections there are: in all, and for each address of a client."""
+    """Counts connections, in total and for each address group.
 
-    limits: HttpSettings
-    turned_away: int = 0
+    `refused_connections` is the number of connections over the limit that are being answered.
+    """
+
+    settings: HttpSettings
+    refused_connections: int = 0
     total: int = 0
     _groups: Counter[str] = attrs.field(factory=Counter)
 
-    def enter(self, group: str) -> bool:
-        """Count a connection of a group, and return True, unless there are as many as may be."""
-        if self.total >= self.limits.connections or not self.begin(group):
+    def add_connection(self, group: str) -> bool:
+        """Count a connection of a group; return False, without counting, at a limit."""
+        if self.total >= self.settings.connections or not self.add_request(group):
             return False
         self.total += 1
         return True
 
-    def leave(self, group: str) -> None:
-        """Count one less."""
+    def remove_connection(self, group: str) -> None:
+        """Count one connection less."""
         self.total -= 1
-        self.end(group)
+        self.remove_request(group)
 
-    def begin(self, group: str) -> bool:
-        """Count a request of a group, as a connection of its own; return whether there may be one.
+    def add_request(self, group: str) -> bool:
+        """Count a proxied request of a group like a connection; return False at the limit.
 
-        An empty group is nobody's, and has no limit.
+        An empty group has no limit.
         """
         if not group:
             return True
-        most = self.limits.connections_per_address
+        most = self.settings.connections_per_address
         if most and self._groups[group] >= most:
             return False
         self._groups[group] += 1
         return True
 
-    def end(self, group: str) -> None:
+    def remove_request(self, group: str) -> None:
         """Count one request less."""
         if group:
             self._groups[group] -= 1
@@ -125,56 +134,52 @@ class ConnectionLimits:
                 del self._groups[group]
 
 
-_LAST_REQUEST = 1.0  # seconds after which what has begun to come meanwhile has to end, too
-_LEAVE = 5.0  # seconds in which clients can still take what they are told, at the end
-
-
 class DrainableConnection(Protocol):
-    """A connection, as far as it matters here."""
+    """A connection that can be drained."""
 
-    def take_last_request(self) -> None:
-        """End, unless a request is on its way, or already here."""
+    def close_if_idle(self) -> None:
+        """Close, unless a request has begun or is on its way."""
 
-    def go_away(self) -> None:
-        """Answer what is asked, and then end."""
+    def drain(self) -> None:
+        """Answer the current request, then close."""
 
     def forceAbortClient(self) -> None:
-        """End now."""
+        """Close immediately."""
 
 
 @attrs.define
 class OpenConnections:
-    """Those who are connected just now.
+    """All open connections; drained when the daemon stops.
 
-    When they are `leaving` each answer is the last one on its connection, and says so.
+    While `is_draining`, each response is the last one on its connection and says so.
     """
 
     _clock: IReactorTime
-    leaving: bool = False
-    _present: dict[DrainableConnection, None] = attrs.field(factory=dict)
-    _left: Condition[None] = attrs.field(factory=Condition)
+    is_draining: bool = False
+    _connections: dict[DrainableConnection, None] = attrs.field(factory=dict)
+    _removed: Condition[None] = attrs.field(factory=Condition)
 
-    def enter(self, guest: DrainableConnection) -> None:
-        """Note one more."""
-        self._present[guest] = None
+    def add(self, connection: DrainableConnection) -> None:
+        """Add a connection."""
+        self._connections[connection] = None
 
-    def leave(self, guest: DrainableConnection) -> None:
-        """Note one less."""
-        del self._present[guest]
-        self._left.notify(None)
+    def remove(self, connection: DrainableConnection) -> None:
+        """Remove a closed connection."""
+        del self._connections[connection]
+        self._removed.notify(None)
 
-    def announce(self) -> None:
-        """Have nobody ask on a connection that is about to end, while others can be made."""
-        self.leaving = True
-        for guest in list(self._present):
-            guest.take_last_request()
+    def start_drain(self) -> None:
+        """Close idle connections, so clients connect anew while somebody still listens."""
+        self.is_draining = True
+        for connection in list(self._connections):
+            connection.close_if_idle()
 
-    async def close(self) -> None:
-        """Have all go away, and return when they have; who takes too long is cut off."""
-        self.announce()
-        for seconds in (_LAST_REQUEST, _LEAVE - _LAST_REQUEST):
-            for guest in list(self._present):
-                guest.go_away()
-            await poll_until(lambda: not self._present, self._left, seconds, self._clock)
-        for guest in list(self._present):
-            guest.forceAbortClient()
+    async def drain(self) -> None:
+        """Close all connections; abort those that take longer than 5 seconds."""
+        self.start_drain()
+        for seconds in (_REQUEST_GRACE, _CLOSE_GRACE - _REQUEST_GRACE):
+            for connection in list(self._connections):
+                connection.drain()
+            await poll_until(lambda: not self._connections, self._removed, seconds, self._clock)
+        for connection in list(self._connections):
+            connection.forceAbortClient()

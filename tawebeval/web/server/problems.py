@@ -1,6 +1,6 @@
-"""The one table from exception to answer: problem documents (RFC 9457).
+"""The table from exceptions to problem documents (RFC 9457).
 
-`message` repeats `detail`, for it is what TuringArena's clients read.
+The member `message` repeats `detail`; TuringArena's clients read it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STATUS: dict[type[errors.RequestError], HTTPStatus] = {
 log = Logger()
 
 
-def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
+def make_document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
     """Return a problem document as JSON."""
     return orjson.dumps(
         {
@@ -64,17 +64,17 @@ def document(status: HTTPStatus, detail: str, **members: Any) -> bytes:
 
 @attrs.frozen
 class ProblemDocument:
-    """What an exception is answered: `headers` are those besides which all problems have."""
+    """The response to an exception; `headers` are those that not all problems have."""
 
     status: HTTPStatus
     headers: dict[bytes, bytes]
     body: bytes
 
 
-def find_problem(error: BaseException | None) -> ProblemDocument:
-    """Return the answer that an exception deserves.
+def make_problem(error: BaseException | None) -> ProblemDocument:
+    """Return the response to an exception.
 
-    What is not in the table is a defect, of which the client learns no more than that.
+    An exception without an entry is a defect: the response says no more than that.
     """
     members: dict[str, Any] = {}
     headers: dict[bytes, bytes] = {}
@@ -96,12 +96,12 @@ def find_problem(error: BaseException | None) -> ProblemDocument:
     else:
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         detail = "the server has met a defect of its own; its log tells more"
-    return ProblemDocument(status, headers, document(status, detail, **members))
+    return ProblemDocument(status, headers, make_document(status, detail, **members))
 
 
-def answer(request: IRequest, error: BaseException | None) -> bytes:
-    """Set status and headers of the answer that an exception deserves; return its body."""
-    problem = find_problem(error)
+def set_problem(request: IRequest, error: BaseException | None) -> bytes:
+    """Set status and headers of the response to an exception; return its body."""
+    problem = make_problem(error)
     set_headers(request, problem.headers)
     # Twisted does not know the phrases of all of them.
     request.setResponseCode(problem.status, problem.status.phrase.encode())
@@ -109,10 +109,10 @@ def answer(request: IRequest, error: BaseException | None) -> bytes:
     return problem.body
 
 
-def not_stored(error: OSError) -> errors.Busy:
-    """Log that the disk does not take a form, with the path; return the refusal of the form.
+def report_storage_error(error: OSError) -> errors.Busy:
+    """Log a disk error of an upload, with the path; return the refusal of the upload.
 
-    The machine is at fault, not our code: the log needs no traceback.
+    The log has no traceback: the machine is at fault, not the code.
     """
     log.error("a form cannot be stored: {error}", error=error)
     return errors.Busy(f"the form cannot be stored: {error.strerror}", _RETRY_AFTER)

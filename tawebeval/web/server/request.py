@@ -1,9 +1,8 @@
-"""HTTP below the routes: requests whose forms are spooled, and errors that Twisted makes.
+"""Requests, whose forms are parsed while they arrive, and the site.
 
-What a client sends reaches it in full before it is judged only as far as it is needed: a
-form is refused at the first header, field or byte that is wrong. The answer is then
-written at once, while the rest of the body is read for a few seconds and thrown away,
-because a connection that is closed with unread data loses its answer on the way.
+A form is refused at its first wrong header, field or byte. The response is written immediately. The
+rest of the body is read and dropped for a few seconds: closing a connection with unread data would
+reset it, and the client would lose the response.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tawebeval.config import HttpSettings
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.errors import Busy, MalformedRequest, RequestError, TooLarge
 from tawebeval.web.server import problems
-from tawebeval.web.server.base_path import BasePath, single_slashes
+from tawebeval.web.server.base_path import BasePath, collapse_slashes
 from tawebeval.web.server.channel import ApiChannel
-from tawebeval.web.server.headers import SERVER, general_headers, set_headers
+from tawebeval.web.server.headers import SERVER, make_general_headers, set_headers
 from tawebeval.web.server.interface import GONE, Application, FastPath, Form
 from tawebeval.web.server.limits import (
     RETRY_AFTER,
@@ -56,57 +55,60 @@ log = Logger()
 
 
 class ApiRequest(Request):
-    """A request of which the form, if it has one, is in `form` before it is processed."""
+    """A request; its form, if it has one, is in `form` before the request is processed.
+
+    `is_waiting` is whether the response waits for events or for the end of an evaluation.
+    """
 
     channel: ApiChannel
     form: Form | None = None
     caller = ANONYMOUS
     # Whether the answer is to wait for events, or for the end of an evaluation.
-    waits = False
-    sender: RemoteAddress
-    _counted = ""  # as whose this request counts besides its connection
-    _begun: float | None = None  # when there was something to answer, in seconds of the clock
-    _refused = False
+    is_waiting = False
+    remote_address: RemoteAddress
+    _group = ""  # as whose this request counts besides its connection
+    _started_at: float | None = None  # when there was something to answer, in seconds of the clock
+    _is_refused = False
     _discarded = 0
     _linger: IDelayedCall | None = None
 
     def gotLength(self, length: int | None) -> None:
-        """Judge the headers: Twisted calls this between them and the body."""
+        """Check the headers: Twisted calls this between head and body."""
         self.content = BytesIO()
-        self._begun = self.channel.clock.seconds()
+        self._started_at = self.channel.clock.seconds()
         site = self.channel.site
-        asking = self.requestHeaders.getRawHeaders(b"Origin", [])
-        set_headers(self, general_headers(site.application.origins, asking))
+        request_origins = self.requestHeaders.getRawHeaders(b"Origin", [])
+        set_headers(self, make_general_headers(site.application.origins, request_origins))
         self.method, target, self.clientproto = self.channel.request_line()
-        target = _origin_form(target)
+        target = _strip_scheme_and_host(target)
         # First of all, for whatever is refused is counted and logged by its path, too.
-        self.uri = site.mount.inside(target)
+        self.uri = site.base_path.strip(target)
         self.path = self.uri.split(b"?", 1)[0]
-        self.sender = RemoteAddress(self.channel.peer.address)
+        self.remote_address = RemoteAddress(self.channel.peer.address)
         try:
-            self._find_sender()
-            site.mount.check(target)
+            self._resolve_client()
+            site.base_path.check_target(target)
             self._check_target()
             if self.method != b"OPTIONS":
                 self.caller = site.application.admit(self)
             self.form = site.application.receive_form(self, length)
             if self.form is None and (length or 0) > _BODY:
-                raise _body_not_expected()
+                raise _make_body_error()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
             self.refuse(error, body_follows=length != 0)
 
-    def _find_sender(self) -> None:
-        """Find out who asks, and whether there may be another request of his. Raises Busy."""
+    def _resolve_client(self) -> None:
+        """Find the client's address and count the request for it. Raises: Busy."""
         site = self.channel.site
-        self.sender = site.clients.asking(self.channel.peer, self.requestHeaders)
-        if not site.connections.begin(self.sender.group):
+        self.remote_address = site.address_resolver.resolve(self.channel.peer, self.requestHeaders)
+        if not site.connection_limits.add_request(self.remote_address.group):
             raise Busy(
                 "this client has as many requests as there may be; try again later", RETRY_AFTER
             )
-        self._counted = self.sender.group
+        self._group = self.remote_address.group
 
     def _check_target(self) -> None:
-        """Refuse what Twisted or Klein would answer in HTML. Raises MalformedRequest."""
+        """Refuse targets that Twisted or Klein answer in HTML. Raises: MalformedRequest."""
         if not self.path.startswith(b"/") and (self.method, self.path) != (b"OPTIONS", b"*"):
             raise MalformedRequest("the target of the request is no path")
         try:
@@ -122,10 +124,10 @@ class ApiRequest(Request):
             raise MalformedRequest("Host: names no host")
 
     def handleContentChunk(self, data: bytes) -> None:
-        """Take a part of the body."""
-        self.channel.body_received(len(data))
+        """Parse a part of the body."""
+        self.channel.count_body(len(data))
         try:
-            if self._refused:
+            if self._is_refused:
                 return
             if self.form is not None:
                 self.channel.site.application.check_open()
@@ -133,27 +135,27 @@ class ApiRequest(Request):
             else:
                 self._discarded += len(data)
                 if self._discarded > _BODY:
-                    raise _body_not_expected()
+                    raise _make_body_error()
         except Exception as error:  # noqa: BLE001  (silence is no answer)
             self.refuse(error)
 
     def pause_body(self) -> None:
-        """Read no more of the body until `resume_body`: the disk does not keep up."""
+        """Read no more of the body until `resume_body`: the disk is too slow."""
         self.channel.pause_body()
 
     def resume_body(self) -> None:
-        """Read on."""
+        """Read the body again."""
         self.channel.resume_body()
 
     def refuse(self, error: Exception, body_follows: bool = True) -> None:
-        """Answer now, although the body is still coming; the first answer is the only one."""
-        if self._refused:
+        """Answer now, while the body may still arrive; later refusals are ignored."""
+        if self._is_refused:
             return
         if isinstance(error, OSError):
-            error = problems.not_stored(error)
+            error = problems.report_storage_error(error)
         if not isinstance(error, RequestError):
             log.failure("a request failed", Failure(error))
-        self._refused = True
+        self._is_refused = True
         self._drop_form()
         if not body_follows:
             self._write_problem(error)
@@ -166,7 +168,7 @@ class ApiRequest(Request):
         self._linger = self.channel.callLater(LINGER, self.channel.forceAbortClient)
 
     def _write_problem(self, error: BaseException | None) -> None:
-        body = problems.answer(self, error)
+        body = problems.set_problem(self, error)
         self.setHeader(b"Date", datetimeToString())
         self.setHeader(b"Content-Length", b"%d" % len(body))
         self.write(body)
@@ -176,25 +178,25 @@ class ApiRequest(Request):
         super().requestReceived(command, self.uri, version)
 
     def process(self) -> None:
-        """Answer, once the whole body is there."""
-        self._begun = self.channel.clock.seconds()
-        if self._refused:
+        """Answer the request; its whole body has arrived."""
+        self._started_at = self.channel.clock.seconds()
+        if self._is_refused:
             self.finish()
         elif self.method == b"OPTIONS":
             set_headers(self, _PREFLIGHT)
             self.setResponseCode(HTTPStatus.NO_CONTENT)
             self.finish()
         else:
-            self.path = single_slashes(self.path)
+            self.path = collapse_slashes(self.path)
             super().process()
 
     def render(self, resource: Any) -> None:
-        """Let the resource answer; `Server` is ours, not Twisted's."""
+        """Render `resource`; restore the header `Server`, which Twisted overwrites."""
         self.setHeader(b"Server", SERVER)
         super().render(resource)
 
     def processingFailed(self, reason: Failure) -> Failure:
-        """Answer what no route has caught: a host that is none, or a defect of ours."""
+        """Answer an exception that no route handles: a malformed host, or a defect."""
         if not isinstance(reason.value, HTTPException):
             log.failure("a request failed", reason)
         if not self.startedWriting:
@@ -203,29 +205,29 @@ class ApiRequest(Request):
         return reason
 
     def finish(self) -> None:
-        """End the answer."""
+        """End the response."""
         self._drop_form()
-        self._note(self.code)
+        self._record(self.code)
         super().finish()
 
-    def _note(self, status: int) -> None:
-        """Count the request: it is over, unless its head has never come."""
-        self.channel.site.connections.end(self._counted)
-        self._counted = ""
-        if self._begun is None:
+    def _record(self, status: int) -> None:
+        """Count the request, unless it has no complete head."""
+        self.channel.site.connection_limits.remove_request(self._group)
+        self._group = ""
+        if self._started_at is None:
             return
-        took = self.channel.clock.seconds() - self._begun
-        self.channel.site.application.answered(self, status, took)
+        took = self.channel.clock.seconds() - self._started_at
+        self.channel.site.application.record_answer(self, status, took)
 
     def connectionLost(self, reason: Failure) -> None:
-        """Forget a request whose client has gone."""
+        """Release the request: the client has disconnected."""
         self._drop_form()
         answered = self.startedWriting or self.code == HTTPStatus.SWITCHING_PROTOCOLS
-        self._note(self.code if answered else GONE)
+        self._record(self.code if answered else GONE)
         super().connectionLost(reason)
 
     def _drop_form(self) -> None:
-        """Remove what a form has left on the disk, unless an evaluation has taken it over."""
+        """Remove an unfinished form from disk; an accepted one belongs to its evaluation."""
         if self._linger is not None and self._linger.active():
             self._linger.cancel()
         form, self.form = self.form, None
@@ -234,17 +236,20 @@ class ApiRequest(Request):
             form.abandon(self.channel.site.application.discard)
 
 
-def _origin_form(target: bytes) -> bytes:
-    """Return the target of a request without scheme and host (RFC 9112, section 3.2.2)."""
+def _strip_scheme_and_host(target: bytes) -> bytes:
+    """Return a request target in origin form (RFC 9112, section 3.2.1)."""
     return _ABSOLUTE.sub(b"", target) or b"/"
 
 
-def _body_not_expected() -> TooLarge:
+def _make_body_error() -> TooLarge:
     return TooLarge(f"no body of over {_BODY} bytes is expected here", limit=_BODY)
 
 
 class ApiSite(Site):
-    """Serves an application at `root`; `fast_path` is made for each connection."""
+    """The site of an application; `root` is its resource.
+
+    `fast_path` makes the fast path of each connection.
+    """
 
     # Not Twisted's own, which would speak HTTP/2 where it can: that calls `gotLength` too early.
     protocol = ApiChannel  # type: ignore[assignment]
@@ -266,11 +271,11 @@ class ApiSite(Site):
             parsePOSTFormSubmission=False,
         )
         self.application = application
-        self.clients = AddressResolver.of(settings)
+        self.address_resolver = AddressResolver.parse(settings)
         self.clock = reactor
-        self.connections = ConnectionLimits(settings)
-        self.mount = BasePath(settings.base_path)
-        self.presence = OpenConnections(reactor)
+        self.connection_limits = ConnectionLimits(settings)
+        self.base_path = BasePath(settings.base_path)
+        self.open_connections = OpenConnections(reactor)
         self._fast_path = fast_path
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
@@ -280,8 +285,8 @@ class ApiSite(Site):
         return channel
 
     def log(self, request: object) -> None:
-        """Write nothing: requests are noted in other ways, the shortest among them, too."""
+        """Do nothing: `Application.record_answer` logs requests, those of the fast path too."""
 
     def acceptableProtocols(self) -> list[bytes]:
-        """Return what TLS may negotiate."""
+        """Return the protocols that TLS may negotiate."""
         return [b"http/1.1"]

@@ -1,9 +1,8 @@
-"""How slow a connection may be.
+"""Phases of a connection and their deadlines.
 
-A connection is in one of a few phases: it waits for a request, its head arrives, its body
-arrives, or it is being answered. Each but the last has a deadline for what the client sends;
-in the last a long poll may wait as long as it likes. Besides, there is one for the client to
-take what is written.
+A connection awaits a request, receives its head, receives its body, or is answered. Each phase but
+the last has a deadline for what the client sends; a long poll may be answered as late as it likes.
+In every phase the client has a deadline to take what was written.
 """
 
 from __future__ import annotations
@@ -24,50 +23,50 @@ from twisted.web.http import HTTPChannel
 
 from tawebeval.config import HttpSettings
 
-LINGER = 5.0  # seconds for which what a refused client still sends is read
-_ON_ITS_WAY = 0.5  # seconds in which a request arrives that was sent when the end was not known
+LINGER = 5.0  # seconds for which bytes of a refused client are read and dropped
+_IN_FLIGHT = 0.5  # seconds for a request that was sent before the client knew of the drain
 _TRANSPORT_BUFFER = 2**16  # bytes that a transport may hold before it asks to pause
 
 
 class Phase(Enum):
-    """What a connection is waiting for."""
+    """The phases of a connection."""
 
     NEW = "the first byte at all"
     IDLE = "the next request"
     HEAD = "the end of a head"
     BODY = "the end of a body"
     ANSWER = "an answer, and the client to take it"
-    CLOSED = "the end"  # what still comes is thrown away
+    CLOSED = "the end"  # received bytes are dropped
 
 
-class Answered(Protocol):
-    """A request as far as its channel knows it while it is answered: Twisted's, or another."""
+class AnsweredRequest(Protocol):
+    """A request while it is answered: Twisted's, or one of the fast path."""
 
     startedWriting: bool  # noqa: N815  (the name that Twisted gave it)
 
     def connectionLost(self, reason: Failure) -> None:
-        """Take that there is nobody to answer any more."""
+        """Stop: the client has disconnected."""
 
 
 class TimeoutChannel(HTTPChannel):
-    """A connection with deadlines, which knows in what phase it is.
+    """A connection with a phase and deadlines.
 
-    `TimeoutMixin`, from which Twisted's own comes, is not used: any byte puts that off.
+    It does not use Twisted's `TimeoutMixin`, whose timeout any received byte extends.
     """
 
     phase = Phase.NEW
     _body_size = 0  # bytes of the body that have come since the last look
     _window_end = 0.0  # when the next look is due, in seconds of the clock
-    _paused: float | None = None  # since when the body is not read, in seconds of the clock
+    _paused_at: float | None = None  # since when the body is not read, in seconds of the clock
     _unsent = 0  # bytes at most that the client has yet to take of the answer
-    _reading: IDelayedCall | None = None  # the deadline for what the client sends
-    _writing: IDelayedCall | None = None  # the deadline for what it has to take
-    _answered: Answered | None = None  # is done, save that the client has yet to take it
+    _read_deadline: IDelayedCall | None = None  # for bytes that the client sends
+    _write_deadline: IDelayedCall | None = None  # for bytes that the client takes
+    _answered: AnsweredRequest | None = None  # answered, but not yet taken by the client
 
     @property
     @abstractmethod
-    def limits(self) -> HttpSettings:
-        """The settings."""
+    def settings(self) -> HttpSettings:
+        """The settings `[http]`."""
 
     @property
     @abstractmethod
@@ -75,77 +74,77 @@ class TimeoutChannel(HTTPChannel):
         """The clock of all deadlines."""
 
     @abstractmethod
-    def head_late(self) -> None:
-        """Answer a client whose request has begun, but does not come to its body."""
+    def on_head_timeout(self) -> None:
+        """Answer a request whose head is incomplete at its deadline."""
 
     @abstractmethod
-    def body_late(self) -> None:
-        """Answer a client whose body comes too slowly."""
+    def on_body_timeout(self) -> None:
+        """Answer a request whose body arrives too slowly."""
 
     def connectionLost(self, reason: Failure) -> None:  # type: ignore[override]
-        """Forget all deadlines, and the request that was answered."""
+        """Cancel all deadlines; drop the answered request."""
         self.phase = Phase.CLOSED
-        self._stop_reading_deadline()
-        self._stop_writing_deadline()
+        self._cancel_read_deadline()
+        self._cancel_write_deadline()
         if self._answered is not None:
             self.requests.remove(self._answered)
             self._answered = None
         super().connectionLost(reason)
 
     def loseConnection(self) -> None:
-        """Close it when the client has taken all; abort it when that takes too long."""
+        """Close when the client has taken all; abort if that takes too long."""
         self.phase = Phase.CLOSED
-        self._stop_reading_deadline()
-        if self._writing is None or not self._writing.active():
-            self.take_within(self._patience())
+        self._cancel_read_deadline()
+        if self._write_deadline is None or not self._write_deadline.active():
+            self.set_write_deadline(self._write_timeout())
         super().loseConnection()
 
-    def end_our_side(self, patience: float = LINGER) -> None:
-        """Close our half, and throw away what comes: unread data would reset the connection.
+    def close_write_side(self, patience: float = LINGER) -> None:
+        """Close the sending half and drop what arrives; abort after `patience` seconds.
 
-        Abort it after so many seconds.
+        Closing both halves with unread data would reset the connection.
         """
-        if self._has_halves:
-            self._stop_reading_deadline()
-            self.take_within(patience)
-            self._close_half()
+        if self._can_half_close:
+            self._cancel_read_deadline()
+            self.set_write_deadline(patience)
+            self._close_write_side()
         else:
             self.loseConnection()
 
-    def take_last_request(self) -> None:
-        """Close a connection that waits for a request, unless one is on its way to it.
+    def close_if_idle(self) -> None:
+        """Close a connection without a request, but answer one that is on its way.
 
-        That one is answered. What is sent after our half is closed gets no answer, but no reset
-        either, which the client could take for a failure of what it had asked before.
+        A request sent after the sending half is closed gets no response. It gets no reset either,
+        which the client could take for a failure of its previous request.
         """
-        if self._waits:
-            self.read_within(_ON_ITS_WAY, self._end_idle)
+        if self._is_idle:
+            self.set_read_deadline(_IN_FLIGHT, self._close_idle)
 
     @property
-    def _waits(self) -> bool:
-        """Whether nothing of a request has come."""
+    def _is_idle(self) -> bool:
+        """Whether nothing of a request has arrived."""
         return self.phase is Phase.NEW or self.phase is Phase.IDLE
 
-    def _end_idle(self) -> None:
+    def _close_idle(self) -> None:
         if IReadDescriptor.providedBy(self.transport):
-            # What has come by now has come in time, however late the reactor is.
+            # Bytes in the socket by now arrived in time, however late the reactor is.
             self.transport.doRead()
-        if not self._waits:
+        if not self._is_idle:
             return
-        if self._has_halves:
-            # Nothing of ours is on its way, so in the end it is closed in good order.
-            self.read_within(_ON_ITS_WAY, self.transport.loseConnection)  # type: ignore[union-attr]
-            self._close_half()
+        if self._can_half_close:
+            # Nothing is unsent, so an orderly close follows.
+            self.set_read_deadline(_IN_FLIGHT, self.transport.loseConnection)  # type: ignore[union-attr]
+            self._close_write_side()
         else:
             self.loseConnection()
 
     @property
-    def _has_halves(self) -> bool:
-        """Whether our side can be closed alone, as it cannot below TLS."""
+    def _can_half_close(self) -> bool:
+        """Whether the sending half can be closed alone, which TLS does not support."""
         return bool(IHalfCloseableDescriptor.providedBy(self.transport))
 
-    def _close_half(self) -> None:
-        """Write nothing more, and throw away what comes."""
+    def _close_write_side(self) -> None:
+        """Close the sending half and drop what arrives."""
         self.phase = Phase.CLOSED
         self.clearLineBuffer()
         self._networkProducer.unregisterProducer()  # type: ignore[attr-defined]
@@ -153,86 +152,86 @@ class TimeoutChannel(HTTPChannel):
         self.transport.loseWriteConnection()  # type: ignore[union-attr]
 
     def forceAbortClient(self) -> None:
-        """End it now, whatever is on its way."""
+        """Abort the connection and drop what is unsent."""
         self.phase = Phase.CLOSED
-        self._stop_reading_deadline()
+        self._cancel_read_deadline()
         # All transports have it, though ITransport does not.
         self.transport.abortConnection()  # type: ignore[union-attr]
 
     # What the client sends
 
-    def connection_begins(self) -> None:
-        """Wait for the first head."""
-        self.read_within(self.limits.head_deadline, self._head_late)
+    def await_first_head(self) -> None:
+        """Set the deadline of the first head."""
+        self.set_read_deadline(self.settings.head_deadline, self._on_head_deadline)
 
-    def head_begins(self) -> None:
-        """Note that something of a head has come."""
+    def on_head_start(self) -> None:
+        """Enter the phase HEAD, if nothing of a head has arrived before."""
         if self.phase is Phase.IDLE:
             self.phase = Phase.HEAD
-            self.read_within(self.limits.head_deadline, self._head_late)
+            self.set_read_deadline(self.settings.head_deadline, self._on_head_deadline)
         elif self.phase is Phase.NEW:
             self.phase = Phase.HEAD  # with the deadline that the connection began with
 
     def allHeadersReceived(self) -> None:
-        """Take the end of a head."""
+        """Enter the phase BODY."""
         self.phase = Phase.BODY
         self._body_size = 0
         self._unsent = 0
-        self._begin_window(self.limits.window)
+        self._begin_window(self.settings.window)
         super().allHeadersReceived()
 
-    def whole_request_received(self, request: Answered) -> None:
-        """Take a request without a body, whose head has come at once.
+    def start_answer(self, request: AnsweredRequest) -> None:
+        """Enter the phase ANSWER for a request of the fast path.
 
-        It is in `requests` until `requestDone`, and Twisted keeps what else comes as it does
-        behind its own.
+        `request` stays in `requests` until `requestDone`, and Twisted holds back pipelined bytes as
+        it does behind its own requests.
         """
         self.phase = Phase.ANSWER
         self._unsent = 0
-        self._stop_reading_deadline()
+        self._cancel_read_deadline()
         self.requests.append(request)
         self._handlingRequest = True
         self.setRawMode()
 
-    def body_received(self, count: int) -> None:
-        """Note that so many bytes of the body have come, without what frames them."""
+    def count_body(self, count: int) -> None:
+        """Count received bytes of the body, without its chunked framing."""
         self._body_size += count
 
     def pause_body(self) -> None:
-        """Read nothing until `resume_body`. That time is ours: it counts for no deadline."""
-        if self._paused is None and self.phase is Phase.BODY:
-            self._paused = self.clock.seconds()
-            self._stop_reading_deadline()
+        """Stop reading until `resume_body`. The deadline of the body stops too."""
+        if self._paused_at is None and self.phase is Phase.BODY:
+            self._paused_at = self.clock.seconds()
+            self._cancel_read_deadline()
             self._networkProducer.pauseProducing()
 
     def resume_body(self) -> None:
-        """Read on, and wait for the rest of the body as long as was left when it was paused."""
-        if self._paused is not None:
-            left, self._paused = self._window_end - self._paused, None
+        """Read again; the deadline of the body goes on."""
+        if self._paused_at is not None:
+            left, self._paused_at = self._window_end - self._paused_at, None
             self._networkProducer.resumeProducing()
             if self.phase is Phase.BODY:
                 self._begin_window(left)
 
     def _begin_window(self, seconds: float) -> None:
         self._window_end = self.clock.seconds() + seconds
-        self.read_within(seconds, self._look_at_rate)
+        self.set_read_deadline(seconds, self._check_rate)
 
     def allContentReceived(self) -> None:
-        """Take the end of a request."""
+        """Enter the phase ANSWER."""
         self.phase = Phase.ANSWER
-        self.resume_body()  # or nobody would see the client go away
-        self._stop_reading_deadline()
+        self.resume_body()  # or a disconnect would go unnoticed
+        self._cancel_read_deadline()
         super().allContentReceived()
 
     # What the client takes
 
     def write(self, data: bytes) -> None:
-        """Write a part of an answer."""
+        """Write a part of a response."""
         self._count(len(data))
         super().write(data)
 
     def writeSequence(self, iovec: Any) -> None:
-        """Write parts of an answer, which are sent together."""
+        """Write parts of a response in one piece."""
         self.write(b"".join(iovec))
 
     def _count(self, size: int) -> None:
@@ -242,79 +241,78 @@ class TimeoutChannel(HTTPChannel):
         self._unsent += size
 
     def pauseProducing(self) -> None:
-        """Wait for the client to take what was written: the transport has enough."""
+        """Set the deadline for the client: the transport's buffer is full."""
         super().pauseProducing()
-        self.take_within(self._patience())
+        self.set_write_deadline(self._write_timeout())
 
     def resumeProducing(self) -> None:
-        """Go on: the client has taken all that was written."""
+        """Cancel that deadline: the client has taken all that was written."""
         self._unsent = 0
-        self._stop_writing_deadline()
+        self._cancel_write_deadline()
         super().resumeProducing()
-        self._end_answered()
+        self._finish_answered()
 
-    def requestDone(self, request: Answered) -> None:
-        """Go on to the next request, once the client has taken most of this one's answer.
+    def requestDone(self, request: AnsweredRequest) -> None:
+        """Continue with the next request once the client has taken most of this response.
 
-        Otherwise requests that were sent together would pile up answers in memory. If the next
-        request is here already, it waits for another turn of the reactor: one read can bring
-        2,000 requests.
+        Otherwise pipelined requests would pile up responses in memory. If the next request is
+        already here, it waits for another turn of the reactor: one read can bring 2,000 requests.
         """
         self._answered = request
         if self.persistent and self._waitingForTransport:
             return
         if self.persistent and (self._buffer or any(self._dataBuffer)):
-            self.read_within(0, self._end_answered)
+            self.set_read_deadline(0, self._finish_answered)
         else:
-            self._end_answered()
+            self._finish_answered()
 
-    def _end_answered(self) -> None:
-        """End the request that is answered, and take the next one, unless the client is slow."""
+    def _finish_answered(self) -> None:
+        """Finish the answered request and take the next, unless the client is slow."""
         if self._answered is None or (self.persistent and self._waitingForTransport):
             return
         request, self._answered = self._answered, None
         if self.persistent:
             self.phase = Phase.IDLE
-            self.read_within(self.limits.idle, self.loseConnection)
+            self.set_read_deadline(self.settings.idle, self.loseConnection)
         super().requestDone(request)
 
     # Deadlines
 
-    def read_within(self, seconds: float, late: Callable[[], object]) -> None:
-        """Set the deadline for what the client sends: call `late` when it has passed."""
-        self._stop_reading_deadline()
-        self._reading = self.clock.callLater(seconds, late)
+    def set_read_deadline(self, seconds: float, late: Callable[[], object]) -> None:
+        """Call `late` in `seconds` in place of the previous deadline for received bytes."""
+        self._cancel_read_deadline()
+        self._read_deadline = self.clock.callLater(seconds, late)
 
-    def _stop_reading_deadline(self) -> None:
-        _cancel(self._reading)
-        self._reading = None
+    def _cancel_read_deadline(self) -> None:
+        _cancel(self._read_deadline)
+        self._read_deadline = None
 
-    def _stop_writing_deadline(self) -> None:
-        _cancel(self._writing)
-        self._writing = None
+    def _cancel_write_deadline(self) -> None:
+        _cancel(self._write_deadline)
+        self._write_deadline = None
 
-    def take_within(self, seconds: float) -> None:
-        """Abort in so many seconds, unless the client has taken all before."""
-        self._stop_writing_deadline()
-        self._writing = self.clock.callLater(seconds, self.forceAbortClient)
+    def set_write_deadline(self, seconds: float) -> None:
+        """Abort in `seconds`, unless the client takes all before that."""
+        self._cancel_write_deadline()
+        self._write_deadline = self.clock.callLater(seconds, self.forceAbortClient)
 
-    def _patience(self) -> float:
-        """Return for how many seconds a client may take what was written."""
-        return self.limits.window + self._unsent / self.limits.rate
+    def _write_timeout(self) -> float:
+        """Return the seconds in which the client has to take what was written."""
+        return self.settings.window + self._unsent / self.settings.rate
 
-    def _look_at_rate(self) -> None:
-        """See whether enough of the body has come since the last look."""
-        if self._body_size >= self.limits.window * self.limits.rate:
+    def _check_rate(self) -> None:
+        """Check that enough of the body has arrived since the last check."""
+        if self._body_size >= self.settings.window * self.settings.rate:
             self._body_size = 0
-            self._begin_window(self.limits.window)
+            self._begin_window(self.settings.window)
         else:
-            self.body_late()
+            self.on_body_timeout()
 
-    def _head_late(self) -> None:
+    def _on_head_deadline(self) -> None:
         if self.phase is Phase.NEW:
             self.loseConnection()
         else:
-            self.head_late()
+            self.on_head_timeout()
 
 
 def _cancel(call: IDelayedCall | None) -> None:

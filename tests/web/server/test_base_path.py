@@ -14,38 +14,36 @@ from tawebeval.config import OWN_PATHS, Configuration, HttpSettings
 from tawebeval.errors import MovedTo
 from tawebeval.evaluations import registry
 from tawebeval.web.server.base_path import BasePath
+from tests.cases.web import LINK, PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Answer, form, parts
-from tests.web.server.test_limits_addresses import PROXY, SETTINGS
-from tests.web.test_problems import RawTestCase
-from tests.web.test_static_files import LINK
 
 BELOW = "/judge/a.b"
 TARGETS = st.text("/ab?x.%", max_size=12).map(lambda rest: f"/{rest}".encode())
 
 
-class MountTests(SynchronousTestCase):
+class BasePathTests(SynchronousTestCase):
     """What is inside."""
 
     @given(TARGETS)
     def test_inside(self, target: bytes) -> None:
         """The path is taken away once, with as many slashes as there are, and nothing else is."""
-        mount = BasePath(BELOW)
+        base_path = BasePath(BELOW)
         for before in (b"/judge/a.b", b"//judge///a.b"):
-            self.assertEqual(mount.inside(before + target), target)
+            self.assertEqual(base_path.strip(before + target), target)
         for other in (b"/judg", b"/judge/aXb", b"/judge/a.bc", b"/x/judge/a.b", b"judge/a.b"):
-            self.assertEqual(mount.inside(other + target), other + target)
-        self.assertEqual(BasePath("").inside(target), target)
+            self.assertEqual(base_path.strip(other + target), other + target)
+        self.assertEqual(BasePath("").strip(target), target)
 
     def test_itself(self) -> None:
         """What asks for the path alone is sent into it."""
-        mount = BasePath(BELOW)
+        base_path = BasePath(BELOW)
         for target in (b"/judge/a.b", b"//judge/a.b", b"/judge/a.b?x=1"):
-            self.assertEqual(mount.inside(target), target)
-            error = self.assertRaises(MovedTo, mount.check, target)
+            self.assertEqual(base_path.strip(target), target)
+            error = self.assertRaises(MovedTo, base_path.check_target, target)
             self.assertEqual(error.location, "/judge/a.b/")
         for target in (b"/judge/a.b/", b"/judge", b"?x=1", b"*", b"/x/judge/a.b"):
-            mount.check(target)
-            BasePath("").check(target)
+            base_path.check_target(target)
+            BasePath("").check_target(target)
 
 
 class RoutesBelowTests(RawTestCase):
@@ -80,7 +78,7 @@ class RoutesBelowTests(RawTestCase):
             self.assertEqual(self.begin(path).status, 404)
 
     def test_links(self) -> None:
-        """Each link leads on, from pages that took the shortcut and from those that did not."""
+        """Each link leads on, from pages that took the fast path and from others."""
         identifier = self.begin("/evaluate").json()["evaluation_id"]
         self.child.print(b"a\n")
         links = set()
@@ -129,7 +127,9 @@ class RoutesBelowTests(RawTestCase):
     def test_counted(self) -> None:
         """What is counted and logged is the route, without the path."""
         self.ask_raw(f"GET {BELOW}/health")
-        self.assertEqual(self.service.api.traffic.counted(), {("GET", "/health", 200): 1})
+        self.assertEqual(
+            self.service.context.request_log.count_answers(), {("GET", "/health", 200): 1}
+        )
 
 
 class EarlyRefusalsTests(RawTestCase):
@@ -139,9 +139,9 @@ class EarlyRefusalsTests(RawTestCase):
 
     def refused(self, status: int, client: str) -> list[str]:
         """Return the paths in the log of a form from a client that is refused so."""
-        traffic = self.service.api.traffic
-        self.patch(traffic, "logged", True)
-        traffic.answers.clear()
+        request_log = self.service.context.request_log
+        self.patch(request_log, "is_enabled", True)
+        request_log.answers.clear()
         connection = self.service.connect(PROXY)
         with capturedLogs() as events:
             connection.request(
@@ -151,7 +151,7 @@ class EarlyRefusalsTests(RawTestCase):
                 X_Forwarded_For=client,
             )
         self.check_raw(connection.answer(), status)
-        self.assertEqual(traffic.counted(), {("POST", "/evaluate", status): 1})
+        self.assertEqual(request_log.count_answers(), {("POST", "/evaluate", status): 1})
         return [event["path"] for event in events if "took" in event]
 
     def test_over_its_share(self) -> None:

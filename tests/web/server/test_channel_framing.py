@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
+from tests.cases.web import RawTestCase
 from tests.fakes.clients import Connection
-from tests.web.test_problems import RawTestCase
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 

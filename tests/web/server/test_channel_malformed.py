@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tawebeval.sandbox.workspace import directory_of
+from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, form, head, parts
-from tests.web.test_problems import RawTestCase
 
 
 class MalformedTests(RawTestCase):

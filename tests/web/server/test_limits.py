@@ -6,8 +6,8 @@ from twisted.internet.address import IPv4Address, UNIXAddress
 from twisted.internet.interfaces import IAddress
 
 from tawebeval.config import Configuration, HttpSettings
+from tests.cases.web import RawTestCase
 from tests.fakes.clients import Connection
-from tests.web.test_problems import RawTestCase
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -93,7 +93,7 @@ class ConnectionsTests(ConnectionsTestCase):
             connection = self.connect_from(ipv4(last))
             self.check_open(connection)
             connection.lose()
-        self.assertEqual(self.service.site.connections._groups, {})
+        self.assertEqual(self.service.site.connection_limits._groups, {})
         self.assertEqual(self.service.reactor.getDelayedCalls(), [])
 
 

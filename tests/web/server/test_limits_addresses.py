@@ -1,4 +1,4 @@
-"""`web.server.clients`: who asks, over a connection of his own or a proxy's."""
+"""`web.server.limits`: who asks, over a connection of his own or a proxy's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from tawebeval.config import Configuration, HttpSettings, LogSettings
 from tawebeval.errors import Unauthorized
 from tawebeval.web.server.limits import AddressResolver
+from tests.cases.polls import NoFastPath
+from tests.cases.web import PROXY, SETTINGS, RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, parts
-from tests.web.test_fastpath import UsualRoad
-from tests.web.test_problems import RawTestCase
 
-PROXY = IPv4Address("TCP", "10.0.0.1", 1)
 STRANGER = IPv4Address("TCP", "192.0.2.1", 1)
-SETTINGS = HttpSettings(trusted_proxies=("10.0.0.1",), connections=6, connections_per_address=2)
 
 
 class PeerTests(SynchronousTestCase):
@@ -26,32 +24,32 @@ class PeerTests(SynchronousTestCase):
 
     def test_strangers(self) -> None:
         """Who is trusted by nobody counts by its address, which is the client's."""
-        clients = AddressResolver.of(SETTINGS)
+        clients = AddressResolver.parse(SETTINGS)
         for address, name, group in (
             (STRANGER, "192.0.2.1", "192.0.2.1"),
             (IPv6Address("TCP", "2001:db8::1%eth0", 1), "2001:db8::1", "2001:db8::"),
             (UNIXAddress("/run/x"), "", ""),
             (None, "", ""),
         ):
-            peer = clients.peer(address)
+            peer = clients.identify_peer(address)
             self.assertEqual((peer.address, peer.group), (name, group))
             assert peer.client is not None
             self.assertEqual((peer.client.address, peer.client.group), (name, ""))
 
     def test_proxies(self) -> None:
         """Who is trusted counts for nobody, and says itself for whom it asks."""
-        unix = AddressResolver.of(HttpSettings(trusted_proxies=("unix",)))
+        unix = AddressResolver.parse(HttpSettings(trusted_proxies=("unix",)))
         mapped = IPv6Address("TCP", "::ffff:10.0.0.1", 1)
         for clients, address in (
-            (AddressResolver.of(SETTINGS), PROXY),
-            (AddressResolver.of(SETTINGS), mapped),
+            (AddressResolver.parse(SETTINGS), PROXY),
+            (AddressResolver.parse(SETTINGS), mapped),
             (unix, UNIXAddress(None)),
         ):
-            peer = clients.peer(address)
+            peer = clients.identify_peer(address)
             self.assertIsNone(peer.client)
             self.assertEqual(peer.group, "")
         for address in (None, PROXY):
-            self.assertIsNotNone(unix.peer(address).client)
+            self.assertIsNotNone(unix.identify_peer(address).client)
 
 
 class ProxiedTestCase(RawTestCase):
@@ -61,14 +59,14 @@ class ProxiedTestCase(RawTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.service.api.traffic.logged = True
+        self.service.context.request_log.is_enabled = True
         self.identifier = self.evaluate()
 
-    def from_(self, address: IAddress, shortcut: bool = True) -> Connection:
+    def from_(self, address: IAddress, fast: bool = True) -> Connection:
         """Return a connection from there."""
         connection = self.service.connect(address)
-        if not shortcut:
-            connection.channel.fast_path = UsualRoad()
+        if not fast:
+            connection.channel.fast_path = NoFastPath()
         return connection
 
     def send(self, connection: Connection, query: str = "", **headers: str) -> None:
@@ -92,7 +90,7 @@ class LogTests(ProxiedTestCase):
 
     def test_believed(self) -> None:
         """A proxy's word counts, on both roads; that of its client does not."""
-        for shortcut in (True, False):
+        for fast in (True, False):
             for said, client in (
                 ("192.0.2.7", "192.0.2.7"),
                 ("198.51.100.1, 192.0.2.7", "192.0.2.7"),
@@ -100,7 +98,7 @@ class LogTests(ProxiedTestCase):
                 ("unknown", "-"),
                 ("_hidden", "_hidden"),
             ):
-                connection = self.from_(PROXY, shortcut)
+                connection = self.from_(PROXY, fast)
                 asked = self.logged(connection, X_Forwarded_For=said)
                 self.assertEqual(asked, [client], said)
                 self.assertEqual(connection.answer().status, 200)
@@ -108,7 +106,7 @@ class LogTests(ProxiedTestCase):
 
     def test_not_believed(self) -> None:
         """Nobody else is believed, nor is a header that the proxy does not write."""
-        for shortcut in (True, False):
+        for fast in (True, False):
             for address, header, client in (
                 (STRANGER, "X_Forwarded_For", "192.0.2.1"),
                 (STRANGER, "Forwarded", "192.0.2.1"),
@@ -116,14 +114,14 @@ class LogTests(ProxiedTestCase):
                 (PROXY, "X_Real_IP", "10.0.0.1"),
                 (UNIXAddress(None), "X_Forwarded_For", "-"),
             ):
-                connection = self.from_(address, shortcut)
+                connection = self.from_(address, fast)
                 self.assertEqual(self.logged(connection, **{header: "192.0.2.9"}), [client])
                 connection.lose()
 
     def test_each_request(self) -> None:
         """On one connection of a proxy each request may be another client's."""
-        for shortcut in (True, False):
-            connection = self.from_(PROXY, shortcut)
+        for fast in (True, False):
+            connection = self.from_(PROXY, fast)
             for client in ("192.0.2.7", "192.0.2.8", "192.0.2.8", "192.0.2.7"):
                 self.assertEqual(self.logged(connection, X_Forwarded_For=client), [client])
             connection.lose()
@@ -146,8 +144,8 @@ class ForwardedTests(ProxiedTestCase):
 
     def test_believed(self) -> None:
         """It counts, over a UNIX socket here, and the other header does not."""
-        for shortcut in (True, False):
-            connection = self.from_(UNIXAddress(None), shortcut)
+        for fast in (True, False):
+            connection = self.from_(UNIXAddress(None), fast)
             headers = {"Forwarded": 'for="[2001:db8::7]:80"', "X_Forwarded_For": "192.0.2.9"}
             self.assertEqual(self.logged(connection, **headers), ["2001:db8::7"])
             connection.lose()
@@ -156,20 +154,20 @@ class ForwardedTests(ProxiedTestCase):
 class LimitTests(ProxiedTestCase):
     """How many requests a client behind a proxy may have at once."""
 
-    def wait(self, client: str, shortcut: bool, address: IAddress = PROXY) -> Connection:
+    def wait(self, client: str, fast: bool, address: IAddress = PROXY) -> Connection:
         """Return a connection on which a client waits for events."""
-        connection = self.from_(address, shortcut)
+        connection = self.from_(address, fast)
         self.send(connection, "?wait=20", X_Forwarded_For=client)
         return connection
 
     def test_each_client(self) -> None:
         """The proxy has as many connections as it likes, and each client two requests at once."""
-        for shortcut in (True, False):
-            first = [self.wait("192.0.2.7", shortcut) for _ in range(2)]
-            other = self.wait("192.0.2.8", shortcut)
+        for fast in (True, False):
+            first = [self.wait("192.0.2.7", fast) for _ in range(2)]
+            other = self.wait("192.0.2.8", fast)
             for connection in (*first, other):
                 self.assertEqual(connection.received, b"")
-            third = self.wait("192.0.2.7", shortcut)
+            third = self.wait("192.0.2.7", fast)
             answer = third.answer()
             self.check_raw(answer, 503)
             self.assertEqual(answer.headers["Retry-After"], "5")
@@ -181,7 +179,7 @@ class LimitTests(ProxiedTestCase):
                 self.assertEqual(connection.answer().status, 200)
                 connection.lose()
             self.identifier = self.evaluate()
-            self.assertEqual(self.service.site.connections._groups, {})
+            self.assertEqual(self.service.site.connection_limits._groups, {})
 
     def test_in_all(self) -> None:
         """There are so many connections in all, the proxy's among them."""
@@ -203,9 +201,9 @@ class LimitTests(ProxiedTestCase):
                 X_Forwarded_For="192.0.2.7",
             )
             if fails == "gone":
-                self.assertEqual(self.service.site.connections._groups, {"192.0.2.7": 1})
+                self.assertEqual(self.service.site.connection_limits._groups, {"192.0.2.7": 1})
             connection.lose()
-            self.assertEqual(self.service.site.connections._groups, {})
+            self.assertEqual(self.service.site.connection_limits._groups, {})
 
     def test_refused(self) -> None:
         """Whoever is refused for want of a token counts no longer."""
@@ -213,16 +211,16 @@ class LimitTests(ProxiedTestCase):
         def refuse(*_: object) -> str:
             raise Unauthorized("no")
 
-        self.patch(type(self.service.api.access), "admit", refuse)
-        for shortcut in (True, False):
-            connection = self.wait("192.0.2.7", shortcut)
+        self.patch(type(self.service.context.authentication), "admit", refuse)
+        for fast in (True, False):
+            connection = self.wait("192.0.2.7", fast)
             self.check_raw(connection.answer(), 401)
-            self.assertEqual(self.service.site.connections._groups, {})
+            self.assertEqual(self.service.site.connection_limits._groups, {})
 
     def test_tokens_come_later(self) -> None:
         """Whoever has too many requests does not use up a share by it."""
         asked: list[object] = []
-        access = self.service.api.access
+        access = self.service.context.authentication
         admit = type(access).admit
 
         def count(self: Any, *arguments: Any) -> str:
@@ -230,8 +228,8 @@ class LimitTests(ProxiedTestCase):
             return admit(self, *arguments)
 
         self.patch(type(access), "admit", count)
-        for shortcut in (True, False):
-            held = [self.wait("192.0.2.7", shortcut) for _ in range(3)]
+        for fast in (True, False):
+            held = [self.wait("192.0.2.7", fast) for _ in range(3)]
             self.assertEqual(len(asked), 2)
             asked.clear()
             for connection in held:

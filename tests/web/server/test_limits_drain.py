@@ -1,4 +1,4 @@
-"""`web.server.presence`: the end of all connections, in whatever phase each is."""
+"""`web.server.limits`: the end of all connections, in whatever phase each is."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IHalfCloseableDescriptor, IReadDescriptor
 from zope.interface import alsoProvides
 
+from tests.cases.web import RawTestCase, StreamTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, head, parts
 from tests.fakes.streams import LineFollower, SocketFollower
-from tests.web.test_problems import RawTestCase
-from tests.web.test_streams import StreamTestCase
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 STOPPING = "the service is about to stop"
@@ -23,7 +22,7 @@ class LeavingTestCase(StreamTestCase, RawTestCase):
 
     def leave(self) -> Deferred[None]:
         """Have all go away."""
-        return Deferred.fromCoroutine(self.service.site.presence.close())
+        return Deferred.fromCoroutine(self.service.site.open_connections.drain())
 
     def check_told(self, connection: Connection) -> None:
         """Hold that a request is refused because of the end, and its connection closed."""
@@ -133,7 +132,7 @@ class LeavingTests(LeavingTestCase):
         idle, half, asking = self.connect(), self.connect(), self.connect()
         half.send(HEALTH[:-2])
         asking.send(head(f"GET /evaluation/{identifier}/events?wait=30", {}))
-        self.service.site.presence.announce()
+        self.service.site.open_connections.start_drain()
         self.service.reactor.advance(0.5)
         self.assertTrue(idle.closed)
         self.service.reactor.advance(20)
@@ -146,7 +145,7 @@ class LeavingTests(LeavingTestCase):
     def test_last_answers(self) -> None:
         """While the daemon stops each answer is its connection's last; a WebSocket is opened."""
         identifier = self.evaluate()
-        self.service.site.presence.leaving = True
+        self.service.site.open_connections.is_draining = True
         for path in ("/health", f"/evaluation/{identifier}/events?wait=0", "/missing"):
             connection = self.connect()
             connection.send(head(f"GET {path}", {}))
@@ -178,7 +177,7 @@ class LeavingTests(LeavingTestCase):
                 self.assertTrue(connection.closed)
                 connection.lose()
                 self.successResultOf(over)
-                self.service.site.presence.leaving = False
+                self.service.site.open_connections.is_draining = False
 
     def upload(self) -> tuple[Connection, bytes]:
         """Return a connection on which half a form has come, and the rest of it."""
@@ -242,7 +241,7 @@ class LeavingTests(LeavingTestCase):
 
     def test_poll_that_waits(self) -> None:
         """A poll is answered by the end of its evaluation, and that is its connection's last."""
-        for headers in ({}, {"Content-Length": "0"}):  # also one that takes no shortcut
+        for headers in ({}, {"Content-Length": "0"}):  # also one that does not take the fast path
             identifier = self.evaluate()
             connection = self.connect()
             connection.send(head(f"GET /evaluation/{identifier}/events?wait=20", headers))

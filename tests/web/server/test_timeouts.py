@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tawebeval.config import BufferSettings, Configuration, HttpSettings
+from tests.cases.web import RawTestCase
 from tests.fakes.clients import MULTIPART, Connection, form, head, parts
-from tests.web.test_problems import RawTestCase
 
 START = b"GET /health HTTP/1.1\r\nHost: x\r\n"
 

@@ -1,4 +1,4 @@
-"""`web.server.transport`: what is written arrives, at once or in the reactor's turns."""
+"""`web.server.transport`: all data arrives, at once or in the reactor's turns."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import socket
 import struct
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from twisted.internet import reactor, ssl, tcp, unix
+from twisted.internet import reactor, ssl, tcp
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import (
     AdoptedStreamServerEndpoint,
@@ -24,8 +25,6 @@ from twisted.internet.endpoints import (
     wrapClientTLS,
 )
 from twisted.internet.interfaces import (
-    IPullProducer,
-    IPushProducer,
     IStreamServerEndpoint,
 )
 from twisted.internet.protocol import Factory, Protocol, connectionDone
@@ -33,19 +32,18 @@ from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactor
 from twisted.python.failure import Failure
 from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
-from zope.interface import implementer
-from zope.interface.verify import verifyObject
 
 from tawebeval.web.server.transport import (
-    PromptEndpoint,
-    PromptServer,
-    PromptUnixServer,
     SocketProgress,
+    WriteThroughEndpoint,
+    WriteThroughServer,
+    WriteThroughUnixServer,
     limit_silence,
 )
 from tests.cases.patience import PATIENCE
 from tests.integration.receivers import make_certificate
 
+TCP = "tcp:0:interface=127.0.0.1"
 KERNEL = 4096  # bytes that the kernel is asked to keep; it keeps about twice as many
 LITTLE = 32 * 1024  # more than it takes
 GROWN = 256 * 1024  # bytes by which a kernel may let a window grow of which nothing is read
@@ -53,30 +51,25 @@ BUFFER = 64 * 1024  # bytes in memory from which on Twisted pauses a producer
 
 
 class FakeReactor(Clock):
-    """A Clock that knows who wants to write, and lets them when it is told to."""
+    """A Clock with the transports that want to write; `turn` lets them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.writers: list[Any] = []
-
-    def addReader(self, reader: object) -> None:
-        """Take a reader, which is never told to read."""
-
-    def removeReader(self, reader: object) -> None:
-        """Forget a reader."""
+        self.addReader = self.removeReader = lambda reader: None
 
     def addWriter(self, writer: object) -> None:
-        """Take a writer."""
+        """Add a writer."""
         if writer not in self.writers:
             self.writers.append(writer)
 
     def removeWriter(self, writer: object) -> None:
-        """Forget a writer, if it is one."""
+        """Remove a writer, if it is one."""
         if writer in self.writers:
             self.writers.remove(writer)
 
     def turn(self) -> None:
-        """Do what is due, and let all write who wanted to when the turn began."""
+        """Make the calls that are due; let all write that wanted to when the turn began."""
         self.advance(0)
         for writer in list(self.writers):
             why = writer.doWrite()
@@ -85,29 +78,18 @@ class FakeReactor(Clock):
                 writer.connectionLost(Failure(why))
 
 
-@implementer(IPushProducer)
 class Pushing:
-    """Notes whether it is to push."""
+    """A push producer that records its calls."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
-
-    def pauseProducing(self) -> None:
-        """Note that."""
-        self.said.append("pause")
-
-    def resumeProducing(self) -> None:
-        """Note that."""
-        self.said.append("resume")
-
-    def stopProducing(self) -> None:
-        """Note that."""
-        self.said.append("stop")
+        self.pauseProducing = partial(self.said.append, "pause")
+        self.resumeProducing = partial(self.said.append, "resume")
+        self.stopProducing = partial(self.said.append, "stop")
 
 
-@implementer(IPullProducer)
 class Pulled:
-    """Writes a piece each time it is asked, and then ends."""
+    """A pull producer: writes a piece for each call, then ends."""
 
     def __init__(self, connection: tcp.Server, pieces: list[bytes]) -> None:
         self.connection = connection
@@ -121,13 +103,13 @@ class Pulled:
             self.connection.unregisterProducer()
 
     def stopProducing(self) -> None:
-        """Do nothing: there is nothing to stop."""
+        """Do nothing."""
 
 
 class Pair:
     """A connection of a kind, with a reactor of its own, and its client."""
 
-    def __init__(self, kind: type[tcp.Server] = PromptServer) -> None:
+    def __init__(self, kind: type[tcp.Server] = WriteThroughServer) -> None:
         self.reactor = FakeReactor()
         server, self.client = socket.socketpair()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL)
@@ -136,7 +118,7 @@ class Pair:
         self.received = b""
         protocol = Protocol()
         protocol.connectionLost = self.lost.append  # type: ignore[method-assign,assignment]
-        address: Any = ("", 0) if kind not in (unix.Server, PromptUnixServer) else ""
+        address: Any = "" if kind is WriteThroughUnixServer else ("", 0)
         port: Any = None
         self.connection = kind(server, protocol, address, port, 0, self.reactor)  # type: ignore[arg-type]
         protocol.makeConnection(self.connection)
@@ -182,53 +164,30 @@ STEPS = st.one_of(
     st.tuples(st.just("read"), st.integers(1, 100_000)),
     st.tuples(st.just("turn"), st.just(0)),
 )
-ENDS = st.sampled_from(["stay", "lose", "half"])
 
 
-class ConnectionTestCase(SynchronousTestCase):
-    """Connections of which the test is the reactor."""
-
-    def pair(self, kind: type[tcp.Server] = PromptServer) -> Pair:
-        """Return one."""
-        pair = Pair(kind)
-        self.addCleanup(pair.close)
-        return pair
+PLAYS = st.tuples(
+    st.lists(STEPS, max_size=12),
+    st.sampled_from(["stay", "lose", "half"]),
+    st.lists(STEPS, max_size=3),
+    st.booleans(),
+)
 
 
 class PropertyTests(SynchronousTestCase):
-    """Whatever is done, in any order."""
+    """Any order of writes, reads and turns."""
 
-    @given(
-        st.sampled_from([PromptServer, PromptUnixServer]),
-        st.lists(STEPS, max_size=12),
-        ENDS,
-        st.lists(STEPS, max_size=3),
-        st.booleans(),
-    )
-    def test_arrives(
-        self,
-        kind: type[PromptServer],
-        before: list[tuple[str, int]],
-        end: str,
-        behind: list[tuple[str, int]],
-        watched: bool,
-    ) -> None:
-        """All bytes arrive in their order, and behind them the end, as with Twisted's own."""
-        ours = self.play(kind, before, end, behind, watched)
-        self.assertEqual(ours, self.play(tcp.Server, before, end, behind, watched))
+    @given(st.sampled_from([WriteThroughServer, WriteThroughUnixServer]), PLAYS)
+    def test_arrives(self, kind: type[tcp.Server], steps: Any) -> None:
+        """All bytes arrive in order, and then the end, as with Twisted's transport."""
+        self.assertEqual(self.play(kind, *steps), self.play(tcp.Server, *steps))
 
     def play(
-        self,
-        kind: type[tcp.Server],
-        before: list[tuple[str, int]],
-        end: str,
-        behind: list[tuple[str, int]],
-        watched: bool,
+        self, kind: type[tcp.Server], before: list[Any], end: str, behind: list[Any], watched: bool
     ) -> tuple[bytes, bool, int]:
-        """Return what arrives, whether it ends, and how often the end of the connection is told.
+        """Return the bytes that arrive, whether they end, and how often the loss is reported.
 
-        Of what is written behind the end nothing is promised: it arrives if that has yet to come,
-        and it comes sooner where the rest was sent at once.
+        Bytes written `behind` the end may arrive or not: earlier ones may have been sent by then.
         """
         pair = Pair(kind)
         try:
@@ -237,7 +196,7 @@ class PropertyTests(SynchronousTestCase):
                 pair.connection.registerProducer(producer, True)
             written = self.take(pair, before, b"")
             if watched and end != "stay":
-                pair.connection.unregisterProducer()  # or a connection may stay that is to end
+                pair.connection.unregisterProducer()  # a producer would delay the end
             if end == "lose":
                 pair.connection.loseConnection()
             elif end == "half":
@@ -271,8 +230,14 @@ class PropertyTests(SynchronousTestCase):
         return written
 
 
-class AtOnceTests(ConnectionTestCase):
-    """What is sent at once, and what is not."""
+class WriteThroughTests(SynchronousTestCase):
+    """Writes that are sent without a turn of the reactor, and those that are not."""
+
+    def pair(self, kind: type[tcp.Server] = WriteThroughServer) -> Pair:
+        """Return a connection of which the test is the reactor."""
+        pair = Pair(kind)
+        self.addCleanup(pair.close)
+        return pair
 
     def check_sent(self, pair: Pair, data: bytes) -> None:
         """Hold that the client has just this, without a turn of the reactor."""
@@ -282,30 +247,12 @@ class AtOnceTests(ConnectionTestCase):
 
     def test_at_once(self) -> None:
         """What the kernel takes is sent without a turn, again and again."""
-        for kind in (PromptServer, PromptUnixServer):
+        for kind in (WriteThroughServer, WriteThroughUnixServer):
             pair = self.pair(kind)
             for data in (b"one", b"", b"two"):
                 pair.connection.write(data)
                 self.check_sent(pair, data)
             self.assertEqual(pair.reactor.writers, [])
-
-    def test_twisted(self) -> None:
-        """Twisted's own take a turn, which is what all this is for."""
-        pair = self.pair(tcp.Server)
-        pair.connection.write(b"one")
-        self.check_sent(pair, b"")
-        self.assertEqual(pair.reactor.writers, [pair.connection])
-
-    def test_behind(self) -> None:
-        """What is written behind a head that waits for its turn is sent together with it."""
-        pair = self.pair()
-        pair.connection.writeSequence([b"head", b"\r\n"])
-        pair.connection.write(b"body")
-        self.check_sent(pair, b"")
-        pair.reactor.turn()
-        self.check_sent(pair, b"head\r\nbody")
-        pair.connection.write(b"more")
-        self.check_sent(pair, b"more")
 
     def test_slow_client(self) -> None:
         """A producer is paused when anything is left, and resumed when that is sent."""
@@ -324,26 +271,11 @@ class AtOnceTests(ConnectionTestCase):
             pair.connection.write(b"z")
             self.assertEqual(producer.said, ["resume"])
 
-    def test_writes_when_resumed(self) -> None:
-        """A producer that writes as soon as it is resumed is resumed again, and nothing is lost."""
-        pair = self.pair()
-        producer = Pushing()
-        pieces = [b"%d" % number * 3 * BUFFER for number in range(3)]
-        producer.resumeProducing = (  # type: ignore[method-assign]
-            lambda: pair.connection.write(left.pop(0)) if left else None
-        )
-        left = list(pieces)
-        pair.connection.registerProducer(producer, True)
-        producer.resumeProducing()
-        pair.finish()
-        self.assertEqual(pair.received, b"".join(pieces))
-
     def test_pulled(self) -> None:
         """A producer that is asked for each piece is asked until it has no more."""
         pair = self.pair()
         pieces = [b"one", b"two", b"three"]
         pulled = Pulled(pair.connection, list(pieces))
-        verifyObject(IPullProducer, pulled)
         pair.connection.registerProducer(pulled, False)
         pair.finish()
         self.assertEqual(pair.received, b"".join(pieces))
@@ -369,54 +301,30 @@ class AtOnceTests(ConnectionTestCase):
         pair.reactor.turn()
         self.assertEqual(len(pair.lost), 1)
 
-    def test_half_closed(self) -> None:
-        """Nor is anything behind the end of our half, after which the other half goes on."""
-        pair = self.pair()
-        pair.connection.write(b"one")
-        pair.connection.loseWriteConnection()
-        pair.finish()
-        pair.connection.write(b"two")
-        pair.finish()
-        self.assertEqual((pair.received, pair.ended, pair.lost), (b"one", True, []))
+
+PIECES = tuple(bytes([number]) * size for number, size in enumerate((1, 400, 70_000, 2, 500_000)))
 
 
 class Sink(Protocol):
-    """A client that reads in gulps, with pauses between them."""
+    """A client that pauses for a turn after each read, and closes once it has all `PIECES`."""
 
-    def __init__(self, expected: int) -> None:
+    def __init__(self) -> None:
         self.received = bytearray()
-        self.expected = expected
-        self.done: Deferred[bytes] = Deferred()
-        self.ended: Deferred[None] = Deferred()
+        self.ended: Deferred[bytes] = Deferred()
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        """Note that it is over."""
-        self.ended.callback(None)
+        """Report what was received."""
+        self.ended.callback(bytes(self.received))
 
     def dataReceived(self, data: bytes) -> None:
-        """Take some, and rest for a turn."""
+        """Take data and pause."""
         self.received += data
         transport: Any = self.transport
-        if len(self.received) >= self.expected:
+        if len(self.received) >= sum(map(len, PIECES)):
             transport.loseConnection()
-            self.done.callback(bytes(self.received))
         else:
             transport.pauseProducing()
             reactor.callLater(0, transport.resumeProducing)  # type: ignore[attr-defined]
-
-
-class Source(Protocol):
-    """Writes pieces one after the other as soon as somebody is there."""
-
-    pieces = tuple(
-        bytes([number]) * size for number, size in enumerate((1, 400, 70_000, 2, 500_000))
-    )
-
-    def connectionMade(self) -> None:
-        """Write them."""
-        assert self.transport is not None
-        for piece in self.pieces:
-            self.transport.write(piece)
 
 
 class EndpointTests(TestCase):
@@ -426,81 +334,64 @@ class EndpointTests(TestCase):
         self,
         endpoint: IStreamServerEndpoint,
         client: Callable[[Any], Any],
-        kind: type,
+        kind: type = WriteThroughServer,
         begin: Callable[[Any], object] = id,
     ) -> None:
-        """Hold that connections to an endpoint are of that kind, and that all arrives.
+        """Check that connections are of this kind and deliver all data.
 
         `begin` is first called with the transports of both ends.
         """
         made: list[Any] = []
 
-        class Noted(Source):
+        class Source(Protocol):
             def connectionMade(self) -> None:
                 made.append(self.transport)
                 begin(self.transport)
-                super().connectionMade()
+                for piece in PIECES:
+                    made[0].write(piece)
 
-        port = await PromptEndpoint(endpoint, 120).listen(Factory.forProtocol(Noted))
+        port = await WriteThroughEndpoint(endpoint, 120).listen(Factory.forProtocol(Source))
         self.addCleanup(port.stopListening)
-        expected = b"".join(Source.pieces)
-        sink = Sink(len(expected))
+        sink = Sink()
         begin((await connectProtocol(client(port.getHost()), sink)).transport)
-        self.assertTrue(await sink.done == expected)
-        await sink.ended
+        self.assertTrue(await sink.ended == b"".join(PIECES))
         self.assertIsInstance(getattr(made[0], "transport", made[0]), kind)
 
-    async def test_tcp(self) -> None:
-        """TCP."""
-        endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
-        await self.check(endpoint, _client_of, PromptServer)
-
-    async def test_unix(self) -> None:
-        """A socket of the file system."""
+    async def test_plain(self) -> None:
+        """TCP, a UNIX socket, and a listening socket that systemd hands over."""
         folder = Path(tempfile.mkdtemp(prefix="tawebeval-test-"))
         self.addCleanup(folder.rmdir)
-        endpoint = serverFromString(reactor, f"unix:{folder}/socket")
+        await self.check(serverFromString(reactor, TCP), _client_of)
         await self.check(
-            endpoint, lambda host: UNIXClientEndpoint(reactor, host.name), PromptUnixServer
+            serverFromString(reactor, f"unix:{folder}/socket"),
+            lambda host: UNIXClientEndpoint(reactor, host.name),
+            WriteThroughUnixServer,
         )
+        listening = socket.create_server(("127.0.0.1", 0))
+        listening.setblocking(False)
+        adopted = AdoptedStreamServerEndpoint(reactor, listening.detach(), socket.AF_INET)
+        await self.check(adopted, _client_of)
 
     async def test_tls(self) -> None:
-        """TLS, whose bytes are sent at once, too."""
-        certificate, options = self.tls()
-        await self.check(
-            SSL4ServerEndpoint(reactor, 0, certificate.options(), interface="127.0.0.1"),
-            lambda host: wrapClientTLS(options, _client_of(host)),
-            PromptServer,
-        )
-
-    async def test_upgraded(self) -> None:
-        """A connection that goes over to TLS sends nothing in the clear from then on."""
-        certificate, options = self.tls()
-
-        def begin(transport: Any) -> None:
-            server = isinstance(transport, PromptServer)
-            transport.startTLS(certificate.options() if server else options)
-
-        endpoint = serverFromString(reactor, "tcp:0:interface=127.0.0.1")
-        await self.check(endpoint, _client_of, PromptServer, begin)
-
-    def tls(self) -> tuple[ssl.PrivateCertificate, Any]:
-        """Return a certificate, and what a client that trusts it begins TLS with."""
+        """TLS from the beginning, and TLS begun on a connection, which then sends no clear text."""
         folder = Path(self.mktemp())
         folder.mkdir()
         certificate, _ = make_certificate("localhost", folder)
-        return certificate, ssl.optionsForClientTLS("localhost", certificate)
+        options = ssl.optionsForClientTLS("localhost", certificate)
+        await self.check(
+            SSL4ServerEndpoint(reactor, 0, certificate.options(), interface="127.0.0.1"),
+            lambda host: wrapClientTLS(options, _client_of(host)),
+        )
 
-    async def test_adopted(self) -> None:
-        """A socket that was there before, as systemd hands them over."""
-        listening = socket.create_server(("127.0.0.1", 0))
-        listening.setblocking(False)
-        endpoint = AdoptedStreamServerEndpoint(reactor, listening.detach(), socket.AF_INET)
-        await self.check(endpoint, _client_of, PromptServer)
+        def begin(transport: Any) -> None:
+            server = isinstance(transport, WriteThroughServer)
+            transport.startTLS(certificate.options() if server else options)
+
+        await self.check(serverFromString(reactor, TCP), _client_of, begin=begin)
 
     def test_others(self) -> None:
-        """A port that is none of Twisted's own stays as it is."""
-        endpoint = PromptEndpoint(serverFromString(MemoryReactor(), "tcp:1"), 120)
+        """A port that is none of Twisted's stays as it is."""
+        endpoint = WriteThroughEndpoint(serverFromString(MemoryReactor(), "tcp:1"), 120)
         port = self.successResultOf(endpoint.listen(Factory.forProtocol(Protocol)))
         self.assertFalse(hasattr(port, "transport"))
 
@@ -522,7 +413,7 @@ class SilenceTests(TestCase):
             def connectionLost(self, reason: Failure = connectionDone) -> None:
                 lost.callback(None)
 
-        endpoint = PromptEndpoint(serverFromString(reactor, "tcp:0:interface=127.0.0.1"), 1)
+        endpoint = WriteThroughEndpoint(serverFromString(reactor, TCP), 1)
         port = await endpoint.listen(Factory.forProtocol(Waiting))
         self.addCleanup(port.stopListening)
         with socket.create_connection(("127.0.0.1", port.getHost().port)) as client:
@@ -538,21 +429,12 @@ class SilenceTests(TestCase):
             begin(server.transport)
             await lost
 
-    async def test_idle(self) -> None:
-        """One to which nothing is sent is found out."""
+    async def test_vanished(self) -> None:
+        """The connection is lost: idle, with little or much unsent data, or while it is probed."""
         await self.vanish(lambda transport: None)
-
-    async def test_sending(self) -> None:
-        """So is one to which something is on its way, as to a reader of a stream."""
         await self.vanish(lambda transport: transport.write(b"a heartbeat"))
-
-    async def test_probed(self) -> None:
-        """So is one whose window is asked for, to which nothing is sent."""
-        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).probe(True))
-
-    async def test_full(self) -> None:
-        """So is one to which much is on its way."""
         await self.vanish(lambda transport: transport.write(bytes(2**23)))
+        await self.vanish(lambda transport: SocketProgress(transport.getHandle()).probe(True))
 
 
 def _client_of(host: Any) -> Any:

@@ -1,0 +1,265 @@
+"""Cases of tests over HTTP: a service over fakes, in memory, with all its clients."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from treq.testing import RequestTraversalAgent
+from twisted.internet.address import IPv4Address
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from tawebeval import __version__
+from tawebeval.config import (
+    BufferSettings,
+    CallerSettings,
+    Configuration,
+    HttpSettings,
+    LimitSettings,
+    PollSettings,
+    StreamSettings,
+)
+from tawebeval.core.tokens import new_token
+from tawebeval.web import streams
+from tests.cases import described
+from tests.fakes.children import FakeChild
+from tests.fakes.clients import MULTIPART, Answer, Connection, Service, form, parts
+from tests.fakes.streams import (
+    Follower,
+)
+
+END = "end"
+BASE = "http://localhost:8080"
+
+
+class WebTestCase(SynchronousTestCase):
+    """A service over a world of fakes, and clients of it."""
+
+    configuration = Configuration(
+        limits=LimitSettings(request_body=100_000),
+        buffers=BufferSettings(evaluation=4096, page=1024),
+        polls=PollSettings(wait=30),
+    )
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).resolve()
+        self.service = Service(self.root, self.configuration)
+        self.agent: RequestTraversalAgent
+        self.client, self.agent = self.service.treq()
+        self.addCleanup(self.close)
+
+    def close(self) -> None:
+        """End what still runs."""
+        closed = Deferred.fromCoroutine(self.service.registry.close())
+        self.service.world.end()
+        self.service.reactor.advance(5)  # for those who might read on
+        self.successResultOf(closed)
+
+    @property
+    def child(self) -> FakeChild:
+        """The evaluator that was started last."""
+        return self.service.world.child
+
+    def ask(self, method: str, path: str, **settings: Any) -> Deferred[Any]:
+        """Make a request that may take its time."""
+        answer: Deferred[Any] = self.client.request(method, BASE + path, **settings)
+        self.agent.flush()
+        return answer
+
+    def answer(self, asked: Deferred[Any]) -> Answer:
+        """Return the answer that has come."""
+        self.agent.flush()
+        response = self.successResultOf(asked)
+        body = response.content()
+        self.agent.flush()
+        headers = described.merged(response.headers)
+        return Answer(response.code, headers, self.successResultOf(body))
+
+    def request(self, method: str, path: str, status: int = 200, **settings: Any) -> Answer:
+        """Make a request and return its answer, of which the status and general rules hold."""
+        answer = self.answer(self.ask(method, path, **settings))
+        self.assertEqual(answer.status, status, answer.body)
+        self.check(answer)
+        described.check(method, path, answer)
+        return answer
+
+    def check(self, answer: Answer) -> None:
+        """Hold what is promised of every answer."""
+        headers = answer.headers
+        self.assertEqual(headers["access-control-allow-origin"], "*")
+        if answer.status != 500:
+            self.assertEqual(headers["server"], f"tawebeval/{__version__}")
+        self.assertNotIn("html", headers.get("content-type", ""))
+        if answer.status >= 400:
+            self.check_problem(answer)
+        elif answer.body:
+            self.assertEqual(headers["content-type"], "application/json")
+            kept = "no-cache" if "etag" in headers else "no-store"
+            self.assertEqual(headers["cache-control"], kept)
+
+    def check_problem(self, answer: Answer) -> None:
+        """Hold what is promised of every error."""
+        self.assertEqual(answer.headers["content-type"], "application/problem+json")
+        if answer.body:
+            problem = answer.json()
+            self.assertEqual(problem["status"], answer.status)
+            self.assertEqual(problem["type"], "about:blank")
+            self.assertTrue(problem["title"])
+            self.assertTrue(problem["detail"])
+            self.assertEqual(problem["message"], problem["detail"])
+            self.assertNotIn("Traceback", problem["detail"])
+
+    def post(self, status: int = 200, body: bytes | None = None, **headers: str) -> Answer:
+        """Post a form."""
+        return self.request(
+            "POST",
+            "/evaluate",
+            status,
+            data=form(parts()) if body is None else body,
+            headers={"Content-Type": MULTIPART, **headers},
+        )
+
+    def evaluate(self) -> str:
+        """Begin an evaluation and return its identifier."""
+        identifier: str = self.post().json()["evaluation_id"]
+        return identifier
+
+    def page(self, identifier: str, query: str = "", **settings: Any) -> dict[str, Any]:
+        """Return a page."""
+        page: dict[str, Any] = self.request(
+            "GET", f"/evaluation/{identifier}/events{query}", **settings
+        ).json()
+        return page
+
+    def connect(self) -> Connection:
+        """Return a connection of which the bytes are our own."""
+        return self.service.connect()
+
+    def finish(self, status: int = 0) -> None:
+        """Let the evaluator end."""
+        self.child.end(status)
+        self.service.world.turn()
+
+
+class RawTestCase(WebTestCase):
+    """Clients of which every byte is our own."""
+
+    def check_raw(self, answer: Answer, status: int) -> Answer:
+        """Hold that an answer is a problem document of that status."""
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        answer = Answer(answer.status, headers, answer.body)
+        self.assertEqual(answer.status, status, answer.body)
+        self.check(answer)
+        return answer
+
+    def refuse(self, status: int, request: bytes, *, closed: bool | None = None) -> Connection:
+        """Hold that a request is refused so, sent whole and byte by byte."""
+        for size in (len(request), 1):
+            connection = self.connect()
+            for at in range(0, len(request), size):
+                if not connection.received:
+                    connection.send(request[at : at + size])
+            self.check_raw(connection.answer(), status)
+            if closed is not None:
+                self.assertEqual(connection.closed, closed)
+        return connection
+
+
+class CallerTestCase(WebTestCase):
+    """A service with two callers."""
+
+    callers = CallerSettings(requests_per_minute=30, queued=1, running=1, kept=1)
+
+    def setUp(self) -> None:
+        self.configuration = Configuration(callers=self.callers)
+        super().setUp()
+        made = {name: new_token(name, os.urandom) for name in ("alice", "bob")}
+        self.headers = {name: f"Bearer {token}" for name, (token, _) in made.items()}
+        self.file = Path(self.mktemp())
+        self.file.write_text("\n".join(line for _, line in made.values()))
+        root = Path(self.mktemp()).resolve()
+        self.service = Service(root, self.configuration, tokens=self.file)
+        self.client, self.agent = self.service.treq()
+
+    def call(self, method: str, path: str, status: int, caller: str | None) -> Answer:
+        """Make a request as that caller."""
+        headers = {} if caller is None else {"Authorization": self.headers[caller]}
+        answer = self.request(method, path, status, headers=headers)
+        if status == 401:
+            self.assertEqual(answer.headers["www-authenticate"], "Bearer")
+        return answer
+
+    def begin(self, caller: str, status: int = 200, **headers: str) -> Answer:
+        """Post a form as that caller."""
+        return self.post(status, **{"Authorization": self.headers[caller], **headers})
+
+
+CAPACITY = 64 * 1024
+
+
+class StreamTestCase(WebTestCase):
+    """A service with deadlines, and a ring of a few pieces."""
+
+    configuration = Configuration(
+        buffers=BufferSettings(evaluation=CAPACITY, page=4096),
+        http=HttpSettings(window=20, rate=1024),
+        limits=LimitSettings(wall_clock=100_000),
+        streams=StreamSettings(heartbeat=15),
+    )
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.patch(streams, "PIECE", 4096)
+
+    def turn(self) -> None:
+        """Let happen what is due."""
+        self.service.reactor.pump([0] * 6)
+
+    def print(self, text: bytes) -> None:
+        """Let the evaluator print, and what was printed be delivered."""
+        self.child.print(text)
+        self.turn()
+
+    def finish(self, status: int = 0) -> None:
+        """Let the evaluator end, and that be told."""
+        super().finish(status)
+        self.turn()
+
+    def follow(self, kind: type[Follower], identifier: str, query: str = "", **more: Any) -> Any:
+        """Return one who follows an evaluation, and whose answer is described."""
+        follower = kind(self.service, identifier, query, **more)
+        described.check("GET", f"/evaluation/{identifier}/events", follower.answer)
+        return follower
+
+    @property
+    def calls(self) -> int:
+        """How many calls are scheduled that are not a connection's: none of a stream's stay."""
+        return len(
+            [
+                call
+                for call in self.service.reactor.getDelayedCalls()
+                if "loseConnection" not in repr(call)
+            ]
+        )
+
+    def check_nothing_left(self, identifier: str) -> None:
+        """Hold that nobody follows, and nothing waits."""
+        record = self.service.registry._records[identifier]
+        self.assertEqual(len(self.service.registry.subscriptions), 0)
+        self.assertEqual(len(record.readers.retention), 0)
+        self.assertEqual(len(record.evaluation.changed), 0)
+
+
+PROXY = IPv4Address("TCP", "10.0.0.1", 1)
+
+SETTINGS = HttpSettings(trusted_proxies=("10.0.0.1",), connections=6, connections_per_address=2)
+
+LINK = re.compile(r'(?:href|src)="([^"]*)"')
+
+
+def payload(number: int) -> str:
+    """Return the payload of an event."""
+    return "\n" if number % 2 else f"line {number // 2}"
