@@ -305,7 +305,7 @@ class ServiceTests(SynchronousTestCase):
         connection.send(b"GET /health HTTP/1.1\r\n")
         connections = [connection, Connection(self.site())]
         self.patch(
-            connection.channel, "go_away", partial(self.check_ports_closed, connection, closed)
+            connection.channel, "drain", partial(self.check_ports_closed, connection, closed)
         )
         stopped = daemon.stopService()
         self.assertEqual(connection.answer().status, 503)
@@ -320,7 +320,7 @@ class ServiceTests(SynchronousTestCase):
     def check_ports_closed(self, connection: Connection, closed: list[Any]) -> None:
         """Close a connection; hold that its port was closed before."""
         self.assertEqual(len(closed), 1)
-        type(connection.channel).go_away(connection.channel)
+        type(connection.channel).drain(connection.channel)
 
     def test_callbacks(self) -> None:
         """Callbacks have their time after the last evaluation's end; SIGHUP reads their secrets."""
@@ -627,20 +627,20 @@ class ServiceTests(SynchronousTestCase):
             """.replace("            ", "")
         )
         self.assertEqual(self.reload(daemon), ReloadResult())
-        api = self.api()
-        self.assertEqual(api.configuration.polls.wait, 3)
-        self.assertEqual(api.configuration.callers.origins, ("https://judge.example.org",))
-        self.assertIs(context.configuration, api.configuration)
+        web = self.context()
+        self.assertEqual(web.configuration.polls.wait, 3)
+        self.assertEqual(web.configuration.callers.origins, ("https://judge.example.org",))
+        self.assertIs(context.configuration, web.configuration)
         self.assertEqual(context.sandbox.limits.memory, 20_000_000)
         self.assertEqual(registry.spool.limit, 4096)
         self.assertEqual(bounds, [(2, 9, 2, 7)])
         self.successResultOf(waiting)
-        self.assertEqual(api.access.rate.per_minute, 5)
+        self.assertEqual(web.authentication.rate.per_minute, 5)
         self.assertEqual(remotes[0][3].policy.deny, ("example.org",))
-        self.assertEqual(site.connections.limits.idle, 1.5)
+        self.assertEqual(site.connection_limits.settings.idle, 1.5)
         self.assertEqual(log_writer.level, "error")
-        self.assertTrue(context.request_log.is_enabled)
-        readiness: Any = context.operations.obstacles
+        self.assertTrue(web.request_log.is_enabled)
+        readiness: Any = web.operations.obstacles
         self.assertEqual(readiness.__self__.free, 1)
         self.assertIs(opened[0][-1], False)
         self.stop_is_announced(told, compute_stop_timeout(Configuration()))
