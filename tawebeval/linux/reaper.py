@@ -148,9 +148,10 @@ def _belongs(pid: int, mark: bytes, directory: str) -> bool | None:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return None
-    # The first thread may have ended long before the others.
-    verdicts = {_bears(f"/proc/{pid}/task/{thread}", mark, directory) for thread in threads}
-    return True if True in verdicts else False if False in verdicts else None
+    # The first thread may have ended long before the others. One that lives tells enough: all have
+    # the same environment, and mostly the same directory.
+    verdicts = (_bears(f"/proc/{pid}/task/{thread}", mark, directory) for thread in threads)
+    return next((verdict for verdict in verdicts if verdict is not None), None)
 
 
 def _bears(thread: str, mark: bytes, directory: str) -> bool | None:
