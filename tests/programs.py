@@ -31,6 +31,7 @@ class Use(NamedTuple):
 
 _PAGE = "test_foreign_clients test_page test_page_http2 test_page_tokens"
 _PROXIES = "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_names test_page_http2"
+_TOOLCHAINS = "gcc g++ bash perl /usr/bin/go /usr/bin/javac /usr/bin/node /usr/bin/rustc"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_systemd"
 
 
@@ -45,7 +46,7 @@ USES = (
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("mke2fs", _integration("test_faulty_disk")),
     Use("lintian bash zsh fish", _integration("test_debian test_install")),
-    Use("gcc g++ bash perl", _integration("test_toolchains")),
+    Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),
 )
