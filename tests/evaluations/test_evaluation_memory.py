@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType, TracebackType
 from typing import Any
+from unittest import TestCase, TestResult
 
 import attrs
 
@@ -27,6 +28,10 @@ from tests.cases.evaluations import EvaluationTestCase
 KIB = 1024
 USUAL = 8 * KIB
 """Bytes of texts that each evaluation may have besides: its names, paths and markers."""
+
+
+_OTHERS = (type, ModuleType, CodeType, TracebackType, TestCase, TestResult)
+"""What no evaluation owns, to which frames and globals lead."""
 
 
 def largest(name: str, before: str = "") -> str:
@@ -73,7 +78,7 @@ class MemoryTests(EvaluationTestCase):
         gc.collect()
         while waiting:
             one = waiting.pop()
-            if id(one) in seen or isinstance(one, type | ModuleType | CodeType):
+            if id(one) in seen or isinstance(one, _OTHERS):
                 continue
             seen.add(id(one))
             if isinstance(one, str | bytes | bytearray):

@@ -26,7 +26,7 @@ python3 -m venv /tmp/venv
 """
 _TEST = """
 python3 scripts/bootstrap --extras test
-tests=$(find tests -name 'test_*.py' ! -path 'tests/integration/*' ! -path 'tests/fuzz/*')
+tests=$(find tests -name 'test_*.py' ! -path 'tests/integration/*' ! -path 'tests/fuzz/*' | sort)
 exec .venv/bin/python tests/run.py $(echo "$tests" | sed 's:/:.:g; s:[.]py$::')
 """
 
