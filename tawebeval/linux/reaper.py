@@ -88,6 +88,7 @@ class Orphans:
                     send_signal(one, signal.SIGKILL)
                     killed.add(one)
             await deferLater(self._reactor, _PAUSE)
+        killed.update(pid for pid, belongs in found if belongs is not False)
         log.error("processes {pids} survive being killed", pids=sorted(killed))
 
     async def kill_child(self, pid: int) -> None:
