@@ -29,7 +29,7 @@ class Use(NamedTuple):
     npm: str = ""
 
 
-_PAGE = "test_foreign_clients test_page test_page_http2 test_page_tokens"
+_PAGE = "test_documented_clients test_foreign_clients test_page test_page_http2 test_page_tokens"
 _PROXIES = "test_proxies_nginx test_proxies_haproxy test_proxies_caddy test_names test_page_http2"
 _TOOLCHAINS = "gcc g++ bash perl /usr/bin/go /usr/bin/javac /usr/bin/node /usr/bin/rustc"
 _BOOTED = "test_debian test_delegation test_hardening test_install test_systemd"
@@ -46,6 +46,7 @@ USES = (
     Use("nsenter ip pgrep", _integration(f"{_BOOTED} test_full_disk test_faulty_disk")),
     Use("mke2fs", _integration("test_faulty_disk")),
     Use("lintian bash zsh fish", _integration("test_debian test_install")),
+    Use("jq /usr/bin/node", _integration("test_documented_clients")),
     Use(_TOOLCHAINS, _integration("test_toolchains")),
     Use("chromium chromedriver", _integration(_PAGE), npm="axe-core"),
     Use("/usr/sbin/nginx /usr/sbin/haproxy caddy", _integration(_PROXIES)),

@@ -1,31 +1,40 @@
-"""The clients that docs/api.md shows in Python and JavaScript do what is said there."""
+"""The programs of docs/clients.md, run as printed there."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from twisted.internet import reactor
 from twisted.internet.utils import getProcessOutputAndValue
 from twisted.trial.unittest import TestCase
 
-from tests.integration.harness import DaemonTestCase
+from tests.integration.browser_case import BrowserTestCase
+from tests.integration.client import Event, joined
+from tests.integration.cutting_proxy import CuttingProxy, Place
+from tests.integration.harness import CONFIGURATION, DaemonTestCase
+from tests.integration.repositories import ENVIRONMENT, git
+from tests.integration.unprivileged import give
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-WORD_COUNT = ROOT / "examples" / "problems" / "word_count"
-SOLUTION = WORD_COUNT / "solutions" / "wrong_order.awk"
-
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text("utf-8")
 
 NODE = shutil.which("node")
+WITHOUT_NODE = None if NODE else "there is no Node.js"
+WITHOUT_JQ = None if shutil.which("jq") else "there is no jq"
+
+COMMAND = "printf 'half of '; sleep 0.1; echo a line; seq 1 500; sleep 0.1; echo ü"
+PRINTED = ["half of a line\n" + "".join(f"{number}\n" for number in range(1, 501)) + "ü\n"]
 
 PAGES = [
     ({"begin": None, "end": "0", "data": []}, {}),
@@ -34,90 +43,190 @@ PAGES = [
     ({"begin": "0", "end": "1", "data": [{"type": "text", "payload": "a"}]}, {}),
     ({"begin": "1", "end": None, "data": []}, {}),
 ]
-"""What a server answers that waits only once, with the headers."""
+"""Pages of a server that holds only one request, with their headers."""
 
 PAUSES = [0.5, 3.0]
-"""The seconds for which a client should pause between them."""
+"""Seconds for which a client should pause between them."""
 
 IN_NODE = """
-const [answers, pauses, keys] = [%s, [], []];
-Object.defineProperty(globalThis, "crypto", { value: { getRandomValues: (array) => array } });
+const [pages, pauses] = [%s, []];
 globalThis.setTimeout = (work, pause) => { pauses.push(pause / 1000); queueMicrotask(work); };
-globalThis.fetch = async (url, { headers = {} }) => {
-  if (url.endsWith("/evaluate")) keys.push(headers["Idempotency-Key"]);
-  const [body, said] = keys.length ? [{ evaluation_id: "x" }, {}] : answers.shift();
+globalThis.fetch = async (url, { headers }) => {
+  const [body, said] = url.endsWith("/evaluate") ? [{ evaluation_id: "x" }, {}] : pages.shift();
   return new Response(JSON.stringify(body), { headers: said });
 };
-const { evaluate, events } = await import("./client.mjs");
-let text = "";
-for await (const event of events("http://server", "x")) text += event.payload;
-const id = await evaluate("http://server", new FormData());
-console.log(JSON.stringify({ text, pauses, keys, id }));
+await import("./follow.mjs");
+console.log("", JSON.stringify(pauses));
 """
-"""A program that follows, and begins, as on a page without TLS; time does not pass in it."""
+"""A program that follows as printed, while no time passes."""
+
+HURRY = """
+const { setTimeout: later } = globalThis;
+globalThis.setTimeout = (work, pause, ...rest) => later(work, pause / 100, ...rest);
+"""
+JSON_LINES = """
+for await (const event of jsonLines(process.argv[2])) console.log(JSON.stringify(event));
+"""
+IN_BROWSER = """
+return new Promise((resolve) => {
+  const found = [];
+  %s(arguments[0], (event) => found.push(event), () => resolve(found));
+});
+"""
+FORM = """
+document.body.innerHTML = "<form></form><pre></pre>";
+for (const [name, value] of Object.entries(arguments[0])) {
+  const input = Object.assign(document.createElement("input"), { name, value });
+  document.querySelector("form").append(input);
+}
+const script = Object.assign(document.createElement("script"), { type: "module" });
+script.textContent = arguments[1];
+document.body.append(script);
+"""
 
 
 def documented(language: str, words: str) -> str:
-    """Return the one program of docs/api.md in that language in which there are these words."""
-    text = (ROOT / "docs" / "api.md").read_text()
-    blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    """Return the one block of the page in that language that contains these words."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     (source,) = (block for block in blocks if words in block)
     return source
 
 
-class DocumentedClientTests(DaemonTestCase):
-    """The programs as they stand in the text, and the problem of which they speak."""
+class ProgramTests(DaemonTestCase):
+    """Each program shows the events of the evaluator that the page sets up."""
 
-    async def use(self, program: str, file: str) -> str:
-        """Return what a program prints that judges the solution, by the client beside it."""
-        problem = self.repository.folder / "word_count"
-        shutil.copytree(WORD_COUNT, problem)
-        evaluator = problem / "evaluator.sh"
-        limited = evaluator.read_text()
-        evaluator.write_text(limited.replace("time_limit=5 ", "time_limit=300 "))
-        self.assertNotEqual(evaluator.read_text(), limited)  # a slow machine is none of its cases
-        commit = self.repository.commit()
-        arguments = (self.daemon.url, self.repository.url, commit, str(SOLUTION))
-        return _lasting(await run_program(program, self.folder / file, *arguments))
+    configuration: ClassVar[str] = re.findall(
+        r"printf '(.*)' >tawebeval.toml", documented("sh", "git init")
+    )[0].replace("\\n", "\n")
+
+    async def setUp(self) -> None:
+        await super().setUp()
+        *setup, serve = documented("sh", "git init").splitlines()
+        self.assertEqual(serve, "tawebeval serve --config tawebeval.toml")
+        environment = {**ENVIRONMENT, "HOME": str(self.folder)}
+        subprocess.run(
+            ["sh", "-ec", "\n".join(setup)], cwd=self.folder, env=environment, check=True
+        )
+        for owned in ("problems", "problems/.git"):  # git serves others' only over the network
+            give(self.folder / owned)
+
+    async def show(self, program: str, name: str, source: str, port: int | None = None) -> None:
+        """Run a program, and hold that it prints the expected output."""
+        (self.folder / name).write_text(source)
+        commit = git(self.folder / "problems", "rev-parse", "HEAD")
+        base = self.daemon.url if port is None else f"http://127.0.0.1:{port}"
+        arguments = (base, f"file://{self.folder}/problems", commit, "solution.txt")
+        printed = await run_program(program, self.folder / name, *arguments)
+        self.assertEqual(_lines(printed), _lines(documented("text", "line: one")))
+
+    async def show_cut(self, program: str, name: str, source: str) -> None:
+        """Do the same on a line that is cut, but for the first response of each connection."""
+        places = (Place.WITHIN_RESPONSES, Place.AFTER_RESPONSE)
+        proxy = CuttingProxy(self.daemon.port, 1, places, 3000, 700, rude=0)
+        self.addCleanup(proxy.stop)
+        await self.show(program, name, source, await proxy.listen())
+        self.assertGreater(proxy.cuts.total(), 1)
+
+    async def test_curl(self) -> None:
+        """The shell script."""
+        await self.show("sh", "follow.sh", documented("sh", "request()"))
+
+    test_curl.skip = WITHOUT_JQ  # type: ignore[attr-defined]
 
     async def test_python(self) -> None:
-        """A submission is sent, and its events are shown to the last, as in the text."""
-        (self.folder / "client.py").write_text(documented("python", "def evaluate("))
-        (self.folder / "use.py").write_text(documented("python", "from client import"))
-        shown = await self.use(sys.executable, "use.py")
-        expected = documented("console", "python3 use.py").splitlines()[1:]
-        self.assertEqual(shown.splitlines(), _lasting("\n".join(expected)).splitlines())
+        """The program for the standard library, also on a line that is cut."""
+        source = documented("python", "import decimal")
+        await self.show(sys.executable, "follow.py", source)
+        await self.show_cut(sys.executable, "follow.py", source)
 
-    async def test_javascript(self) -> None:
-        """The same, but for how data looks."""
-        (self.folder / "client.mjs").write_text(documented("js", "function evaluate("))
-        (self.folder / "use.mjs").write_text(documented("js", "client.mjs"))
-        shown = (await self.use(str(NODE), "use.mjs")).splitlines()
-        expected = _lasting(documented("console", "python3 use.py")).splitlines()[1:]
-        for lines in (shown, expected):
-            self.assertEqual(len([line for line in lines if line.startswith("DATA")]), 3)
-        self.assertEqual(_texts(shown), _texts(expected))
+    async def test_blocking(self) -> None:
+        """The program with `BlockingClient`."""
+        await self.show(sys.executable, "use.py", documented("python", "BlockingClient"))
 
-    if NODE is None:
-        test_javascript.skip = "there is no Node.js"  # type: ignore[attr-defined]
+    async def test_twisted(self) -> None:
+        """The program with `Client`."""
+        await self.show(sys.executable, "use.py", documented("python", "react(main"))
+
+    async def test_node(self) -> None:
+        """The program for Node.js, also on a line that is cut."""
+        source = documented("js", "node:crypto")
+        await self.show(str(NODE), "follow.mjs", source)
+        await self.show_cut(str(NODE), "follow.mjs", source)
+
+    test_node.skip = WITHOUT_NODE  # type: ignore[attr-defined]
+
+    async def test_json_lines(self) -> None:
+        """The stream in Node.js is resumed until every event is there."""
+        program = HURRY + documented("js", "jsonLines") + JSON_LINES
+        (self.folder / "lines.mjs").write_text(program)
+        proxy = CuttingProxy(self.daemon.port, 7, (Place.WITHIN_RESPONSES,), 2**14, 1000, rude=0)
+        self.addCleanup(proxy.stop)
+        identifier = await self.begin(COMMAND)
+        url = f"http://127.0.0.1:{await proxy.listen()}/evaluation/{identifier}/events"
+        printed = await run_program(str(NODE), self.folder / "lines.mjs", url)
+        self.assertEqual(joined([json.loads(line) for line in printed.splitlines()]), PRINTED)
+        self.assertGreater(proxy.cuts.total(), 1)
+
+    test_json_lines.skip = WITHOUT_NODE  # type: ignore[attr-defined]
+
+
+class BrowserTests(BrowserTestCase):
+    """The programs for a web page."""
+
+    configuration: ClassVar[str] = CONFIGURATION
+
+    async def stream(self, name: str, longest: int, shortest: int) -> None:
+        """Hold that a stream is resumed until every event is there."""
+        self.expected = ("net::ERR_", "WebSocket connection")
+        proxy = CuttingProxy(
+            self.daemon.port, 7, (Place.WITHIN_RESPONSES,), longest, shortest, rude=0
+        )
+        self.addCleanup(proxy.stop)
+        await self.browser.open(f"{self.daemon.url}/health")
+        url = (
+            f"http://127.0.0.1:{await proxy.listen()}/evaluation/{await self.begin(COMMAND)}/events"
+        )
+        program = HURRY + documented("js", f"function {name}(") + IN_BROWSER % name
+        events: list[Event] = await self.browser.script(program, url)
+        self.assertEqual(joined(events), PRINTED)
+        self.assertGreater(proxy.cuts.total(), 1)
+
+    async def test_event_source(self) -> None:
+        """Server-sent events. The browser pauses for two seconds after each cut."""
+        await self.stream("eventSource", 2**14, 2**13)
+
+    async def test_web_socket(self) -> None:
+        """WebSocket, with acknowledgements."""
+        await self.stream("webSocket", 2**14, 1000)
+
+    async def test_client(self) -> None:
+        """`client.js` sends a form, and shows the events."""
+        self.expected = ("favicon.ico",)
+        await self.browser.open(f"{self.daemon.url}/health")
+        fields = {
+            "submission[source]": "one",
+            "repository[url]": self.repository.url,
+            "commit_oid": self.commit,
+            "evaluator_cmd": 'cat "$SUBMISSION_FILE_SOURCE"',
+        }
+        program = documented("js", "client.js").replace("http://127.0.0.1:8080", self.daemon.url)
+        await self.browser.script(FORM, fields, program)
+        await self.browser.shows("pre", "one")
 
 
 class PauseTests(TestCase):
-    """A server that does not wait is not asked as fast as can be."""
+    """A client pauses between requests that a server does not hold."""
 
     def test_python(self) -> None:
-        """After an empty page there is a pause, unless the server has waited."""
+        """The program pauses after an empty page, unless the server has held the request."""
         replies = (_Reply(json.dumps(page), headers) for page, headers in PAGES)
         self.assertEqual(self.follow_in_python(replies), (["a"], PAUSES))
 
     def test_long_number_in_python(self) -> None:
-        """A number that is too long for an int of Python's is taken as any other."""
+        """The program accepts a number with more digits than `int` does."""
         digits = "9" * 10_000
         first = '{"begin":null,"end":"end","data":[{"type":"data","payload":[1,-N]}]}'
-        pages = (
-            first.replace("N", digits),
-            '{"begin":"end","end":null,"data":[]}',
-        )
+        pages = (first.replace("N", digits), '{"begin":"end","end":null,"data":[]}')
         payloads, pauses = self.follow_in_python(_Reply(page, {}) for page in pages)
         self.assertEqual([str(number) for number in payloads[0]], ["1", f"-{digits}"])
         self.assertEqual(pauses, [])
@@ -125,29 +234,29 @@ class PauseTests(TestCase):
     def follow_in_python(self, replies: Iterator[_Reply]) -> tuple[list[Any], list[float]]:
         """Return the payloads of the events, and the pauses, with these replies of a server."""
         pauses = list[float]()
-        self.patch(urllib.request, "urlopen", lambda url, timeout: next(replies))
+        self.patch(urllib.request, "urlopen", lambda request, timeout: next(replies))
         self.patch(time, "sleep", pauses.append)
-        client: dict[str, Any] = {}
-        exec(documented("python", "def evaluate("), client)
-        events = list(client["events"]("http://server", "x"))
+        program: dict[str, Any] = {"__name__": "follow"}
+        exec(documented("python", "import decimal"), program)
+        events = list(program["events"]("http://server", "x"))
         return [event["payload"] for event in events], pauses
 
-    async def test_javascript(self) -> None:
-        """The same; and a key is made also where a page is not trusted with all of `crypto`."""
-        folder = Path(self.mktemp())
+    async def test_node(self) -> None:
+        """The program for Node.js does the same."""
+        folder = Path(self.mktemp()).absolute()
         folder.mkdir()
-        (folder / "client.mjs").write_text(documented("js", "function evaluate("))
-        (folder / "use.mjs").write_text(IN_NODE % json.dumps(PAGES))
-        shown = json.loads(await run_program(str(NODE), (folder / "use.mjs").absolute()))
-        self.assertEqual((shown["text"], shown["pauses"], shown["id"]), ("a", PAUSES, "x"))
-        self.assertEqual(shown["keys"], ["0-0-0-0"])
+        (folder / "follow.mjs").write_text(documented("js", "node:crypto"))
+        (folder / "solution.txt").touch()
+        (folder / "test.mjs").write_text(IN_NODE % json.dumps(PAGES))
+        arguments = ("http://server", "file:///repository", "0" * 40, "solution.txt")
+        printed = await run_program(str(NODE), folder / "test.mjs", *arguments)
+        self.assertEqual(printed, f"a {json.dumps(PAUSES).replace('3.0', '3').replace(' ', '')}\n")
 
-    if NODE is None:
-        test_javascript.skip = "there is no Node.js"  # type: ignore[attr-defined]
+    test_node.skip = WITHOUT_NODE  # type: ignore[attr-defined]
 
 
 class _Reply(io.BytesIO):
-    """What `urlopen` returns: a page, with its headers."""
+    """A page with its headers, as `urlopen` returns it."""
 
     def __init__(self, page: str, headers: dict[str, str]) -> None:
         super().__init__(page.encode())
@@ -157,20 +266,18 @@ class _Reply(io.BytesIO):
 
 
 async def run_program(program: str, file: Path, *arguments: str) -> str:
-    """Return what a program prints that is in a file, which must succeed."""
+    """Return what a program prints, which must succeed; it runs in the folder of its file."""
+    environment = {"PATH": os.environ.get("PATH", os.defpath)}
     output, errors, status = await getProcessOutputAndValue(
-        program, [str(file), *arguments], path=str(file.parent), reactor=reactor
+        program, [str(file), *arguments], environment, str(file.parent), reactor
     )
     assert status == 0, errors.decode()
     return output.decode()
 
 
-def _texts(lines: list[str]) -> list[str]:
-    """Return the lines without those that show data."""
-    return [line for line in lines if not line.startswith("DATA")]
-
-
-def _lasting(text: str) -> str:
-    """Return what each run prints, without times and without words that were drawn."""
-    drawn = r"\([0-9.]+ s\)|line [0-9]+: (?:expected|printed): +[0-9]+ [a-z]+"
-    return re.sub(drawn, "...", text)
+def _lines(printed: str) -> list[str]:
+    """Return the lines of an output, without spaces in the JSON of data."""
+    return [
+        line.replace('": ', '":') if line.startswith("DATA") else line
+        for line in printed.splitlines()
+    ]
