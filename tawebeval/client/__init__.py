@@ -12,7 +12,7 @@ caller has taken the last one. So a slow caller slows the evaluator down.
   came, `Refused` and its subclasses when the server refuses the request.
 - `Session` (`http`) sends one request as often as its `Backoff` allows.
 
-Callers are other people's programs (docs/client.md) and the package `cli`. The daemon does not
+Callers are other people's programs (docs/clients.md) and the package `cli`. The daemon does not
 import the client, and the client imports only `core` and `errors` of the package.
 """
 

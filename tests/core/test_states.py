@@ -51,7 +51,7 @@ class StepTests(SynchronousTestCase):
 
     def test_documented(self) -> None:
         """The table in docs/api.md has the same states, and the same that may be next."""
-        section = API.read_text("utf-8").partition("### The life of an evaluation")[2]
+        section = API.read_text("utf-8").partition("### States")[2]
         rows = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", section.partition("\n#")[0], re.M)
         shown = {name: set(re.findall(r"`(\w+)`", following)) for name, following in rows}
         self.assertEqual(

@@ -26,7 +26,7 @@ OPEN = 'private_networks = ["127.0.0.0/8", "::1/128"]'
 
 
 def documented_verify() -> Any:
-    """Return the function that docs/api.md shows to those who receive callbacks."""
+    """Return the function with which docs/api.md verifies callbacks."""
     blocks = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     (source,) = (block for block in blocks if "def verify(" in block)
     namespace: dict[str, Any] = {}

@@ -68,7 +68,7 @@ return (async () => {
 
 
 def poll(url: str) -> list[Event]:
-    """Return the events, as somebody gets them who has read the first page of docs/api.md."""
+    """Return the events, as a client gets them that polls by docs/api.md."""
     events: list[Event] = []
     after: str | None = ""
     with requests.Session() as session:
