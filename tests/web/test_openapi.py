@@ -257,18 +257,18 @@ class ContentTests(SynchronousTestCase):
         settings = Configuration()
         said = json.dumps(DOCUMENT)
         for words in (
-            f"The whole body has {settings.limits.request_body // MIB} MiB at most",
-            f"a field that is no file {settings.limits.field // 1024} KiB",
-            f"there are {settings.limits.fields} fields at most",
+            f"Maximum {settings.limits.request_body // MIB} MiB for the body",
+            f"{settings.limits.field // 1024} KiB for a field that is not a file",
+            f"{settings.limits.fields} fields (operator's settings)",
             f"Up to {settings.buffers.page // 1024} KiB of events",
-            f"daemon's own limit, by default {settings.buffers.page // 1024} KiB",
-            f"caps it, by default at {settings.polls.wait:g} ",
-            f"it waits up to {settings.polls.older:g} seconds",
-            f"After {settings.streams.heartbeat:g} seconds with nothing to say",
-            f"The first line of the request has over {settings.http.line // 1024} KiB",
-            f"A header has over {settings.http.line // 1024} KiB",
-            f"there are over {settings.http.headers}, or",
-            f"together they have over {settings.http.header_bytes // 1024} KiB",
+            f"daemon's own limit ({settings.buffers.page // 1024} KiB",
+            f"Maximum {settings.polls.wait:g} (operator's setting)",
+            f"the request waits up to {settings.polls.older:g} seconds",
+            f"follows each {settings.streams.heartbeat:g} seconds without an event",
+            f"The request line is over {settings.http.line // 1024} KiB",
+            f"A header over {settings.http.line // 1024} KiB",
+            f"over {settings.http.headers} headers",
+            f"over {settings.http.header_bytes // 1024} KiB in all",
         ):
             self.assertIn(words, said)
 
