@@ -116,7 +116,7 @@ class PageTests(PageTestCase):
             await self.begin("exec sleep 600")
         identifier = await self.submit("echo never")
         await self.browser.shows("#state", "queued")
-        await self.browser.shows("#facts", "1\u00a0place\u00a0before\u00a0it")
+        await self.browser.shows("#facts", "1\u00a0evaluation\u00a0ahead")
         await self.browser.click("#cancel")
         await self.browser.shows("#state", "cancelled")
         self.assertEqual((await self.client.status(identifier))["running"], None)

@@ -1,5 +1,5 @@
 /**
- * A client of tawebeval: begins evaluations, and follows their events.
+ * A client of tawebeval: starts evaluations and follows their events.
  *
  *     import { Client } from "https://judge.example.org/static/client.js";
  *
@@ -7,21 +7,21 @@
  *     const id = await client.evaluate(new FormData(form));
  *     for await (const event of client.events(id)) show(event);
  *
- * Two rules keep it from losing an event, or having one twice: what follows is asked for when
- * what came last was taken, not before; and a request that was not answered, or not to its end,
- * is repeated as it was. The daemon keeps whatever no later request has acknowledged.
+ * Two rules keep it from losing or repeating an event: it requests the next page only after the
+ * last one was processed, and it repeats a request unchanged after no answer or an incomplete
+ * one. The daemon keeps all events that no later request has acknowledged.
  */
 
-const PATIENCE = 30_000; // ms that an answer may take, beyond the time for which it is to wait
-const SILENCE = 60_000; // ms after which a stream is taken for dead; a living one shows it sooner
+const PATIENCE = 30_000; // ms that an answer may take, in addition to `wait`
+const SILENCE = 60_000; // ms after which a stream without a heartbeat is dead
 const FIRST_PAUSE = 250; // ms before the second attempt; it doubles for each further one
-const LONGEST_PAUSE = 10_000; // ms, where the server does not want a longer one
-const POLL_AGAIN = 500; // ms after an empty page of a server that does not wait
+const LONGEST_PAUSE = 10_000; // ms, unless the server asks for a longer one
+const POLL_AGAIN = 500; // ms after an empty page of a server that does not hold requests
 
-/** An answer that is no success: `status` is its number, `problem` the document (RFC 9457). */
+/** An error response: `status` is its number, `problem` the problem document (RFC 9457). */
 export class Refused extends Error {
   constructor(status, problem, retryAfter) {
-    super(problem.message ?? problem.detail ?? `the server answers with the status ${status}`);
+    super(problem.message ?? problem.detail ?? `the server answers with status ${status}`);
     this.name = "Refused";
     this.status = status;
     this.problem = problem;
@@ -32,14 +32,14 @@ export class Refused extends Error {
 /** One daemon, for one caller. */
 export class Client {
   /**
-   * `server` is the daemon's URL with a slash at the end; by default it is where this file is
-   * from. `token` is sent with each request, unless it is empty. `notice` is called with
-   * `{ why, seconds, attempt }` before each pause after which a request is repeated, and with
-   * null when the server answers again. `parse` reads JSON; another one than `JSON.parse` may
-   * keep the digits of large numbers. Throws TypeError for a token that no header can carry.
+   * `server` is the daemon's URL, ending in a slash; by default the one that serves this file.
+   * `token` is sent with each request, unless it is empty. `notice` is called with
+   * `{ why, seconds, attempt }` before the pause that precedes each retry, and with null when the
+   * server answers again. `parse` reads JSON; a replacement of `JSON.parse` may keep the digits of
+   * large numbers. Throws TypeError for a token that a header cannot contain.
    *
    * All methods take an AbortSignal, `signal`, and throw its reason when it is aborted. They
-   * throw Refused where repeating would not help, and whatever was wrong at last after `tries`.
+   * throw Refused if a retry cannot help, and the last error after `tries` attempts.
    */
   constructor({ server, token = "", notice = () => {}, parse = JSON.parse } = {}) {
     this.server = new URL(server ?? new URL("..", import.meta.url));
@@ -48,7 +48,7 @@ export class Client {
     this.parse = parse;
   }
 
-  /** Begin an evaluation with a FormData, once however often it is sent; return its identifier. */
+  /** Submit a FormData and return the identifier. Retries start no second evaluation. */
   async evaluate(form, { signal, tries = 8 } = {}) {
     const headers = { "Idempotency-Key": randomKey() };
     const options = { method: "POST", body: form, headers };
@@ -56,17 +56,17 @@ export class Client {
     return body.evaluation_id;
   }
 
-  /** Return the status document. This acknowledges nothing. */
+  /** Return the status document. Acknowledges nothing. */
   async status(id, { signal, tries = 8 } = {}) {
     return (await this.#ask(place(id), {}, { signal, tries })).body;
   }
 
-  /** End an evaluation; return when nothing is left of it but its events. */
+  /** Cancel an evaluation; return when none of its processes runs. */
   async cancel(id, { signal, tries = 8 } = {}) {
     await this.#ask(place(id), { method: "DELETE" }, { signal, tries });
   }
 
-  /** Yield the caller's own evaluations, in the order in which they were accepted. */
+  /** Yield the caller's evaluations, in order of acceptance. */
   async *evaluations({ signal, tries = 8 } = {}) {
     for (let after = ""; after !== null; ) {
       const { body } = await this.#ask(`evaluations?after=${after}`, {}, { signal, tries });
@@ -75,18 +75,18 @@ export class Client {
     }
   }
 
-  /** Yield the events, each once and in order, to the last one: those of `pages`. */
+  /** Yield the events of `pages`, each once and in order. */
   async *events(id, options) {
     for await (const page of this.pages(id, options)) yield* page.data;
   }
 
   /**
-   * Yield pages `{ begin, end, data }` by long polls, from the cursor `after` to the end. A page
-   * has up to `limit` bytes of events as JSON, or one event; without it the daemon's own limit.
+   * Yield pages `{ begin, end, data }` by long polls, from the cursor `after` to the end. `limit`
+   * is the maximum size of a page in bytes of JSON, which one event may exceed.
    *
-   * A page is acknowledged when the next one is asked for. So store what has to survive this
-   * page together with `end`, which is where to go on. Nothing is lost on any line; but nobody
-   * can have again what was acknowledged, and after the end the daemon forgets the evaluation.
+   * Requesting the next page acknowledges the last one. To survive a crash, store the results of
+   * a page together with its `end`, and continue there. Acknowledged events cannot be read again,
+   * and after the end the daemon forgets the evaluation.
    */
   async *pages(id, { after = "", wait = 25, limit, signal } = {}) {
     const options = { headers: { Accept: "application/json", Prefer: `wait=${wait}` } };
@@ -104,12 +104,11 @@ export class Client {
   }
 
   /**
-   * Yield pages by a stream, which is resumed from where it has broken off.
+   * Yield pages from a stream; resume the stream after a cut.
    *
-   * A stream leaves the events to others, and to those who come again: the daemon keeps them as
-   * far as its memory reaches, and for some time after the end. Where it does not reach back to
-   * what was lost on a bad line, this throws a Refused, of which `problem.oldest` is the oldest
-   * cursor that there is. So something may be lost, but never without a word.
+   * A stream leaves the events to other readers: the daemon keeps them as far as its memory
+   * reaches, and for some time after the end. If the events after a cut are discarded, this throws
+   * a Refused, whose `problem.oldest` is the oldest usable cursor.
    */
   async *stream(id, { after = "", signal } = {}) {
     const options = { headers: { Accept: "text/event-stream" } };
@@ -149,7 +148,7 @@ export class Client {
     }
   }
 
-  /** Return what is `{ body, headers }` of a success, after as many attempts as are allowed. */
+  /** Send a request up to `tries` times; return `{ body, headers }` of a success. */
   async #ask(path, options, { signal, tries = Infinity, patience = PATIENCE }) {
     for (let attempt = 1; ; attempt++) {
       try {
@@ -180,13 +179,13 @@ export class Client {
     const doubled = Math.min(FIRST_PAUSE * 2 ** (attempt - 1), LONGEST_PAUSE);
     const jittered = doubled * (0.5 + Math.random() / 2);
     const seconds = Math.max(error.retryAfter ?? 0, jittered / 1000);
-    const why = error instanceof Refused ? error.message : "the connection was lost";
+    const why = error instanceof Refused ? error.message : "connection lost";
     this.notice({ why, seconds, attempt });
     await sleep(1000 * seconds, signal);
   }
 }
 
-/** Server-sent events, as far as the daemon uses them: lines end in "\n", data has one line. */
+/** Parser of server-sent events as the daemon sends them: lines end in "\n", data has one line. */
 class Messages {
   constructor(parse) {
     this.parse = parse;
@@ -195,7 +194,7 @@ class Messages {
     this.rest = "";
   }
 
-  /** Return the events that are complete with this piece of the stream. */
+  /** Return the events that this chunk of the stream completes. */
   take(piece) {
     const messages = (this.rest + piece).split("\n\n");
     this.rest = messages.pop();
@@ -218,7 +217,7 @@ class Messages {
   }
 }
 
-/** Aborts `signal` when it was not broken for so many milliseconds. */
+/** Aborts `signal` when `broken` was not called for so many milliseconds. */
 class Silence {
   constructor(longest) {
     this.longest = longest;
@@ -237,7 +236,7 @@ class Silence {
   }
 }
 
-/** Whether the same request may be answered when it is made again, later by its `retryAfter`. */
+/** Whether a retry of the same request can succeed, after `error.retryAfter` seconds. */
 export function isPassing(error) {
   if (!(error instanceof Refused)) return true; // no answer, or half of one
   return error.status >= 500 || error.status === 408 || error.status === 429;
@@ -247,12 +246,12 @@ function place(id) {
   return `evaluation/${encodeURIComponent(id)}`;
 }
 
-/** The seconds that an answer says to wait, 0 if it does not. (We never send it as a date.) */
+/** Return the seconds in `Retry-After`, 0 without it. (The daemon never sends a date.) */
 function retryAfter(headers) {
   return Number(headers.get("Retry-After")) || 0;
 }
 
-/** 128 random bits. (`crypto.randomUUID` is there only on pages that came over TLS.) */
+/** Return 128 random bits. (`crypto.randomUUID` exists only on pages served over TLS.) */
 function randomKey() {
   const bytes = crypto.getRandomValues(new Uint8Array(16));
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");

@@ -96,9 +96,9 @@ export class Console {
 
   #tell() {
     const said = [];
-    if (this.missed) said.push("The server has discarded a part that nobody had read in time.");
+    if (this.missed) said.push("The server has discarded a part of the output that was not read.");
     if (this.dropped > 0) {
-      said.push(`${counted(this.dropped, "line")} before these are not shown any more.`);
+      said.push(`${counted(this.dropped, "earlier line")} not shown.`);
     }
     this.note.hidden = said.length === 0;
     this.note.textContent = said.join(" ");

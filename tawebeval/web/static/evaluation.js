@@ -195,9 +195,9 @@ export class EvaluationView {
         ? (performance.now() - this.since) / 1000
         : (Date.parse(ended) - Date.parse(created)) / 1000;
       if (status.state === "queued" && place !== null) {
-        facts.push(place === 0 ? "next in the queue" : `${counted(place, "place")} before it`);
+        facts.push(place === 0 ? "next in the queue" : `${counted(place, "evaluation")} ahead`);
       }
-      facts.push(live ? duration(seconds) : `${duration(seconds)} in all`);
+      facts.push(live ? duration(seconds) : `total ${duration(seconds)}`);
       if (usage) facts.push(...usageFacts(usage));
       facts.push(`seed ${seed}`, `commit ${status.commit_oid.slice(0, 8)}`);
     }
@@ -208,14 +208,14 @@ export class EvaluationView {
   #showConnection(pause) {
     const line = byId("connection");
     if (pause === null) {
-      if (!line.hidden) announce("Connected again.");
+      if (!line.hidden) announce("Reconnected.");
       line.hidden = true;
       return;
     }
-    if (line.hidden) announce("The connection was lost, and is tried again.");
+    if (line.hidden) announce("Connection lost, reconnecting.");
     line.hidden = false;
     const { why, attempt, seconds } = pause;
-    line.textContent = `Reconnecting: ${why}. Attempt ${attempt}, in ${duration(seconds)}.`;
+    line.textContent = `Reconnecting in ${duration(seconds)}, attempt ${attempt}: ${why}`;
   }
 
   /** Show what the server refuses, and say it. */
@@ -238,7 +238,7 @@ export class EvaluationView {
 function usageFacts({ wall_seconds: wall, cpu_seconds: cpu, peak_memory_bytes: memory }) {
   const facts = [];
   if (wall !== null) facts.push(`ran ${duration(wall)}`);
-  if (cpu !== null) facts.push(`processor ${duration(cpu)}`);
+  if (cpu !== null) facts.push(`CPU ${duration(cpu)}`);
   if (memory !== null) facts.push(`memory ${bytes(memory)}`);
   return facts;
 }

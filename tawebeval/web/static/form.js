@@ -148,7 +148,7 @@ export class SubmissionForm {
       remove.hidden = fields.length === 1;
       remove.setAttribute("aria-label", `Remove the field ${name.value}`);
       const twice = fields.filter((other) => other.name.value === name.value).length > 1;
-      name.setCustomValidity(twice ? "Each field needs a name of its own." : "");
+      name.setCustomValidity(twice ? "Each field needs a unique name." : "");
     }
     this.changed();
   }
@@ -194,7 +194,7 @@ async function readable(file, field) {
   try {
     await file.slice(0, 1).arrayBuffer();
   } catch {
-    const message = `${file.name} has changed or gone since it was chosen: choose it again.`;
+    const message = `${file.name} has changed or was removed since you chose it; choose it again.`;
     throw Object.assign(new Error(message), { field });
   }
   return file;

@@ -57,7 +57,7 @@ export class Listing {
   /** Show these and no others; rows that stay are changed in place, with what has the focus. */
   #show(entries) {
     const hint = byId("listing-hint");
-    const said = entries.length ? counted(entries.length, "evaluation") : "There are none.";
+    const said = entries.length ? counted(entries.length, "evaluation") : "No evaluations.";
     if (hint.textContent !== said) hint.textContent = said;
     const rows = entries.map((entry) => {
       const row = this.rows.get(entry.evaluation_id) ?? this.#row(entry.evaluation_id);

@@ -8,7 +8,7 @@ import { SubmissionForm } from "./form.js";
 import { Listing } from "./listing.js";
 
 const SERVER = new URL("..", import.meta.url); // also below a path of a proxy's
-const NOT_TAKEN = "The server does not take this token.";
+const NOT_TAKEN = "The server does not accept this token.";
 const FRAGMENT = /^#evaluation\/((?:[a-z0-9]{1,16}-)?[a-z2-7]{40})$/;
 
 /** What this browser keeps for this server; nothing where it may not keep anything. */
@@ -84,7 +84,7 @@ async function submit() {
   form.clearError();
   const notice = (pause) => {
     progress.textContent = pause
-      ? `${pause.why}. Trying again in ${duration(pause.seconds)}.`
+      ? `Retrying in ${duration(pause.seconds)}: ${pause.why}`
       : "Sending …";
   };
   notice(null);
@@ -93,7 +93,7 @@ async function submit() {
     memory.set("form", form.values);
     const id = await new Client({ token, notice }).evaluate(data);
     location.hash = `#evaluation/${id}`;
-    announce("The evaluation has begun.");
+    announce("The evaluation has started.");
   } catch (error) {
     if (error.status === 401) return askForToken();
     form.showError(said(error), error.field ?? error.problem?.field);
@@ -115,7 +115,7 @@ async function wrongWith(given) {
   try {
     client = new Client({ token: given });
   } catch {
-    return "A token has no such characters.";
+    return "A token cannot contain such characters.";
   }
   try {
     await client.evaluations({ tries: 1 }).next();

@@ -131,7 +131,7 @@ export class Results {
     const note = section.querySelector(".hint");
     note.hidden = false;
     const thing = which === "files" ? "file" : "value";
-    note.textContent = `The first ${counted(this.forgotten[which], thing)} are not kept any more.`;
+    note.textContent = `The first ${counted(this.forgotten[which], thing)} are no longer shown.`;
     if (which === "data") entries.start = this.forgotten[which] + 1;
   }
 }
