@@ -13,53 +13,50 @@ _HEADINGS = ("what", "ours", "baseline", "", "ratio", "spread of the ratio", "ta
 _BEGIN = "<!-- By hand from here. -->"
 _END = "<!-- By hand up to here. -->"
 _BY_HAND = """
-## Tried, and did not help
+## Tried without success
 
-Nothing is noted yet.
+Nothing yet.
 """
 
 _ABOUT = """\
 # Benchmarks
 
-Written by `python -m benchmarks --write`; only what stands between the two marks near the
-end is written by hand, and kept.
+See how fast the daemon is, compared with simple programs that do the same work.
 
-Everything runs on one machine, over the loopback interface. Ours and the baseline are
-measured alternately, and the ratio (ours to the baseline) is formed within each round, so
-a busy machine shows as spread rather than as a better or worse ratio. Figures are medians
-of the rounds, the spread is from the least to the greatest. A target in brackets is one that
-nothing depends on. What could not be measured has a row that says why.
+`python -m benchmarks --write` writes this page, except the text between the two marks near its end.
 
-Directories, ours and the baselines', are on a file system made for this run where root may mount
-one: what a used one owes to its past, milliseconds for a new file in bad cases, is in no figure.
+- Everything runs on one machine, over loopback. The daemon and its baseline are measured
+  alternately. The ratio (ours to the baseline) is formed within each round, so other load on the
+  machine widens the spread and hardly changes the ratio.
+- Figures are medians of the rounds. The spread goes from the least to the greatest.
+- A target in brackets is optional. A row without a measurement says why.
+- As root, the directories are on a file system made for the run, so its age is in no figure.
+- Ours is the daemon as twistd starts it, over HTTP. Four rows use the daemon's modules in a small
+  program: stdout to events, the worst chunk of stdout, the memory of events, and how long a start
+  blocks the reactor.
+- "By processor time" means per second of processor time of the program, in place of wall-clock
+  time.
+- Each module in `benchmarks/rows/` says what it measures.
 
-Ours is the daemon as twistd starts it, over HTTP, but for four: stdout to events, the worst chunk
-of stdout, the memory of events and how long a start blocks the reactor are of the daemon's own
-modules in a small program.
-Rates "by processor time" are per second of processor time that the program itself has spent, rather
-than of time on the clock. What is measured and what is not stands at the head of each module of
-`benchmarks/rows/`.
-
-The baselines are small programs in `benchmarks/programs/`, or others' programs:
+The baselines are programs in `benchmarks/programs/`, or other projects' programs:
 
 | baseline | |
 | --- | --- |
 | bare `ProcessProtocol` | Twisted's `spawnProcess`, and a protocol that counts bytes |
 | asyncio | `async for line` of a subprocess, a dict and `json.dumps` for each event |
 | a bare Site | `twisted.web` with a static resource of the same bytes, no access log |
-| Starlette | uvicorn with httptools and uvloop; the page is built by orjson from a list of dicts |
+| Starlette | uvicorn with httptools and uvloop; orjson makes the page from a list of dicts |
 | a raw forwarder | Twisted, from the stdout of a process to a socket |
 | `posix_spawn` of the same command | `/bin/sh -c`, until its output is read and it was waited for |
-| the sandbox's command line by hand | the same bwrap, ended before the next begins |
-| `xargs -P2` of the same command | that bwrap, two at a time, behind a shell that opens its files |
-| `git fetch --depth 1` by hand | into a new bare repository, by the URL that the daemon gets |
+| the sandbox's command line by hand | the same bwrap, one after the other |
+| `xargs -P2` of the same command | that bwrap, two at a time, with a shell that opens its files |
+| `git fetch --depth 1` by hand | into a new bare repository, from the daemon's URL |
 | nginx | the same request by curl; the body in a file, 128 KiB at a time |
 
-`make soak` (`python -m benchmarks.soak`) is not among these, for it tells right from wrong, not
-fast from slow, and takes a few minutes: 200 evaluators in the sandbox print 2 GB to readers that
-are slow, or break off and resume, or never come back, by pages and all kinds of streams. It
-compares every stream with what was printed, shows the daemon's peak memory beside its bound, and
-looks for what is left: processes, directories, descriptors, and objects in the daemon's memory.
+`make soak` (`python -m benchmarks.soak`) checks correctness under load in a few minutes: 200
+evaluators in the sandbox print 2 GB to readers that are slow, reconnect or disappear, by pages and
+all streams. It compares every stream with what was printed, compares the daemon's peak memory with
+its bound, and looks for leaks of processes, directories, descriptors and objects.
 """
 
 

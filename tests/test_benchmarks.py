@@ -17,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from benchmarks import disk
+from benchmarks import disk, report
 from benchmarks.measure import NotMeasured, Round, Row, Spread, interleave, percentile
-from benchmarks.report import markdown, table, text
+from benchmarks.report import DOCUMENT, markdown, table, text
 from benchmarks.rows import polls, workers
 from benchmarks.running import Server
 from tests.cases.own_python import printed_by
 
-OPERATIONS = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
+SCALE = Path(__file__).resolve().parent.parent / "docs" / "scale.md"
 
 SAMPLES = st.lists(st.floats(0.001, 1e6), min_size=1)
 
@@ -113,11 +113,10 @@ class NamesTests(SynchronousTestCase):
         return {row.what for row in module.measure(1)}
 
     def test_quoted(self) -> None:
-        """Each row by which the operator is told why there is one process is one that there is."""
+        """docs/scale.md quotes rows that exist."""
         names = self.rows(polls) | self.rows(workers)
-        text = OPERATIONS.read_text("utf-8").partition("\n## One process, and more than one\n")[2]
-        quoted = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", text.partition("\n## ")[0])
-        self.assertGreater(len(quoted), 3)
+        quoted = re.findall(r"(?<!\*)\*([^*]+)\*(?!\*)", SCALE.read_text("utf-8"))
+        self.assertGreater(len(quoted), 2)
         for quote in quoted:
             parts = [re.escape(part) for part in " ".join(quote.split()).split("…")]
             found = [name for name in names if re.fullmatch(".*".join(parts), name)]
@@ -149,6 +148,17 @@ class TableTests(SynchronousTestCase):
                 ("-", ""),
             ],
         )
+
+    def test_document(self) -> None:
+        """A new measurement keeps the text by hand, and the page's head is the tool's."""
+        document = Path(self.mktemp())
+        document.write_bytes(DOCUMENT.read_bytes())
+        self.patch(report, "DOCUMENT", document)
+        report.write([Row("what", "ms", [3])], ["a machine"], 1)
+        old, new = DOCUMENT.read_text("utf-8"), document.read_text("utf-8")
+        self.assertEqual(old.partition("## Machine")[0], new.partition("## Machine")[0])
+        self.assertEqual(old.partition("<!-- By hand")[2], new.partition("<!-- By hand")[2])
+        self.assertIn("| what | 3 |", new)
 
     def test_not_measured(self) -> None:
         """What could not be measured has a line that says why."""

@@ -266,7 +266,7 @@ class _Space:
 def compare_space(
     configuration: Configuration, state: Path, cache: Path
 ) -> Iterator[str | Problem]:
-    """Compare the free bytes of each file system with docs/operations.md, "Sizing".
+    """Compare the free bytes of each file system with docs/scale.md, "Sizing".
 
     A file system with both directories needs the sum. Bytes in the cache count as free. Blocks in
     proportion to the number of files in the cache. Raises: OSError.

@@ -30,7 +30,7 @@ EXPANSION = 33
 MOST_EVENTS = TURN + max(
     EXPANSION * (READ + READ // 3), base64_size(FILE) + 6 * MAX_HEADERS, VALUE + 100
 )
-"""Bytes in one turn: what docs/operations.md calls 3.5 MiB for the limits that are the defaults."""
+"""Bytes in one turn: the 3.5 MiB of docs/scale.md, with the default limits."""
 
 
 class FloodTests(SynchronousTestCase):
