@@ -1,4 +1,4 @@
-"""SECURITY.md: each budget has a test, and each test that the document names exists."""
+"""docs/security.md: each budget has a test, and each test that the page names exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tests.run import ROOT
 
-DOCUMENT = (ROOT / "SECURITY.md").read_text("utf-8")
+DOCUMENT = (ROOT / "docs" / "security.md").read_text("utf-8")
 PATHS = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
 STEMS = {path.rpartition("/")[2].removesuffix(".py") for path in PATHS}
 NAME = re.compile(r"`([\w/]*\btest_\w+)(?:\.py)?`")
@@ -26,7 +26,7 @@ class SecurityTests(SynchronousTestCase):
 
     def test_budgets(self) -> None:
         """Each budget that is held has a test."""
-        section = DOCUMENT.split("### Budgets\n")[1].split("\n## ")[0]
+        section = DOCUMENT.split("\n## Budgets\n")[1].split("\n## ")[0]
         rows = [line for line in section.splitlines() if line.endswith(" |")]
         budgets = [row for row in rows if not row.startswith(("| resource |", "| --- |"))]
         self.assertGreater(len(budgets), 30)

@@ -48,7 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 _AGAIN = "run `tawebeval quota` as root"
 _REMEDY = (
-    "the state has to be on ext4 or xfs, mounted with prjquota (docs/operations.md, Project quotas)"
+    "the state has to be on ext4 or xfs, mounted with prjquota (docs/security.md, Project quotas)"
 )
 
 

@@ -6,7 +6,7 @@ with ENOSYS, as on a kernel that does not have it: programs then do without.
 Allowed are the calls that both Docker's default profile and systemd's @system-service allow, and a
 few that programs need or that only take rights away. Refused of these are the calls that use up
 what the kernel counts for the whole machine or for the daemon's user, show what other evaluations
-do, or take room on the disk that nothing counts. SECURITY.md lists these budgets.
+do, or take room on the disk that nothing counts. docs/security.md lists these budgets.
 
 The filter is for the machine's own architecture; a call of another one kills the process.
 """
