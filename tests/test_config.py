@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from twisted.trial.unittest import SynchronousTestCase
@@ -18,6 +21,10 @@ from tawebeval.config import (
 )
 from tawebeval.errors import ConfigurationError
 from tests.cases.settings import CREDENTIAL, EXAMPLE, list_settings
+
+DOCS = EXAMPLE.parent.parent / "docs"
+CONFIGURE = DOCS / "configure.md"
+UNITS = {"s": 1, "min": 60, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
 class DefaultTests(SynchronousTestCase):
@@ -360,6 +367,34 @@ class ExampleTests(SynchronousTestCase):
                     self.assertRegex(comment, r"^# (Bytes|Seconds|Number)\b", line)
 
 
+class TableTests(SynchronousTestCase):
+    """The tables of docs/configure.md and docs/security.md."""
+
+    def parse(self, default: str) -> Any:
+        """Return the value of a default as the pages write it."""
+        if default.startswith("`"):
+            return json.loads(default.strip("`"))
+        number, _, unit = default.replace(",", "").partition(" ")
+        return float(number) * UNITS.get(unit, 1)
+
+    def test_defaults(self) -> None:
+        """Each setting of a table exists and has the default beside it."""
+        shown = []
+        for page in (CONFIGURE, DOCS / "security.md"):
+            for table in page.read_text("utf-8").split("\n| setting | default | ")[1:]:
+                for row in table.partition("\n\n")[0].splitlines()[2:]:
+                    names, defaults, *_ = row.removeprefix("| ").split(" | ")
+                    settings = names.strip("`").split("`, `")
+                    written = defaults.split(", ") if len(settings) > 1 else [defaults]
+                    for setting, default in zip(settings, written, strict=True):
+                        found = reduce(getattr, setting.split("."), Configuration())
+                        found = list(found) if isinstance(found, tuple) else found
+                        self.assertEqual(self.parse(default), found, setting)
+                    shown += settings
+        self.assertEqual(len(shown), len(set(shown)))
+        self.assertGreater(len(shown), 70)
+
+
 class ExamplesTests(SynchronousTestCase):
     """`etc/examples`: whole configurations for a contest and for a public instance."""
 
@@ -369,13 +404,12 @@ class ExamplesTests(SynchronousTestCase):
         return parse_configuration(text)
 
     def test_both(self) -> None:
-        """Each is a configuration, documented in operations.md, and safe."""
-        operations = (EXAMPLE.parent.parent / "docs" / "operations.md").read_text("utf-8")
+        """Each is a configuration, named in docs/configure.md, and safe."""
         names = [path.stem for path in sorted((EXAMPLE.parent / "examples").iterdir())]
         self.assertEqual(names, ["contest", "public"])
         for name in names:
             found = self.read(name)
-            self.assertTrue(f"etc/examples/{name}.toml" in operations, name)
+            self.assertTrue(f"etc/examples/{name}.toml" in CONFIGURE.read_text("utf-8"), name)
             # The unit hands these over, for its user cannot read what only root can.
             self.assertEqual(found.callers.tokens, "")
             for entry in found.repositories.credentials:

@@ -17,6 +17,7 @@ from tawebeval.daemon.reload import read_configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 PROXIES = ROOT / "etc" / "proxies"
+PAGES = ("configure", "scale")
 HAPROXY = ("haproxy.cfg", "haproxy-several.cfg")
 UNITS = {"s": 1, "h": 3600}
 
@@ -40,12 +41,12 @@ class ProxiesTests(SynchronousTestCase):
         return int(found[0]) * UNITS[found[1]]
 
     def test_documented(self) -> None:
-        """Each is told of in operations.md, and tells what the daemon has to know in turn."""
-        operations = (ROOT / "docs" / "operations.md").read_text("utf-8")
+        """The pages name each file, and each file names the settings that the daemon needs."""
+        pages = [(ROOT / "docs" / f"{page}.md").read_text("utf-8") for page in PAGES]
         names = sorted(path.name for path in PROXIES.iterdir())
         self.assertEqual(names, ["Caddyfile", "haproxy-several.cfg", "haproxy.cfg", "nginx.conf"])
         for name in names:
-            self.assertIn(f"etc/proxies/{name}", operations)
+            self.assertIn(f"etc/proxies/{name}", "".join(pages))
             self.assertIn('[http] trusted_proxies = ["127.0.0.1"]', self.read(name))
             # Before several daemons evaluations are found by the second part of the path.
             if name != "haproxy-several.cfg":

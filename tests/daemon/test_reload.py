@@ -280,7 +280,7 @@ class ConfigurationReloadTests(SynchronousTestCase):
         self.assertEqual(configuration_reload.reloadables(), ())
 
 
-OPERATIONS = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+CONFIGURE = Path(__file__).resolve().parents[2] / "docs" / "configure.md"
 
 SETTINGS = tuple(list_settings(Configuration))
 BEFORE = Configuration(metrics=MetricsSettings("tokens"))
@@ -338,8 +338,8 @@ class LiveTests(SynchronousTestCase):
 
     def test_documented(self) -> None:
         """The operator is told of the same ones."""
-        head = "settings that count at once |\n| --- | --- |\n"
-        _, _, below = OPERATIONS.read_text().partition(head)
+        head = "settings that take effect at once |\n| --- | --- |\n"
+        _, _, below = CONFIGURE.read_text("utf-8").partition(head)
         told = set()
         for row in below.partition("\n\n")[0].splitlines():
             _, sections, settings, _ = row.split("|")

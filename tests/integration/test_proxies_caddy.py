@@ -13,7 +13,7 @@ from tests.integration.proxy_case import (
 )
 from tests.integration.raw import Connection
 
-# As docs/operations.md has it, for Caddy leaves large buffers to the kernel.
+# As docs/configure.md has it, for Caddy leaves large buffers to the kernel.
 BUFFERS = "[buffers]\nevaluation = 16_777_216\n"
 
 
