@@ -1,0 +1,106 @@
+"""The commands of README.md do what it says, as they are printed there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from twisted.internet.threads import deferToThread
+from twisted.trial.unittest import TestCase
+
+from tests.cases.patience import LONG_PATIENCE
+from tests.integration.ports import free_port
+from tests.integration.repositories import git
+from tests.integration.unprivileged import SERVICE, USER, give, temporary_folder
+from tests.run import ROOT
+
+README = (ROOT / "README.md").read_text("utf-8")
+BIN = Path(sys.executable).parent
+EXPORT = 'export PATH="$PWD/.venv/bin:$PATH"'
+MEASURED = re.compile(r"\d+\.\d+ s")
+
+
+def block(language: str, words: str) -> str:
+    """Return the only block of README.md in that language that has these words."""
+    (found,) = (
+        text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if words in text
+    )
+    return found
+
+
+class ReadmeTests(TestCase):
+    """README.md in a checkout of the examples, with a virtualenv in `.venv`."""
+
+    timeout = LONG_PATIENCE
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.checkout = self.folder / "checkout"
+        shutil.copytree(ROOT / "examples", self.checkout / "examples")
+        (self.checkout / ".venv").mkdir()
+        (self.checkout / ".venv" / "bin").symlink_to(BIN)
+        for name in ("state", "cache"):
+            (self.folder / name).mkdir()
+            give(self.folder / name)
+
+    async def run_script(self, script: str) -> str:
+        """Run a script in the checkout, and return what it prints to stdout."""
+        places = {
+            f"{name.upper()}_DIRECTORY": f"{self.folder}/{name}" for name in ("state", "cache")
+        }
+        done = await deferToThread(
+            subprocess.run,
+            ["bash", "-e", "-c", script],
+            cwd=self.checkout,
+            env={**os.environ, **places},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return str(done.stdout)
+
+    async def test_try(self) -> None:
+        """After the line for PATH, `tawebeval try` prints the lines of the example."""
+        commands, printed = re.split(r"\n(?=case 1)", block("console", "tawebeval try"))
+        script = commands.replace("$ ", "")
+        self.assertIn(EXPORT, script)
+        # Root has to name a user, as the text says.
+        script += f" --user {USER.pw_name}" if USER else ""
+        found = MEASURED.sub("", await self.run_script(f"{script} 2>&1"))
+        parts = MEASURED.sub("", printed).split("...\n")
+        pattern = "(?s:.*)".join(map(re.escape, parts))
+        self.assertRegex(found, f"\\A{pattern}\\Z")
+
+    async def test_api(self) -> None:
+        """The example with curl has ten lines; it begins an evaluation and prints its events."""
+        script = block("sh", "curl")
+        self.assertEqual(len(script.splitlines()), 10)
+        git(self.checkout, "init", "--quiet")
+        git(self.checkout, "add", "examples")
+        git(self.checkout, "commit", "--quiet", "--message", "The examples")
+        port = free_port()
+        changes = {
+            "/tmp/": f"{self.folder}/",
+            "8080": str(port),
+            "tawebeval serve": f"tawebeval serve --listen tcp:{port}:interface=127.0.0.1",
+            '["file"]\\n': f'["file"]\\n{SERVICE}'.replace("\n", "\\n"),
+        }
+        for before, after in changes.items():
+            self.assertIn(before, script)
+            script = script.replace(before, after)
+        found = MEASURED.sub("", await self.run_script(f"{EXPORT}\n{script}wait $! || true"))
+        shown = MEASURED.sub("", block("json", "case 1"))
+        self.assertTrue(found.startswith(shown), found)
+        self.assertIn('"goal": "ordered", "result": false', found)
+
+    def test_length(self) -> None:
+        """A newcomer reads at most 120 lines, with the commands for the demo and the tests."""
+        self.assertLessEqual(len(README.splitlines()), 120)
+        self.assertIn("`make demo`", README)
+        self.assertIn("`make test`", README)
