@@ -26,9 +26,9 @@ INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: ## start the daemon, send it submissions, and show the events as they arrive
+demo: ## judge example solutions and show the events; keep the page open with KEEP=1
 	$(SETUP) --extras test --needs git --wants g++,$(SANDBOX)
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/demo.py $(if $(KEEP),--keep)
 
 test: ## run the tests; a part of them with TESTS=tests.core.test_ring
 	$(SETUP) --extras test $$($(PYTHON) tests/programs.py $(TESTS))

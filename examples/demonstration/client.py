@@ -1,9 +1,10 @@
-"""A client of the daemon, as small as one can be: submit, then poll for events."""
+"""A small client of the daemon: it submits files and follows the events."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,10 @@ from demonstration.daemon import DemonstrationError
 Event = dict[str, Any]
 """``{"type": "text" | "data", "payload": ...}``."""
 
-WAIT_SECONDS = 10
-
 
 @dataclass(frozen=True)
 class SubmittedFile:
-    """A file of a submission; without a name it is text that somebody typed."""
+    """A file of a submission; ``name`` is None for text from a text field."""
 
     field: str
     content: bytes
@@ -28,16 +27,16 @@ class SubmittedFile:
 
 
 async def answer_of(response: Any) -> Any:
-    """Read an answer's JSON; an error's own words become a DemonstrationError."""
+    """Return an answer's JSON. Raises: DemonstrationError (the answer is an error)."""
     body = await treq.content(response)
     if response.code != 200:
         text = body.decode(errors="replace")
-        raise DemonstrationError(f"The daemon answered {response.code}: {text}")
+        raise DemonstrationError(f"The daemon answered with status {response.code}: {text}")
     return await treq.json_content(response)
 
 
 async def submit(base_url: str, submitted: SubmittedFile, fields: Mapping[str, str]) -> str:
-    """Start an evaluation, and give its identifier."""
+    """Start an evaluation, and return its identifier."""
     name = f"submission[{submitted.field}]"
     # treq sends no file name where it is empty.
     part: Any = (submitted.name or "", "application/octet-stream", io.BytesIO(submitted.content))
@@ -48,25 +47,25 @@ async def submit(base_url: str, submitted: SubmittedFile, fields: Mapping[str, s
     return str(answer["evaluation_id"])
 
 
-async def events_of(base_url: str, evaluation_id: str) -> AsyncIterator[Event]:
-    """Poll for the events of an evaluation until its end, and give each as it arrives.
+async def follow(base_url: str, evaluation_id: str, show: Callable[[Event], object]) -> None:
+    """Call ``show`` with each event of an evaluation as it arrives, until the end.
 
-    Each page says where it ends; the next one is asked for from there. Where a
-    page ends with ``null`` there is nothing more. ``Prefer: wait`` lets the
-    daemon hold a request until it has something to say.
+    The events come as a stream of JSON Lines. Unlike a reader of pages, a stream
+    acknowledges nothing that the daemon has room for, so a browser can read the
+    same events afterwards.
     """
-    url = f"{base_url}/evaluation/{evaluation_id}/events"
-    after: str | None = None
-    while True:
-        response = await treq.get(
-            url,
-            params={} if after is None else {"after": after},
-            headers=Headers({"Prefer": [f"wait={WAIT_SECONDS}"]}),
-            timeout=WAIT_SECONDS + 10,
-        )
-        page = await answer_of(response)
-        for event in page["data"]:
-            yield event
-        after = page["end"]
-        if after is None:
-            return
+    response = await treq.get(
+        f"{base_url}/evaluation/{evaluation_id}/events",
+        headers=Headers({"Accept": ["application/jsonl"]}),
+    )
+    if response.code != 200:
+        await answer_of(response)
+    rest = b""
+
+    def receive(data: bytes) -> None:
+        nonlocal rest
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            show(json.loads(line))
+
+    await treq.collect(response, receive)

@@ -1,9 +1,8 @@
-"""The daemon as a process of its own: start it, wait for it, stop it."""
+"""The daemon as a child process: start it, wait for it, stop it."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import socket
 import subprocess
 import sys
@@ -22,18 +21,22 @@ START_SECONDS = 20.0
 STOP_SECONDS = 15.0
 
 CONFIGURATION = """\
-# The repository of the demonstration is a folder of this machine.
+# The repository of the demo is a directory of this machine.
 [repositories]
 protocols = ["file"]
+
+# The page shows the evaluations for a day.
+[evaluations]
+retain = 86_400
 """
 
 
 class DemonstrationError(Exception):
-    """Something that ends the demonstration, in words for people."""
+    """A fault that ends the demo; the message is for people."""
 
 
 def free_port() -> int:
-    """Find a TCP port that nobody listens on."""
+    """Return an unused TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -41,47 +44,47 @@ def free_port() -> int:
 
 
 class Daemon:
-    """A ``twistd tawebeval`` that lives no longer than a ``with`` statement."""
+    """A ``twistd tawebeval`` that runs during a ``with`` statement."""
 
     def __init__(self, folder: Path) -> None:
-        """Prepare to run in a folder, where everything that it writes is kept."""
+        """Use ``folder`` for everything that the daemon writes."""
         self.folder = folder
         self.log = folder / "daemon.log"
+        self.configuration = folder / "tawebeval.toml"
         self.base_url = ""
-        self.command: list[str] = []
         self.without_sandbox: str | None = None
-        """Why evaluators run without a sandbox."""
+        """Why evaluators run without a sandbox; None if they run in one."""
 
     def __enter__(self) -> Daemon:
         """Start the process, without waiting until it answers."""
         twistd = Path(sys.executable).with_name("twistd")
         if not twistd.exists():
             raise DemonstrationError(
-                f"There is no twistd beside {sys.executable}: is tawebeval installed there?"
+                f"{twistd} does not exist. Run `make demo`, which installs tawebeval in .venv."
             )
         environment = {**os.environ, **self._places()}
-        configuration = self.folder / "tawebeval.toml"
         text = CONFIGURATION + (SERVICE if is_root() else "")
-        configuration.write_text(text + settings_for_python(True), encoding="utf-8")
+        self.configuration.write_text(text + settings_for_python(True), encoding="utf-8")
         doctor = twistd.with_name("tawebeval")
-        self.without_sandbox = why_none(doctor, configuration, environment)
+        self.without_sandbox = why_none(doctor, self.configuration, environment)
         if self.without_sandbox is not None:
-            configuration.write_text(text + NONE + settings_for_python(False), encoding="utf-8")
+            text += NONE + settings_for_python(False)
+            self.configuration.write_text(text, encoding="utf-8")
         port = free_port()
         self.base_url = f"http://127.0.0.1:{port}"
-        self.command = [
+        command = [
             str(twistd),
             "-n",
             "--pidfile=",
             "tawebeval",
             "--config",
-            str(configuration),
+            str(self.configuration),
             "--listen",
             f"tcp:{port}:interface=127.0.0.1",
         ]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                self.command,
+                command,
                 cwd=self.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -91,7 +94,7 @@ class Daemon:
         return self
 
     def _places(self) -> dict[str, str]:
-        """Make the daemon's directories; tell the variables that name them."""
+        """Make the daemon's directories, and return the variables that name them."""
         places = {}
         for name in ("STATE_DIRECTORY", "CACHE_DIRECTORY"):
             place = self.folder / name.partition("_")[0].lower()
@@ -101,7 +104,7 @@ class Daemon:
         return places
 
     def __exit__(self, *_: object) -> None:
-        """Ask the process to stop, and see to it that it does."""
+        """Stop the process; kill it after ``STOP_SECONDS``."""
         self._process.terminate()
         try:
             self._process.wait(STOP_SECONDS)
@@ -112,13 +115,13 @@ class Daemon:
                 f"The daemon did not stop within {STOP_SECONDS:.0f} s.\n{self.log_tail()}"
             ) from None
 
-    @property
-    def command_line(self) -> str:
-        """The command as one would type it."""
-        return shlex.join(["twistd", *self.command[1:]])
+    def wait(self) -> None:
+        """Wait until the process ends. Raises: DemonstrationError; KeyboardInterrupt on Ctrl-C."""
+        self._process.wait()
+        raise DemonstrationError(f"The daemon has ended.\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """Give the last lines of the daemon's log."""
+        """Return the last lines of the daemon's log."""
         lines = self.log.read_text(errors="replace").splitlines()[-20:]
         return "\n".join(["The end of its log:", *(f"    {line}" for line in lines)])
 

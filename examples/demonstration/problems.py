@@ -1,4 +1,4 @@
-"""The problems of ``examples/problems``, and a git repository made of them."""
+"""The problems of ``examples/problems``, and their copy in a git repository."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROBLEMS = EXAMPLES / "problems"
 
 @dataclass(frozen=True)
 class Problem:
-    """What a ``problem.toml`` says."""
+    """The contents of a ``problem.toml``."""
 
     directory: Path
     title: str
@@ -24,9 +24,9 @@ class Problem:
     field: str
     goals: tuple[str, ...]
     needs: tuple[str, ...]
-    """Programs without which the evaluator itself cannot run."""
+    """Programs that the evaluator runs."""
     solutions: Mapping[str, tuple[str, ...]]
-    """For each file below ``solutions`` the goals that it reaches."""
+    """The goals that each file of ``solutions`` reaches."""
 
     @property
     def name(self) -> str:
@@ -34,15 +34,15 @@ class Problem:
         return self.directory.name
 
     def solution(self, name: str) -> Path:
-        """Give the path of a solution."""
+        """Return the path of a solution."""
         return self.directory / "solutions" / name
 
     def expected_goals(self, solution: str) -> dict[str, bool]:
-        """Say which goals a solution reaches and which it does not."""
+        """Return for each goal whether a solution reaches it."""
         return {goal: goal in self.solutions[solution] for goal in self.goals}
 
     def missing_program(self, solution: str) -> str | None:
-        """Name a program that a solution's evaluation needs and this machine lacks."""
+        """Return a program that the evaluation needs and this machine lacks, None without one."""
         needs = [*self.needs, *(["g++"] if solution.endswith(".cpp") else [])]
         return next((need for need in needs if shutil.which(need) is None), None)
 
@@ -62,16 +62,16 @@ def load_problem(directory: Path) -> Problem:
 
 
 def load_problems() -> dict[str, Problem]:
-    """Read all problems, by the names of their directories."""
+    """Read all problems, and return them by the names of their directories."""
     problems = (load_problem(path.parent) for path in sorted(PROBLEMS.glob("*/problem.toml")))
     return {problem.name: problem for problem in problems}
 
 
 def make_repository(target: Path) -> str:
-    """Make a git repository of the problems; the result is its commit's identifier.
+    """Make a git repository of the problems, and return its commit.
 
-    Identity and date are fixed and no configuration of the user's is read, so
-    the same problems always give the same commit.
+    Author, date and configuration are fixed, so the same problems always give
+    the same commit.
     """
     unwanted = shutil.ignore_patterns("__pycache__", "*.pyc", "evaluator")
     shutil.copytree(PROBLEMS, target, symlinks=True, ignore=unwanted)

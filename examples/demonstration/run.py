@@ -1,10 +1,9 @@
-"""The run through all steps, against a daemon that is started for it."""
+"""The demo: all steps, one after the other, with a daemon of their own."""
 
 from __future__ import annotations
 
 import contextlib
-import shlex
-import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ from twisted.internet.error import ConnectError
 from twisted.internet.task import react
 from twisted.web.client import ResponseFailed
 
-from demonstration.client import SubmittedFile, events_of, submit
+from demonstration.client import SubmittedFile, follow, submit
 from demonstration.daemon import Daemon, DemonstrationError
-from demonstration.problems import EXAMPLES, Problem, load_problems, make_repository
+from demonstration.page import keep_page, shown, wants_page
+from demonstration.problems import Problem, load_problems, make_repository
 from demonstration.show import Viewer, say
 from demonstration.steps import STEPS, Step, difference
 from demonstration.unprivileged import give
@@ -29,9 +29,8 @@ SEED = "2018"
 class Demonstration:
     """One run through all steps."""
 
-    def __init__(self, folder: Path, daemon: Daemon, repository_url: str, commit_oid: str) -> None:
-        """Take what the steps share."""
-        self.folder = folder
+    def __init__(self, daemon: Daemon, repository_url: str, commit_oid: str) -> None:
+        """Prepare a run with a daemon that may fetch the repository."""
         self.daemon = daemon
         self.repository_url = repository_url
         self.commit_oid = commit_oid
@@ -39,13 +38,14 @@ class Demonstration:
         self.evaluations = 0
         self.skipped = 0
         self.surprises: list[str] = []
+        self.drawing: str | None = None
+        """The identifier of the first evaluation with a drawing."""
         self.finished = False
 
     async def run(self, reactor: Any) -> None:
-        """Go through the steps; never raises, but leaves ``finished`` false."""
+        """Go through the steps; on failure, print why and leave ``finished`` False."""
         try:
             await self.daemon.answering()
-            say(f"The daemon answers at {self.daemon.base_url}")
             for number, step in enumerate(STEPS, start=1):
                 await self.show_step(reactor, number, step)
             self.finished = True
@@ -57,7 +57,7 @@ class Demonstration:
             say(f"\nThe connection to the daemon is lost: {error}\n{self.daemon.log_tail()}")
 
     async def show_step(self, reactor: Any, number: int, step: Step) -> None:
-        """Send one submission and show what comes of it."""
+        """Send one submission, and print the events and whether they are as expected."""
         problem = self.problems[step.problem]
         heading = f"{number}/{len(STEPS)}  {problem.title}: {step.about}"
         say(f"\n{heading}\n{'-' * len(heading)}")
@@ -68,7 +68,7 @@ class Demonstration:
             return
 
         begun = time.monotonic()
-        viewer = Viewer(self.folder / "files" / str(number))
+        viewer = Viewer()
         watching = Deferred.fromCoroutine(self.evaluate(problem, step, viewer))
         await watching.addTimeout(EVALUATION_SECONDS, reactor)
         self.evaluations += 1
@@ -90,35 +90,19 @@ class Demonstration:
             "seed": SEED,
         }
         name = None if step.typed else step.solution
-        if self.evaluations == 0:
-            self.show_curl(problem, step, fields)
         what = "the text of " if step.typed else ""
-        say(f"    sending {what}{problem.name}/solutions/{step.solution}")
+        say(f"    submitting {what}{shown(problem.solution(step.solution))}")
         submitted = SubmittedFile(problem.field, content, name)
         evaluation_id = await submit(self.daemon.base_url, submitted, fields)
-        if self.evaluations == 0:
-            events_url = f"{self.daemon.base_url}/evaluation/{evaluation_id}/events"
-            say("    and then again and again, each time after the `end` of the page before,")
-            say(f"      curl '{events_url}?after=...'\n")
-        async for event in events_of(self.daemon.base_url, evaluation_id):
-            viewer.show(event)
+        await follow(self.daemon.base_url, evaluation_id, viewer.show)
         viewer.close()
-
-    def show_curl(self, problem: Problem, step: Step, fields: dict[str, str]) -> None:
-        """Show how the same is done from a shell."""
-        parts = [
-            f"submission[{problem.field}]=@{problem.solution(step.solution)}",
-            *(f"{name}={value}" for name, value in fields.items()),
-        ]
-        say("    From a shell, the same is")
-        for begin, part in zip(["curl", *[" " * 4] * len(parts)], parts, strict=False):
-            say(f"      {begin} -F {shlex.quote(part)} \\")
-        say(f"           {self.daemon.base_url}/evaluate")
+        if viewer.files and self.drawing is None:
+            self.drawing = evaluation_id
 
     def summary(self, seconds: float) -> str:
-        """Sum it all up in a line."""
+        """Return the result of all steps as one line."""
         if not self.finished:
-            return f"The demonstration ended early, after {self.evaluations} evaluations."
+            return f"The demo ended early, after {self.evaluations} evaluations."
         expected = self.evaluations - len(self.surprises)
         skipped = f", {self.skipped} skipped" if self.skipped else ""
         return (
@@ -127,28 +111,31 @@ class Demonstration:
         )
 
 
-def demonstrate(folder: Path) -> bool:
-    """Run the demonstration in a folder, and say whether all went well."""
+def demonstrate(folder: Path, keep: bool) -> bool:
+    """Run the demo in a directory, and return whether all results are as expected.
+
+    Afterwards the page stays open until Ctrl-C, if ``keep`` or the user says so.
+    """
     begun = time.monotonic()
     repository = folder / "problems"
     commit_oid = make_repository(repository)
     give(folder, repository, repository / ".git")
-    say(f"A git repository of {EXAMPLES.name}/problems is made: {repository.as_uri()}")
-    say(f"Its commit is {commit_oid}")
-    if shutil.which("g++") is None:
-        say("This machine has no C++ compiler (g++): what needs one is skipped.")
+    say(f"This demo starts tawebeval on this machine, submits {len(STEPS)} solutions of four")
+    say("problems, and shows what the evaluators print. It takes about half a minute.")
     with Daemon(folder) as daemon:
         if daemon.without_sandbox is None:
-            say("Evaluators run in a sandbox of bubblewrap, without a network.")
+            say("Evaluators run in a sandbox, without network access.")
         else:
-            say("The sandbox does not work here, so evaluators run without one, with all rights of")
-            say("the daemon's user. For a demonstration that will do; do not serve strangers so.")
-            say(f"The reason: {daemon.without_sandbox}")
-        say(f"The daemon starts: {daemon.command_line}")
-        demonstration = Demonstration(folder, daemon, repository.as_uri(), commit_oid)
-        with contextlib.suppress(SystemExit):  # this is how react() returns
+            say("The sandbox does not work on this machine, so evaluators run without it. That is")
+            say(f"good enough for this demo, but not for a server. {daemon.without_sandbox}")
+        demonstration = Demonstration(daemon, repository.as_uri(), commit_oid)
+        with contextlib.suppress(SystemExit):  # react() ends so
             react(demonstration.run)
-        say("\nStopping the daemon ... ", end="")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)  # the reactor's are of no use now
+        say(f"\n{demonstration.summary(time.monotonic() - begun)}")
+        if demonstration.finished and (keep or wants_page()):
+            keep_page(daemon, repository, commit_oid, demonstration.drawing)
+        say("Stopping the daemon ... ", end="")
     say("stopped.")
-    say(demonstration.summary(time.monotonic() - begun))
     return demonstration.finished and not demonstration.surprises

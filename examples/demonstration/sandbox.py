@@ -1,4 +1,4 @@
-"""What evaluators run in here: the sandbox where it works, and otherwise none."""
+"""The sandbox settings of the demo: bubblewrap, or none where it does not work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ kind = "none"
 """
 
 ELSEWHERE = """
-# There is no python3 in /usr, which evaluators see: they are given the one of the demonstration.
+# Evaluators see only /usr, which has no python3 here: use the python3 of the demo.
 [evaluations.environment]
 PATH = {path}
 """
@@ -31,7 +31,7 @@ readable = [{prefix}]
 
 
 def why_none(tawebeval: Path, configuration: Path, environment: Mapping[str, str]) -> str | None:
-    """Ask ``tawebeval doctor`` why the sandbox does not work; ``None`` where it does."""
+    """Return why the sandbox does not work, by ``tawebeval doctor``; None if it works."""
     asked = subprocess.run(
         [str(tawebeval), "doctor", "--json", "--config", str(configuration)],
         env=environment,
@@ -43,7 +43,7 @@ def why_none(tawebeval: Path, configuration: Path, environment: Mapping[str, str
     try:
         found = json.loads(asked.stdout)
     except ValueError:
-        return None  # whatever it is, the daemon will say so
+        return None  # the daemon will report the fault
     for each in found:
         if each["part"] == "sandbox" and each["health"] == "broken":
             return f"{each['what']} ({each['remedy']})" if each["remedy"] else each["what"]
@@ -51,7 +51,7 @@ def why_none(tawebeval: Path, configuration: Path, environment: Mapping[str, str
 
 
 def settings_for_python(sandboxed: bool) -> str:
-    """Let evaluators find a ``python3``; nothing need be said where there is one in /usr."""
+    """Return settings with which evaluators find a ``python3``; none if /usr has one."""
     found = shutil.which("python3", path=USUAL_PATH)
     if found and os.path.realpath(found).startswith("/usr/"):
         return ""
@@ -61,5 +61,5 @@ def settings_for_python(sandboxed: bool) -> str:
 
 
 def quoted(text: str) -> str:
-    """Write a string as TOML does: JSON without escapes for what is not ASCII is that, too."""
+    """Return a TOML string: JSON without escapes of non-ASCII characters is one."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,10 +1,9 @@
-"""Show events to people, and remember what matters of them."""
+"""Events as lines in the terminal."""
 
 from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 from demonstration.client import Event
@@ -14,24 +13,23 @@ POINTER = "    ▸ "
 
 
 def say(text: str = "", end: str = "\n") -> None:
-    """Print at once, a part of a line too."""
+    """Print without buffering, also a part of a line."""
     print(text, end=end, flush=True)
 
 
 class Viewer:
-    """Prints the events of one evaluation: text as it is, data in words."""
+    """Prints the events of one evaluation, and keeps goals, file names and the error."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start with an empty screen; files will be saved into ``folder``."""
+    def __init__(self) -> None:
+        """Start at the beginning of a line."""
         self.goals: dict[str, bool] = {}
         self.files: list[str] = []
         self.error: str | None = None
-        """The reason of the ``evaluation_error``, if there was one."""
-        self._folder = folder
+        """The reason of the ``evaluation_error``, None without one."""
         self._inside_line = False
 
     def show(self, event: Event) -> None:
-        """Show the next event."""
+        """Print the next event."""
         payload = event["payload"]
         if event["type"] == "text":
             self._show_text(payload)
@@ -48,7 +46,7 @@ class Viewer:
             say(f"{POINTER}data: {json.dumps(payload, ensure_ascii=False)}")
 
     def close(self) -> None:
-        """End the line that text was printed on, if there is one."""
+        """End an unfinished line of text."""
         if self._inside_line:
             say()
         self._inside_line = False
@@ -66,20 +64,14 @@ class Viewer:
         say(f"{POINTER}goal {goal}: {'yes' if reached else 'no'}")
 
     def _show_file(self, payload: dict[str, Any]) -> None:
-        # A base name again: what comes from elsewhere chooses no folder of ours.
-        name = Path(payload["filename"]).name or "file"
-        content = base64.b64decode(payload["content_base64"])
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / name).write_bytes(content)
+        name = payload["filename"]
+        size = len(base64.b64decode(payload["content_base64"]))
         self.files.append(name)
-        say(
-            f"{POINTER}file {name}: {payload['content_type']}, {len(content):,} bytes,"
-            f" saved as {self._folder / name}"
-        )
+        say(f"{POINTER}file {name}: {payload['content_type']}, {size:,} bytes")
 
     def _show_error(self, payload: dict[str, Any]) -> None:
         self.error = payload["reason"]
-        say(f"{POINTER}evaluation error, reason {self.error}: {payload['message']}")
+        say(f"{POINTER}evaluation failed ({self.error}): {payload['message']}")
         shown = {"type", "reason", "message", "stderr"}
         for key, value in payload.items():
             if key not in shown:

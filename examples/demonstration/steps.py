@@ -1,4 +1,4 @@
-"""What the demonstration shows: a list of submissions, and what each must come to."""
+"""The submissions of the demo, with their expected results."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ NO_SUCH_COMMIT = "0123456789" * 4
 
 @dataclass(frozen=True)
 class Step:
-    """One submission. Without an ``error`` its goals must be those of ``problem.toml``."""
+    """One submission. Without an ``error``, ``problem.toml`` has the expected goals."""
 
     about: str
     problem: str
     solution: str
     typed: bool = False
-    """Send the text alone, as from a text field, without a file name."""
+    """Whether to send the text without a file name, like a text field of a form."""
     commit_oid: str | None = None
     evaluator_cmd: str | None = None
     error: str | None = None
-    """The reason of the error that is expected."""
+    """The reason of the expected error."""
     files: tuple[str, ...] = ()
     """The names of the files that the evaluator sends."""
 
@@ -29,22 +29,22 @@ class Step:
 STEPS = (
     Step("a right solution, in Python", "max_subarray", "right_linear.py"),
     Step("a right solution, in C++", "max_subarray", "right_linear.cpp"),
-    Step("a wrong one (sums overflow 32 bits)", "max_subarray", "wrong_overflow.cpp"),
-    Step("one that is right, but too slow", "max_subarray", "slow_quadratic.py"),
-    Step("one that is broken", "max_subarray", "broken_syntax.py"),
-    Step("an evaluator in bash", "word_count", "right_array.awk"),
+    Step("a wrong solution (sums overflow 32 bits)", "max_subarray", "wrong_overflow.cpp"),
+    Step("a right solution, but too slow", "max_subarray", "slow_quadratic.py"),
+    Step("a solution with a syntax error", "max_subarray", "broken_syntax.py"),
+    Step("a right solution, judged in bash", "word_count", "right_array.awk"),
     Step("a wrong solution (9 comes before 10)", "word_count", "wrong_order.awk"),
-    Step("an evaluator in C++, built on the spot", "guess_number", "right_bisection.py"),
+    Step("a right solution, judged by a C++ program", "guess_number", "right_bisection.py"),
     Step("a wrong solution (a sum overflows)", "guess_number", "wrong_overflow.cpp"),
     Step(
-        "an evaluator that sends files, for text that was typed",
+        "a right answer from a text field; the evaluator sends a drawing",
         "knights_tour",
         "right_closed.txt",
         typed=True,
         files=("tour.svg", "tour.csv"),
     ),
     Step(
-        "a wrong answer",
+        "a wrong answer (a jump that no knight can do)",
         "knights_tour",
         "wrong_jump.txt",
         files=("tour.svg", "tour.csv"),
@@ -57,7 +57,7 @@ STEPS = (
         error="exit",
     ),
     Step(
-        "a commit that does not exist",
+        "a version of the problem (commit) that does not exist",
         "knights_tour",
         "right_open.txt",
         commit_oid=NO_SUCH_COMMIT,
@@ -69,7 +69,7 @@ STEPS = (
 def difference(
     step: Step, problem: Problem, goals: dict[str, bool], files: list[str], error: str | None
 ) -> str | None:
-    """Say what of an evaluation is not as expected, or ``None``."""
+    """Return how a result differs from the expected one, None if it does not."""
     expected_goals = {} if step.error else problem.expected_goals(step.solution)
     if error != step.error:
         return f"expected the error {step.error}, not {error}"

@@ -1,4 +1,4 @@
-"""Started by root, the daemon becomes another user; this is who, and what that needs."""
+"""The user that the daemon becomes if root starts the demo."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ user = "{USER}"
 
 
 def is_root() -> bool:
-    """Tell whether the demonstration is root's."""
+    """Return whether root runs the demo."""
     return os.geteuid() == 0
 
 
 def give(*paths: Path) -> None:
-    """Let files and folders belong to whom the daemon becomes; nothing happens if it stays."""
+    """As root, give files and directories to the daemon's user."""
     if is_root():
         user = pwd.getpwnam(USER)
         for path in paths:

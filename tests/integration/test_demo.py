@@ -1,0 +1,144 @@
+"""`make demo`: what it prints, and the page that it keeps open."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+from twisted.trial.unittest import SynchronousTestCase
+
+from tests.cases.patience import LONG_PATIENCE, PATIENCE
+from tests.integration.ports import listens
+from tests.integration.unprivileged import temporary_folder
+from tests.run import ROOT
+
+KNIGHT = """
+import sys
+sys.path.insert(0, "examples")
+from demonstration import run
+run.STEPS = [step for step in run.STEPS if step.problem == "knights_tour"]
+import demo
+sys.exit(demo.main())
+"""
+"""The demo with the steps of one problem, which take a second."""
+STEPS = 4
+LAST_LINE = "The page stays open until you press Ctrl-C here."
+
+
+def get(url: str) -> Any:
+    """Return the JSON at a URL."""
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+class DemoTests(SynchronousTestCase):
+    """The demo in the checkout."""
+
+    timeout = LONG_PATIENCE
+
+    def setUp(self) -> None:
+        self.folder = temporary_folder()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.environment = {**os.environ, "TMPDIR": str(self.folder)}
+
+    def start(self, *options: str, **more: Any) -> subprocess.Popen[str]:
+        """Start the demo, with its output in a pipe."""
+        given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **more}
+        demo = subprocess.Popen(
+            [sys.executable, "-c", KNIGHT, *options],
+            cwd=ROOT,
+            env=self.environment,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **given,
+        )
+        self.addCleanup(demo.wait)
+        self.addCleanup(demo.terminate)
+        return demo
+
+    def start_and_keep(self) -> tuple[subprocess.Popen[str], str]:
+        """Start the demo with `--keep`, and return its output up to the last line."""
+        demo = self.start("--keep")
+        assert demo.stdout is not None
+        shown = ""
+        for line in demo.stdout:
+            shown += line
+            if line.strip() == LAST_LINE:
+                return demo, shown
+        raise AssertionError(shown)
+
+    def run_command(self, command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the output as a person would, in another terminal."""
+        return subprocess.run(
+            ["sh", "-c", command], cwd=ROOT, env=self.environment, capture_output=True, text=True
+        )
+
+    def test_without_terminal(self) -> None:
+        """It ends by itself, and its output names no temporary file."""
+        demo = self.start()
+        shown, _ = demo.communicate(timeout=LONG_PATIENCE)
+        self.assertEqual(demo.returncode, 0, shown)
+        self.assertIn(f"\n{STEPS} evaluations, {STEPS} of them as expected", shown)
+        self.assertNotIn(LAST_LINE, shown)
+        self.assertNotIn(str(self.folder), shown)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def end(self, demo: subprocess.Popen[str], number: int) -> None:
+        """Send a signal, and hold that the demo ends well and leaves nothing behind."""
+        demo.send_signal(number)
+        rest, _ = demo.communicate(timeout=LONG_PATIENCE)
+        self.assertEqual((demo.returncode, rest), (0, "\nStopping the daemon ... stopped.\n"))
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_kept_page(self) -> None:
+        """With `--keep` each evaluation can be read, again and again, until Ctrl-C."""
+        demo, shown = self.start_and_keep()
+        (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
+        for _ in range(2):
+            listed = get(f"{base}/evaluations")["data"]
+            self.assertEqual(len(listed), STEPS)
+            for each in listed:
+                self.assertTrue(get(f"{base}/evaluation/{each['evaluation_id']}/events")["data"])
+        (drawing,) = re.findall(r"/#evaluation/(\w+)$", shown, re.MULTILINE)
+        self.assertIn(drawing, [each["evaluation_id"] for each in listed])
+        self.end(demo, signal.SIGINT)
+        self.assertFalse(listens(int(base.rpartition(":")[2])))
+
+    def test_next_commands(self) -> None:
+        """The three commands that it proposes work as they are printed; SIGTERM ends it."""
+        demo, shown = self.start_and_keep()
+        proposed = re.findall(r"^\d\. .*:\n\n    ((?:.*\\\n)*.*)$", shown, re.MULTILINE)
+        submit, judge, check = map(self.run_command, proposed)
+        self.assertEqual(submit.returncode, 0, submit.stderr)
+        (base,) = re.findall(r"^    (http://.*)/#evaluations$", shown, re.MULTILINE)
+        listed = get(f"{base}/evaluations")["data"]
+        self.assertIn(submit.stdout.strip(), [each["evaluation_id"] for each in listed])
+        self.assertEqual(judge.returncode, 0, judge.stderr)
+        self.assertIn("counted right, but not in order", judge.stdout)
+        self.assertIn("sandbox", check.stdout)
+        guide = shown.rpartition("read ")[2].partition(".\n")[0]
+        self.assertTrue(guide.endswith("docs/evaluators.md"), guide)
+        self.end(demo, signal.SIGTERM)
+
+    def test_terminal(self) -> None:
+        """On a terminal it asks whether to keep the page, and ends if not."""
+        terminal, other = pty.openpty()
+        self.addCleanup(os.close, terminal)
+        demo = self.start(stdin=other, stdout=other)
+        os.close(other)
+        shown = ""
+        while "[Y/n]" not in shown:
+            shown += os.read(terminal, 65536).decode()
+        os.write(terminal, b"n\n")
+        while "stopped." not in shown:
+            shown += os.read(terminal, 65536).decode()
+        self.assertEqual(demo.wait(PATIENCE), 0)
+        self.assertNotIn(LAST_LINE, shown)
