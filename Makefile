@@ -21,7 +21,7 @@ INSTALL_PYTHON ?= /usr/bin/python3
 INSTALL := $(INSTALL_PYTHON) scripts/install --destdir "$(DESTDIR)" --prefix "$(PREFIX)" \
 	--sysconfdir "$(SYSCONFDIR)"
 
-.PHONY: help demo test fuzz test-machine check bench soak man install uninstall deb lock audit clean
+.PHONY: help demo test fuzz test-machine check bench soak man docs install uninstall deb lock audit clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ soak: ## let 200 evaluators print 2 GB to all kinds of readers; a few minutes
 man: ## write a manual page for each command into build/man
 	$(SETUP) --extras man
 	$(BIN)/python scripts/manpages build/man
+
+docs: ## build the documentation site into build/docs; fails for a broken link
+	$(SETUP) --extras docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 install: man ## install it with its units; PREFIX=/usr/local, SYSCONFDIR=/etc, DESTDIR=
 	$(SETUP) --needs git,$(INSTALL_PYTHON),$(SANDBOX)
