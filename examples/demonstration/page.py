@@ -70,7 +70,7 @@ def commands(
             ],
         ),
         (
-            "Judge the solution without a daemon; mend it, and judge it again",
+            "Judge the solution without a daemon; correct it, and judge it again",
             [
                 [tawebeval, "try", shown(problems), *settings],
                 [*EVALUATOR, shown(problems / SOLUTION)],
@@ -78,7 +78,7 @@ def commands(
         ),
         (
             "Check whether this machine can run a server; docs/install.md has the next steps",
-            [[tawebeval, "doctor", *settings]],
+            [[tawebeval, "doctor"]],
         ),
     ]
 

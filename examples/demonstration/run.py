@@ -127,7 +127,9 @@ def demonstrate(folder: Path, keep: bool) -> bool:
             say("Evaluators run in a sandbox, without network access.")
         else:
             say("The sandbox does not work on this machine, so evaluators run without it. That is")
-            say(f"good enough for this demo, but not for a server. {daemon.without_sandbox}")
+            say(
+                f"good enough for this demo, but not for a server. Reason: {daemon.without_sandbox}"
+            )
         demonstration = Demonstration(daemon, repository.as_uri(), commit_oid)
         with contextlib.suppress(SystemExit):  # react() ends so
             react(demonstration.run)

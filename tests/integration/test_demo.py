@@ -123,7 +123,7 @@ class DemoTests(SynchronousTestCase):
         self.assertIn(submit.stdout.strip(), [each["evaluation_id"] for each in listed])
         self.assertEqual(judge.returncode, 0, judge.stderr)
         self.assertIn("counted right, but not in order", judge.stdout)
-        self.assertIn("sandbox", check.stdout)
+        self.assertIn("ok      configuration", check.stdout)
         guide = shown.rpartition("read ")[2].partition(".\n")[0]
         self.assertTrue(guide.endswith("docs/evaluators.md"), guide)
         self.end(demo, signal.SIGTERM)
