@@ -237,12 +237,12 @@ class RemovalTests(SynchronousTestCase):
         private.chmod(0o700)
         done = self.attempt(str(private), "--destdir", str(folder / "root"))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("where the daemon cannot read it", done.stderr)
+        self.assertIn("the daemon cannot read", done.stderr)
         self.assertFalse((folder / "root").exists())
 
     def test_relative(self) -> None:
         """A prefix is absolute."""
         done = self.attempt(sys.executable, "--prefix", "here")
         self.assertEqual(
-            (done.returncode, done.stderr), (1, "[install] --prefix should be an absolute path.\n")
+            (done.returncode, done.stderr), (1, "[install] --prefix here is not an absolute path\n")
         )
