@@ -67,8 +67,7 @@ def doctor(config: Path | None, as_json: bool) -> None:
     Run doctor as the daemon is started: as the same user (root if root starts the daemon), with
     the same configuration, STATE_DIRECTORY and CACHE_DIRECTORY. It changes nothing. Its findings
     about limits and descriptors are those of this shell; a systemd service logs its own when it
-    starts. To check as the service's dynamic user, use the command that docs/operations.md has
-    under "Is it well?".
+    starts. To check the systemd service, use the systemd-run command in docs/operate.md.
 
     \b
     Each part is

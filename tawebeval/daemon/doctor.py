@@ -38,10 +38,8 @@ from tawebeval.sandbox.bubblewrap import Bubblewrap, write_sandbox_files
 from tawebeval.sandbox.probe import check_sandbox, close_sandbox, find_problems, open_sandbox
 from tawebeval.web.auth import find_tokens
 
-# With DynamicUser= the user of a systemd service exists only while the service runs.
 _UNIT_REMEDY = (
-    "; where a systemd unit starts it as a user of its own, have systemd-run look as that user:"
-    " docs/operations.md, Is it well?"
+    "; to check a service with a user of its own, run the systemd-run command in docs/operate.md"
 )
 
 

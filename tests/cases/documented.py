@@ -12,7 +12,9 @@ import attrs
 
 from tests.run import ROOT
 
-OPERATIONS = ROOT / "docs" / "operations.md"
+CONFIGURE = ROOT / "docs" / "configure.md"
+INSTALL = ROOT / "docs" / "install.md"
+OPERATE = ROOT / "docs" / "operate.md"
 
 _BLOCK = re.compile(r"^ *```(sh|console)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _PROMPT = re.compile(r"^[#$] ", re.MULTILINE)
@@ -33,8 +35,16 @@ def examples(document: Path, program: str) -> list[Example]:
 
 
 def doctors() -> list[Example]:
-    """Return the commands of docs/operations.md that run the doctor as the service would."""
-    return [each for each in examples(OPERATIONS, "systemd-run") if "doctor" in each.command]
+    """Return the documented commands that run the doctor as the service would."""
+    shown = [*examples(INSTALL, "systemd-run"), *examples(OPERATE, "systemd-run")]
+    return [each for each in shown if "doctor" in each.command]
+
+
+def scripts(document: Path, heading: str) -> list[str]:
+    """Return the `sh` blocks below a heading, up to the next heading."""
+    _, _, below = document.read_text("utf-8").partition(f"# {heading}\n")
+    section, *_ = re.split(r"^#{2,} ", below, maxsplit=1, flags=re.MULTILINE)
+    return [block for kind, block in _BLOCK.findall(section) if kind == "sh"]
 
 
 def _examples(document: Path) -> Iterator[Example]:

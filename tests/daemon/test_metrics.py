@@ -31,7 +31,7 @@ from tests.cases.web import WebTestCase
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "etc" / "grafana-dashboard.json"
 ALERTS = ROOT / "etc" / "prometheus-alerts.yml"
-OPERATIONS = ROOT / "docs" / "operations.md"
+OPERATE = ROOT / "docs" / "operate.md"
 
 # A metric, and the labels by which some of its series are meant.
 _METRIC = re.compile(r"\b((?:tawebeval|process)_[a-z_]+)(?:\{([^}]*)\})?")
@@ -327,12 +327,12 @@ class RelianceTests(MetricsTestCase):
         for _, query in alerts:
             self.check_query(" ".join(query.split()))
             self.assertTrue(_METRIC.findall(query) or query.startswith("up{"), query)
-        told = set(re.findall(r"`(Tawebeval\w+)`", OPERATIONS.read_text()))
+        told = set(re.findall(r"`(Tawebeval\w+)`", OPERATE.read_text()))
         self.assertEqual(told, {name for name, _ in alerts})
 
     def test_documents(self) -> None:
         """What the documents name is there, and all that is there is named."""
-        told = set(re.findall(r"\btawebeval_[a-z_]+\b", OPERATIONS.read_text()))
+        told = set(re.findall(r"\btawebeval_[a-z_]+\b", OPERATE.read_text()))
         self.assertEqual(told, self.families())
 
 

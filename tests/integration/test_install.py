@@ -13,10 +13,11 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from benchmarks.booted import missing
 from tawebeval import __version__
-from tests.cases.documented import doctors
+from tests.cases.documented import INSTALL as PAGE
+from tests.cases.documented import doctors, scripts
 from tests.cases.links import leading_nowhere, links
 from tests.cases.patience import PATIENCE
-from tests.integration.service_case import SERVICE, STATE, TOKENS, ServiceTestCase
+from tests.integration.service_case import SERVICE, STATE, TOKEN, TOKENS, ServiceTestCase
 from tests.run import ROOT
 
 VENV = "/usr/local/lib/tawebeval"
@@ -138,6 +139,26 @@ class InstalledTests(ServiceTestCase):
         self.assertEqual(
             self.ask("GET", "/evaluations", Authorization=f"Bearer {token}").answer()[0], 200
         )
+
+    def test_public_address(self) -> None:
+        """The documented commands lead from the installation to a caller behind nginx, with TLS."""
+        if not Path("/usr/sbin/nginx").exists():
+            raise SkipTest("there is no nginx here (Debian package nginx)")
+        self.configure((ROOT / "etc" / "tawebeval.toml").read_text())
+        self.write("/etc/tawebeval/first-token", f"The token of alice:\n\n    {TOKEN}\n")
+        self.addCleanup(self.machine.run, "systemctl", "stop", "nginx")
+        name, certbot, own = scripts(PAGE, "Get a certificate")
+        self.assertIn("certbot", certbot)
+        (proxy, trust), (caller,) = (
+            scripts(PAGE, heading) for heading in ("Configure nginx", "Use the first token")
+        )
+        commands = f"set -ex; HOME=/root\n{name}{own}{proxy}{trust}{caller}".splitlines()
+        script = "\n".join(line for line in commands if not line.startswith("apt-get "))
+        done = self.machine.attempt("sh", "-c", script)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        ready = f'{{"status":"ready","version":"{__version__}"}}'
+        self.assertEqual(done.stdout.splitlines()[0], ready)
+        self.assertIn(ready, PAGE.read_text())
 
 
 class PlacesTests(SynchronousTestCase):

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.booted import wait_until
 from tawebeval.core.tokens import new_token
-from tests.cases.documented import OPERATIONS, Example, examples
+from tests.cases.documented import CONFIGURE, OPERATE, Example, examples, scripts
 from tests.cases.patience import LONG_PATIENCE, PATIENCE
 from tests.fakes.world import straw
 from tests.integration.service_case import (
@@ -175,7 +175,7 @@ class LifeTests(ServiceTestCase):
     def test_documented_reloads(self) -> None:
         """The operator sees what comes of a reload as the documentation shows it."""
         self.start()
-        shown = [each for each in examples(OPERATIONS, "journalctl") if each.printed]
+        shown = [each for each in examples(CONFIGURE, "journalctl") if each.printed]
         for example, settings in zip(
             shown, ("[log]\nlevel = 'loud'", "[http]\nconnections = 1000"), strict=True
         ):
@@ -231,6 +231,22 @@ class LifeTests(ServiceTestCase):
         self.assertEqual([one.answer()[0] for one in coming], [200] * 20)
         self.assertEqual(restart.wait(PATIENCE), 0)
         self.assertNotEqual(int(self.show("MainPID")), before)
+        self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 410)
+
+    def test_backup(self) -> None:
+        """The documented backup keeps callers, configuration, overrides and identifiers."""
+        drop_in = "/etc/systemd/system/tawebeval.service.d/local.conf"
+        self.write(drop_in, "[Service]\nNice=3\n")
+        self.addCleanup(self.machine.run, "rm", "-r", drop_in.rpartition("/")[0])
+        self.control("daemon-reload")
+        identifier = self.begin("true")
+        self.control("stop", SOCKET, SERVICE)
+        backup, restore = scripts(OPERATE, "Back up and restore")
+        self.machine.run("sh", "-ec", backup)
+        self.machine.run("rm", "-r", "/etc/tawebeval", f"{STATE}/key", drop_in)
+        self.machine.run("sh", "-ec", restore)
+        self.start()
+        self.assertEqual(self.show("Nice"), "3")
         self.assertEqual(self.ask("GET", f"/evaluation/{identifier}").answer()[0], 410)
 
 
@@ -378,7 +394,7 @@ class MendedTests(ServiceTestCase):
         self.addCleanup(self.machine.attempt, "mv", f"{program}.away", program)
         (event,) = self.follow(self.begin("true"))
         self.assertEqual(event["payload"]["reason"], "lost")
-        self.assertIn(event["payload"]["message"], OPERATIONS.read_text("utf-8"))
+        self.assertIn(event["payload"]["message"], OPERATE.read_text("utf-8"))
         self.assertEqual(self.ask("GET", "/health/ready").answer()[0], 503)
         self.machine.run("mv", f"{program}.away", program)
         wait_until(lambda: self.ask("GET", "/health/ready").answer()[0] == 200, "it is ready again")

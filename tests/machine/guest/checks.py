@@ -170,7 +170,7 @@ def hold_killed(identifier: str, printed: str) -> None:
 
 def quota() -> None:
     """Hold that documented project quotas stop files that lie in no directory."""
-    line = service.documented(r"^ *(ExecStartPre=\+.* quota .*)")
+    line = service.documented(r"^ *(ExecStartPre=\+.* quota .*)", "security.md")
     service.override(line.replace("/usr/local/", "/usr/"))
     run("systemctl", "restart", UNIT)
     try:

@@ -80,16 +80,16 @@ def configure(text: str) -> None:
     run("systemctl", "restart", UNIT)
 
 
-def documented(pattern: str) -> str:
-    """Return what the operator's documentation shows: the group of a pattern."""
-    found = re.search(pattern, (DOCUMENTS / "docs" / "operations.md").read_text(), re.MULTILINE)
-    assert found is not None, f"docs/operations.md has no {pattern}"
+def documented(pattern: str, page: str) -> str:
+    """Return what a page of the documentation shows: the group of a pattern."""
+    found = re.search(pattern, (DOCUMENTS / "docs" / page).read_text(), re.MULTILINE)
+    assert found is not None, f"docs/{page} has no {pattern}"
     return found[1]
 
 
 def examine() -> list[dict[str, str]]:
     """Return what the documented doctor finds."""
-    shown = documented(r"^# (systemd-run (?:.*\\\n)*.* doctor .*)")
+    shown = documented(r"^# (systemd-run (?:.*\\\n)*.* doctor .*)", "install.md")
     command = [*shlex.split(shown.replace("\\\n", " ")), "--json"]
     findings = json.loads(attempt(*command).stdout)
     assert len(findings) > 10, findings
