@@ -117,7 +117,7 @@ def _running_reactor() -> Any:
         if not reactor.running:
             _start(reactor)
     if isInIOThread():
-        raise RuntimeError("this is the reactor's thread, which must not wait: use Client")
+        raise RuntimeError("the reactor's thread must not block; use Client there")
     return reactor
 
 

@@ -21,7 +21,14 @@ from twisted.web.iweb import IAgent
 from tawebeval import __version__
 from tawebeval.client.errors import EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import Event, Page, parse_page, split_cursor
-from tawebeval.client.http import Content, Request, Response, Session, SubmissionForm, is_unknown
+from tawebeval.client.http import (
+    Content,
+    Request,
+    Response,
+    Session,
+    SubmissionForm,
+    is_plain_http,
+)
 from tawebeval.core.backoff import Backoff
 
 ASKING = Backoff(attempts=7, first_delay=0.5, longest_delay=10, longest_asked=120)
@@ -47,6 +54,7 @@ class Client:
       before its `Retry-After`.
     - `told(why, seconds)`: called before each pause.
     - `answered()`: called when a response comes after a pause.
+    - `uploaded(sent, total)`: called for each piece of a form that is sent, in bytes.
     - `reactor`, `agent`: used instead of Twisted's reactor, and of connections of the client's own.
     - `chance`: draws from 0 to 1, for the jitter of pauses.
     - `time`: returns seconds since the epoch.
@@ -64,6 +72,7 @@ class Client:
         following: Backoff = FOLLOWING,
         told: Callable[[str, float], object] = lambda why, seconds: None,
         answered: Callable[[], object] = lambda: None,
+        uploaded: Callable[[int, int], object] = lambda sent, total: None,
         reactor: Any = None,
         agent: IAgent | None = None,
         chance: Callable[[], float] = random.random,
@@ -79,9 +88,10 @@ class Client:
         headers = {"User-Agent": f"tawebeval/{__version__}"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
+        base = base_url(server)
         self._session = Session(
             HTTPClient(agent),
-            base_url(server),
+            base,
             headers,
             reactor,
             Cooperator(scheduler=lambda call: reactor.callLater(0, call)),
@@ -89,7 +99,8 @@ class Client:
             time,
             told,
             answered,
-            functools.partial(is_unknown, reactor),
+            uploaded,
+            functools.partial(is_plain_http, reactor, base),
         )
         self.asking = asking
         self.following = following
@@ -239,7 +250,7 @@ def base_url(server: str) -> str:
     except ValueError:
         sound = False
     if not sound or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(f"{server!r} is no URL of a server, such as https://host:8080")
+        raise ValueError(f"{server!r} is not the URL of a server, such as https://judge.example.org")
     return server.rstrip("/")
 
 
@@ -261,7 +272,7 @@ def _check_members(document: Document, *names: str) -> Document:
     """Return a document that has these members, all strings. Raises ValueError."""
     for name in names:
         if not isinstance(document.get(name), str):
-            raise ValueError(f"what came is no answer of this API: it has no {name}")  # noqa: TRY004
+            raise ValueError(f"unexpected answer: it has no {name}")  # noqa: TRY004
     return document
 
 
@@ -280,7 +291,7 @@ def _identifier(response: Response) -> str:
 
 def _check_cancelled(response: Response) -> None:
     if response.status != NO_CONTENT:
-        raise ValueError(f"what came is no answer of this API: {response.status}")
+        raise ValueError(f"unexpected answer: the status is {response.status}")
 
 
 def _listing(response: Response) -> tuple[list[Document], str | None]:
@@ -293,4 +304,4 @@ def _decode(response: Response, kind: type[Kind]) -> Kind:
     try:
         return msgspec.json.decode(response.body, type=kind)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"what came is no answer of this API: {error}") from None
+        raise ValueError(f"unexpected answer: {error}") from None

@@ -19,7 +19,14 @@ class ClientError(TawebevalError):
 
 
 class Unavailable(ClientError):
-    """No usable response, after all attempts or because a repetition would be of no use."""
+    """No usable response, after all attempts or because a repetition would be of no use.
+
+    `is_refused_connection` tells whether nothing listens at the server's address.
+    """
+
+    def __init__(self, message: str, is_refused_connection: bool = False) -> None:
+        super().__init__(message)
+        self.is_refused_connection = is_refused_connection
 
 
 class Refused(ClientError):
@@ -73,7 +80,7 @@ def refusal(status: int, body: bytes) -> Refused:
     message = members.get("message") or members.get("detail")
     if not isinstance(message, str):
         answer = f"{status} {responses.get(status, '')}".strip()
-        message = f"the server answers {answer}, and does not say why"
+        message = f"the server answers {answer} without an explanation"
     kind = _KINDS.get(status, InvalidRequest if 400 <= status < 500 else Refused)
     return kind(status, message, members)
 

@@ -119,10 +119,10 @@ def parse_page(body: bytes, after: str | None) -> Page:
         if page.begin != after:
             raise ValueError(f"it begins at {page.begin!r} instead of {after!r}")
         if page.end is not None and not _CURSOR.fullmatch(page.end):
-            raise ValueError(f"its end {page.end[:80]!r} is no cursor")
+            raise ValueError(f"its end {page.end[:80]!r} is not a cursor")
         return Page(page.begin, page.end, tuple(_events(page)))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"what came is no page of events: {error}") from None
+        raise ValueError(f"unexpected answer instead of a page of events: {error}") from None
 
 
 def _decode(body: bytes) -> _WirePage:
@@ -217,5 +217,5 @@ def split_cursor(cursor: str | None) -> tuple[str | None, int]:
     """
     after, plus, skip = (cursor or "").partition("+")
     if plus and not (skip.isascii() and skip.isdigit()):
-        raise ValueError(f"{cursor!r} is no cursor")
+        raise ValueError(f"{cursor!r} is not a cursor; use one that the server or the client printed")
     return after or None, int(skip or 0)

@@ -6,7 +6,8 @@ the form by its `Idempotency-Key`, all others by themselves.
 
 from __future__ import annotations
 
-import socket
+import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from io import BytesIO
@@ -21,11 +22,16 @@ from treq.client import HTTPClient
 from treq.multipart import MultiPartProducer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
-from twisted.internet.error import ConnectError, ConnectionClosed, DNSLookupError
+from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
+from twisted.internet.error import (
+    ConnectError,
+    ConnectionClosed,
+    ConnectionRefusedError,
+    DNSLookupError,
+)
 from twisted.internet.interfaces import IConsumer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Cooperator, deferLater
-from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.web.client import (
     FileBodyProducer,
@@ -36,6 +42,7 @@ from twisted.web.client import (
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
+from zope.interface import implementer
 
 from tawebeval.client.errors import Unavailable, refusal
 from tawebeval.core.backoff import Backoff, Verdict, judge_status, parse_retry_after
@@ -44,10 +51,13 @@ from tawebeval.core.text import base_name
 _SLOWEST = 4096  # bytes per second of an upload; the daemon cuts off slower ones
 _PERMANENT = (501, 505)  # 5xx statuses that a later attempt would get as well
 _JSON = b"application/json"
+_SILENCE = 1.0  # seconds without an answer after which a server of https may speak plain HTTP
+_PROBE = 5.0  # seconds for the answer to a probe
 
 # Errors that the next connection would end with as well. Named, not imported: their packages are
 # optional, or the modules are private to Twisted.
-_NO_TLS = ("OpenSSL.SSL.Error", "service_identity.exceptions.VerificationError")
+_OTHER_HOST = "service_identity.exceptions.VerificationError"
+_NO_TLS = ("OpenSSL.SSL.Error", _OTHER_HOST)
 _BROKEN_TLS = ("OpenSSL.SSL.SysCallError", "OpenSSL.SSL.ZeroReturnError")
 _NO_HTTP = ("twisted.web._newclient.ParseError",)
 
@@ -67,18 +77,46 @@ Content: TypeAlias = str | bytes | Path | Named
 """The content of a field: text or bytes without a file name, a file, or a `Named` file."""
 
 
+@implementer(IConsumer)
+@attrs.define
+class MeteredConsumer:
+    """A consumer that calls `on_progress(sent, total)`, in bytes, for each piece it is given."""
+
+    _consumer: IConsumer
+    _total: int
+    _on_progress: Callable[[int, int], object]
+    _sent: int = 0
+
+    def registerProducer(self, producer: Any, streaming: bool) -> None:
+        """Pass the producer on."""
+        self._consumer.registerProducer(producer, streaming)
+
+    def unregisterProducer(self) -> None:
+        """Pass the call on."""
+        self._consumer.unregisterProducer()
+
+    def write(self, data: bytes) -> None:
+        """Pass a piece on and count it."""
+        self._consumer.write(data)
+        self._sent += len(data)
+        self._on_progress(self._sent, self._total)
+
+
 class FormProducer(MultiPartProducer):
     """A multipart body that can be stopped at any time, also before and after it is sent.
 
-    A server may send a valid response before it has read the whole body.
+    A server may send a valid response before it has read the whole body. `on_progress` is that of
+    `MeteredConsumer`.
     """
 
+    on_progress: Callable[[int, int], object] = staticmethod(lambda sent, total: None)
     _producing = False
 
     def startProducing(self, consumer: IConsumer) -> Deferred[None]:
         """Send the body."""
         self._producing = True
-        return super().startProducing(consumer).addBoth(self._finish)
+        metered = MeteredConsumer(consumer, int(self.length), self.on_progress)
+        return super().startProducing(metered).addBoth(self._finish)
 
     def _finish(self, result: T) -> T:
         self._producing = False
@@ -171,12 +209,22 @@ class Response:
 class NoResponse(Exception):
     """No response, or none that can be used; `str()` says why.
 
-    `final` means that the next attempt would fail in the same way.
+    `final` means that the next attempt would fail in the same way. `is_refused` means that nothing
+    listens at the address, `speaks_tls` that the server has sent a certificate.
     """
 
-    def __init__(self, message: str, final: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        final: bool = False,
+        *,
+        is_refused: bool = False,
+        speaks_tls: bool = False,
+    ) -> None:
         super().__init__(message)
         self.final = final
+        self.is_refused = is_refused
+        self.speaks_tls = speaks_tls
 
 
 @attrs.frozen
@@ -194,13 +242,14 @@ class Request:
     timeout: float = 60
 
 
-@attrs.frozen
+@attrs.define
 class Session:
     """Sends requests to the server at the URL `base`, with `headers` on each.
 
     `chance` draws from 0 to 1, `time` returns seconds since the epoch. `on_retry(why, seconds)` is
-    called before each pause, `on_recovery()` when a response comes after one. `is_unknown(host)`
-    tells whether name servers deny that the host exists.
+    called before each pause, `on_recovery()` when a response comes after one, and
+    `on_upload(sent, total)` for each piece of a form, in bytes. `is_plain_http()` tells whether the
+    server of an https URL answers a request without TLS.
     """
 
     _http: HTTPClient
@@ -212,7 +261,9 @@ class Session:
     _time: Callable[[], float]
     on_retry: Callable[[str, float], object]
     on_recovery: Callable[[], object]
-    _is_unknown: Callable[[str], Awaitable[bool]]
+    on_upload: Callable[[int, int], object]
+    _is_plain_http: Callable[[], Awaitable[bool]]
+    _has_answered: bool = False  # whether the server has sent any response
 
     async def send(
         self, request: Request, backoff: Backoff, parse: Callable[[Response], Parsed]
@@ -226,28 +277,28 @@ class Session:
         """
         made = 0
         while True:
-            asked = 0.0
+            asked, refused = 0.0, False
             try:
                 response = await self._attempt(request)
                 meaning = judge_status(response.status)
                 if meaning is Verdict.ACCEPTED:
-                    parsed = _parse(response, parse)
+                    parsed = _parse(self._base, response, parse)
                     if made:
                         self.on_recovery()
                     return parsed
                 if meaning is Verdict.REFUSED or response.status in _PERMANENT:
                     raise refusal(response.status, response.body)
-                why = str(refusal(response.status, response.body))
+                why = f"{self._base}: {refusal(response.status, response.body)}"
                 asked = self.retry_after(response)
             except NoResponse as error:
                 if error.final:
-                    raise Unavailable(f"{self._base}: {error}") from None
-                why = str(error)
+                    raise Unavailable(str(error)) from None
+                why, refused = str(error), error.is_refused
             made += 1
             pause = backoff.draw_delay(made, self._chance(), asked)
             if pause is None:
-                later = f" (it asks for {asked:.0f} seconds of patience)" if asked else ""
-                raise Unavailable(f"{self._base}: {why}{later}")
+                later = f"; the server asks to retry after {asked:.0f} seconds" if asked else ""
+                raise Unavailable(f"{why}{later}", refused)
             self.on_retry(why, pause)
             await deferLater(self._clock, pause)
 
@@ -260,12 +311,51 @@ class Session:
             body, timeout = None, request.timeout
             if request.form is not None:
                 body = request.form.open_body(self._cooperator, opened)
+                body.on_progress = self.on_upload
                 timeout += int(body.length) / _SLOWEST
             attempt = Deferred.fromCoroutine(self._exchange(request, body))
+            attempt.addTimeout(timeout, self._clock)
             try:
-                return await attempt.addTimeout(timeout, self._clock)
+                response = await self._watch_scheme(attempt)
             except TookTooLong:
-                raise NoResponse(f"no answer came within {timeout:.0f} seconds") from None
+                raise NoResponse(
+                    f"no answer from {self._base} within {timeout:.0f} seconds"
+                ) from None
+            self._has_answered = True
+            return response
+
+    async def _watch_scheme(self, attempt: Deferred[Response]) -> Response:
+        """Return the result of an attempt; end it if the server of an https URL speaks plain HTTP.
+
+        Such a server may wait a long time for the end of the TLS greeting, which it cannot read.
+        """
+        if self._has_answered or not self._base.startswith("https:"):
+            return await attempt
+        is_plain: bool | None = None  # unknown
+
+        async def ask() -> bool:
+            return await self._is_plain_http()
+
+        def on_probe(answer: bool) -> None:
+            nonlocal is_plain
+            is_plain = answer
+            if is_plain:
+                attempt.cancel()
+
+        probing = deferLater(self._clock, _SILENCE, lambda: Deferred.fromCoroutine(ask()))
+        probing.addCallbacks(on_probe, lambda failure: failure.trap(CancelledError) and None)
+        try:
+            return await attempt
+        except CancelledError:
+            if not is_plain:
+                raise
+        except NoResponse as error:
+            if error.speaks_tls or not (is_plain if is_plain is not None else await ask()):
+                raise
+        finally:
+            probing.cancel()
+        plain = f"http{self._base.removeprefix('https')}"
+        raise NoResponse(f"{self._base} speaks plain HTTP, not TLS; use {plain}", True)
 
     async def _exchange(self, request: Request, body: FormProducer | None) -> Response:
         headers = {**self._headers, **request.headers}
@@ -277,12 +367,20 @@ class Session:
         except (ResponseFailed, RequestTransmissionFailed) as error:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
-            raise _broken_connection(error.reasons) from None
-        except DNSLookupError as error:
-            host = urlsplit(self._base).hostname or ""
-            raise NoResponse(f"no connection: {error}", await self._is_unknown(host)) from None
+            raise _broken_connection(self._base, error.reasons) from None
+        except DNSLookupError:
+            host = urlsplit(self._base).hostname
+            # A server that has answered has a name; then the name service is down.
+            raise NoResponse(
+                f"cannot connect to {self._base}: no address is known for the host {host}; check"
+                " the URL, and the name service (DNS) of this machine",
+                not self._has_answered,
+            ) from None
         except (ConnectError, ConnectionClosed, PotentialDataLoss) as error:
-            raise NoResponse(f"no connection: {error}") from None
+            raise NoResponse(
+                f"cannot connect to {self._base}: {_describe_connect_error(error)}",
+                is_refused=isinstance(error, ConnectionRefusedError),
+            ) from None
 
     def _begin(
         self, request: Request, headers: Mapping[str, str], body: FormProducer | None
@@ -298,22 +396,23 @@ class Session:
                 reactor=self._clock,
             )
         except ValueError as error:  # an invalid host name
-            raise Unavailable(f"{self._base}: {error}") from None
+            raise Unavailable(f"cannot connect to {self._base}: {error}; check the URL") from None
         return begun
 
 
-def _parse(response: Response, parse: Callable[[Response], Parsed]) -> Parsed:
+def _parse(base: str, response: Response, parse: Callable[[Response], Parsed]) -> Parsed:
     """Return the result of `parse`. Raises NoResponse, final unless the body was cut off."""
     try:
         return parse(response)
     except ValueError as error:
         kind = response.header(b"Content-Type").partition(b";")[0].strip().lower()
         if kind != _JSON:
-            named = kind.decode("latin-1") or "of no declared type"
+            named = kind.decode("latin-1") or "a body of no declared type"
             raise NoResponse(
-                f"no tawebeval answers there: the answer is {named}, not JSON; check the URL", True
+                f"{base} is not a tawebeval server: it sends {named} instead of JSON; check the URL",
+                True,
             ) from None
-        raise NoResponse(str(error), _is_whole(response.body)) from None
+        raise NoResponse(f"{base}: {error}", _is_whole(response.body)) from None
 
 
 def _is_whole(body: bytes) -> bool:
@@ -324,42 +423,93 @@ def _is_whole(body: bytes) -> bool:
     return True
 
 
-def _broken_connection(reasons: Iterable[Failure]) -> NoResponse:
+def _broken_connection(base: str, reasons: Iterable[Failure]) -> NoResponse:
     """Return why a connection ended without a response."""
     reasons = list(reasons)
     for reason in reasons:
         if reason.check(*_NO_TLS) and not reason.check(*_BROKEN_TLS):
-            return NoResponse(
-                f"TLS has failed: {_tls_message(reason.value)} (if the server speaks none:"
-                " http://; if its certificate is of your own: SSL_CERT_FILE)",
-                True,
-            )
+            return _explain_tls_error(base, reason)
         if reason.check(*_NO_HTTP):
-            return NoResponse("the server does not speak HTTP; check the URL", True)
-    return NoResponse(f"the connection broke: {_describe(reasons)}")
+            other = base.replace("http:", "https:", 1)
+            advice = f", or try {other}" if other != base else ""
+            return NoResponse(f"{base} does not speak HTTP; check the URL{advice}", True)
+    return NoResponse(f"the connection to {base} broke: {_describe(reasons)}")
 
 
-def _tls_message(error: Any) -> str:
-    """Return the reasons of a TLS error; OpenSSL lists (library, function, reason)."""
-    match error.args:
+def _explain_tls_error(base: str, reason: Failure) -> NoResponse:
+    """Return the message for a TLS error; OpenSSL lists (library, function, reason)."""
+    if reason.check(_OTHER_HOST):
+        message = f"the certificate of {base} is for another host; check the URL"
+        return NoResponse(message, True, speaks_tls=True)
+    match reason.value.args:
         case ([*errors],) if errors:
-            return "; ".join(str(each[-1]) for each in errors if isinstance(each, tuple))
-    return str(error)
+            why = "; ".join(str(each[-1]) for each in errors if isinstance(each, tuple))
+        case _:
+            why = str(reason.value)
+    if "certificate" in why:
+        message = (
+            f"the certificate of {base} is not trusted ({why}); if you trust it, set SSL_CERT_FILE"
+            " to the file of its authority's certificate"
+        )
+        return NoResponse(message, True, speaks_tls=True)
+    return NoResponse(f"{base} does not speak TLS as expected ({why}); check the URL", True)
 
 
-async def is_unknown(reactor: Any, host: str) -> bool:
-    """Tell whether name servers deny that a host exists; False if they do not answer."""
+async def is_plain_http(reactor: Any, base: str) -> bool:
+    """Tell whether the server of an https URL answers a request without TLS."""
+    parts = urlsplit(base)
+    endpoint = HostnameEndpoint(reactor, parts.hostname or "", parts.port or 443)
+    probe = _Probe()
     try:
-        await deferToThreadPool(reactor, reactor.getThreadPool(), socket.getaddrinfo, host, None)
-    except socket.gaierror as error:
-        return error.errno in (socket.EAI_NONAME, socket.EAI_NODATA)
-    return False
+        await connectProtocol(endpoint, probe).addTimeout(_PROBE, reactor)
+        answer = await probe.done.addTimeout(_PROBE, reactor)
+    except (ConnectError, DNSLookupError, TookTooLong):
+        return False
+    finally:
+        if probe.transport is not None:
+            probe.transport.abortConnection()
+    # Web servers answer 400 in plain HTTP where they expect TLS.
+    return bool(re.match(rb"HTTP/1\.[01] (?!400)", answer))
+
+
+class _Probe(Protocol):
+    """A request without TLS, and the first bytes of its answer."""
+
+    transport: Any
+
+    def __init__(self) -> None:
+        self.done: Deferred[bytes] = Deferred()
+
+    def connectionMade(self) -> None:
+        self.transport.write(b"HEAD / HTTP/1.0\r\n\r\n")
+
+    def dataReceived(self, data: bytes) -> None:
+        self._finish(data)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._finish(b"")
+
+    def _finish(self, answer: bytes) -> None:
+        if not self.done.called:
+            self.done.callback(answer)
+
+
+def _describe_connect_error(error: Exception) -> str:
+    """Return why no connection could be made, in the system's words."""
+    number = getattr(error, "osError", None)
+    if isinstance(number, int):
+        return os.strerror(number).lower()
+    return _plain_words(error)
 
 
 def _describe(reasons: Iterable[Failure]) -> str:
     """Return the reasons why a connection ended, each once."""
-    named = (str(reason.value).strip(" .[]<>") or type(reason.value).__name__ for reason in reasons)
-    return "; ".join(dict.fromkeys(named))
+    return "; ".join(dict.fromkeys(_plain_words(reason.value) for reason in reasons))
+
+
+def _plain_words(error: BaseException) -> str:
+    """Return the words of an error of Twisted's, which are sentences and may be empty."""
+    return str(error).strip(" .[]<>") or type(error).__name__
 
 
 class _BodyCollector(Protocol):

@@ -114,6 +114,17 @@ class EvaluateTests(ClientTestCase):
         self.assertEqual(caught.exception.status, 413)
         self.assertIn("limit", caught.exception.members)
 
+    def test_uploaded(self) -> None:
+        """Each piece that is sent is counted, up to the length of the whole form."""
+        pieces: list[tuple[int, int]] = []
+        self.line = self.make(client={"uploaded": lambda *piece: pieces.append(piece)})
+        self.line.begin(submission={"source": b"x" * 300_000})
+        counts, totals = zip(*pieces, strict=True)
+        self.assertEqual(list(counts), sorted(counts))
+        self.assertEqual(set(totals), {counts[-1]})
+        self.assertTrue(300_000 < counts[-1] < 302_000)
+        self.assertGreater(len(pieces), 5)
+
     def test_names(self) -> None:
         """What cannot be a name of a file is told before anything is sent."""
         for name in ("", "..", "a/", "x" * 256, "\udcff"):

@@ -167,6 +167,6 @@ class PageTests(SynchronousTestCase):
         ):
             with self.assertRaises(ValueError) as caught:
                 parse_page(body, None)
-            self.assertIn("no page", str(caught.exception))
+            self.assertIn("instead of a page of events", str(caught.exception))
         with self.assertRaises(ValueError):
             parse_page(page(), "3")

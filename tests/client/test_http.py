@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
-import socket
 from typing import Any
 
 from OpenSSL.SSL import Error as TlsError
 from OpenSSL.SSL import SysCallError
 from service_identity import VerificationError
 from treq.client import HTTPClient
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import ConnectionLost, DNSLookupError
+from twisted.internet.error import (
+    ConnectError,
+    ConnectionLost,
+    ConnectionRefusedError,
+    DNSLookupError,
+    NoRouteError,
+)
+from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Cooperator
 from twisted.python.failure import Failure
 from twisted.trial.unittest import TestCase
@@ -29,10 +35,14 @@ from tawebeval.client import (
     Unavailable,
     UnknownEvaluation,
 )
-from tawebeval.client.http import Request, Session, is_unknown
+from tawebeval.client import client as client_module
+from tawebeval.client.http import Request, Session, is_plain_http
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
 from tests.cases.client import REQUEST, ClientTestCase, gathered
+
+
+reactor: Any = installed
 
 
 class RepeatTests(ClientTestCase):
@@ -111,7 +121,7 @@ class RepeatTests(ClientTestCase):
         self.line.agent.fate = lambda: Fate.NONSENSE
         for kind, named in (
             (b"text/html; charset=utf-8", "text/html"),
-            (b"", "of no declared type"),
+            (b"", "a body of no declared type"),
         ):
             self.line.agent.kind = kind
             for question in (
@@ -124,27 +134,34 @@ class RepeatTests(ClientTestCase):
                 self.line.agent.asked.clear()
                 with self.assertRaises(Unavailable) as caught:
                     self.line.wait(question)
-                said = f"no tawebeval answers there: the answer is {named}, not JSON; check the URL"
-                self.assertEqual(str(caught.exception), f"http://localhost:8080: {said}")
+                said = f"is not a tawebeval server: it sends {named} instead of JSON; check the URL"
+                self.assertEqual(str(caught.exception), f"http://localhost:8080 {said}")
                 self.assertEqual(len(self.line.agent.asked), 1)
 
-    def fail(self, error: Exception, *, unknown: bool = False) -> str:
-        """Have each of two attempts end by an error; return the message of Unavailable."""
+    def break_off(self, *errors: Exception, base: str = "http://localhost:8080", plain: Any = None) -> str:
+        """Have each of two attempts end by an error; return the message of Unavailable.
+
+        The last error counts for all further attempts; None is a response that says "later".
+        `plain()` answers whether the server speaks plain HTTP.
+        """
+        coming = iter(errors)
         asked: list[object] = []
 
         def request(*arguments: object) -> Deferred[Any]:
             asked.append(arguments)
-            return fail(error)
+            error = next(coming, errors[-1])
+            return succeed(MadeResponse(503, b"")) if error is None else fail(error)
 
-        async def is_unknown(host: str) -> bool:
-            self.assertEqual(host, "localhost")
-            return unknown
+        async def is_plain_http() -> bool:
+            self.probes += 1
+            return bool(plain and plain())
 
+        self.probes = 0
         self.patch(BreakingAgent, "request", request)
         clock = self.line.service.reactor
         session = Session(
             HTTPClient(self.line.agent),
-            "http://localhost:8080",
+            base,
             {},
             clock,
             Cooperator(scheduler=lambda call: clock.callLater(0, call)),
@@ -152,33 +169,98 @@ class RepeatTests(ClientTestCase):
             clock.seconds,
             lambda why, seconds: None,
             lambda: None,
-            is_unknown,
+            lambda sent, total: None,
+            is_plain_http,
         )
         with self.assertRaises(Unavailable) as caught:
             self.line.wait(session.send(Request("GET", "/"), Backoff(2, 1, 10), lambda _: None))
         self.attempts = len(asked)
+        self.refused = caught.exception.is_refused_connection
         return str(caught.exception)
 
     def test_no_server_for_this(self) -> None:
         """What TLS and HTTP cannot mend is told at once; what may have broken is tried again."""
         unknown = TlsError([("SSL routines", "", "certificate verify failed")])
+        version = TlsError([("SSL routines", "", "wrong version number")])
         for reason, words, attempts in (
-            (unknown, "TLS has failed: certificate verify failed (", 1),
-            (VerificationError([]), "TLS has failed: ", 1),
+            (unknown, "is not trusted (certificate verify failed); if you trust it, set SSL_CERT", 1),
+            (VerificationError([]), "the certificate of https://localhost is for another host", 1),
+            (version, "does not speak TLS as expected (wrong version number); check the URL", 1),
             (ParseError("wrong number of parts", b"SSH-2.0"), "does not speak HTTP", 1),
-            (SysCallError(-1, "Unexpected EOF"), "the connection broke: ", 2),
-            (ConnectionLost(), "the connection broke: ", 2),
+            (SysCallError(-1, "Unexpected EOF"), "the connection to https://localhost broke: ", 2),
+            (ConnectionLost(), "the connection to https://localhost broke: ", 2),
         ):
             for kind in (ResponseNeverReceived, RequestTransmissionFailed):
-                self.assertIn(words, self.fail(kind([Failure(reason)])))
+                message = self.break_off(kind([Failure(reason)]), base="https://localhost")
+                self.assertIn(words, message)
                 self.assertEqual(self.attempts, attempts, reason)
+                certificate = "certificate" in message
+                self.assertEqual(self.probes, 0 if certificate else attempts, message)
+        message = self.break_off(ResponseNeverReceived([Failure(ParseError("x", b"\x15\x03"))]))
+        self.assertIn("check the URL, or try https://localhost:8080", message)
+
+    def test_plain_http(self) -> None:
+        """An https URL of a server without TLS fails at once, and the right URL is proposed."""
+        expected = "https://a:81/b speaks plain HTTP, not TLS; use http://a:81/b"
+        for reason in (ConnectionLost(), TlsError([("", "", "wrong version number")])):
+            broken = ResponseNeverReceived([Failure(reason)])
+            message = self.break_off(broken, base="https://a:81/b", plain=lambda: True)
+            self.assertEqual((message, self.attempts, self.probes), (expected, 1, 1))
+        self.break_off(ResponseNeverReceived([Failure(ConnectionLost())]), plain=lambda: True)
+        self.assertEqual((self.attempts, self.probes), (2, 0))  # an http URL
+
+    def test_silent_plain_http(self) -> None:
+        """A server that is silent for a second is asked without TLS, once."""
+        for plain, seconds, attempts in ((True, 1.25, 1), (False, 60.25, 2)):
+            probes: list[float] = []
+            clock = self.line.service.reactor
+            begun = clock.seconds()
+
+            async def is_plain_http(plain: bool = plain, probes: Any = probes) -> bool:
+                probes.append(clock.seconds())
+                return plain
+
+            self.patch(client_module, "is_plain_http", lambda *_, ask=is_plain_http: ask())
+            self.line = self.make()
+            clock = self.line.service.reactor
+            begun = clock.seconds()
+            asked: list[object] = []
+            self.patch(
+                BreakingAgent, "request", lambda *given, asked=asked: asked.append(given) or Deferred()
+            )
+            secure = Client(
+                "https://a", reactor=clock, agent=self.line.agent, asking=Backoff(2, 1, 10)
+            )
+            with self.assertRaises(Unavailable) as caught:
+                self.line.wait(secure.status("x"))
+            self.assertEqual(len(asked), attempts)
+            self.assertEqual(probes[0] - begun, 1)
+            words = "speaks plain HTTP" if plain else "no answer from https://a within 60 seconds"
+            self.assertIn(words, str(caught.exception))
 
     def test_no_host(self) -> None:
-        """A host that does not exist fails at once; without an answer it is asked for again."""
-        for unknown, attempts in ((True, 1), (False, 2)):
-            message = self.fail(DNSLookupError("x"), unknown=unknown)
-            self.assertIn("no connection: DNS lookup failed", message)
-            self.assertEqual(self.attempts, attempts)
+        """A host without an address fails at once; one that has answered is looked up again."""
+        message = self.break_off(DNSLookupError("x"))
+        self.assertIn(
+            "cannot connect to http://localhost:8080: no address is known for the host localhost;"
+            " check the URL, and the name service (DNS)",
+            message,
+        )
+        self.assertEqual(self.attempts, 1)
+        self.break_off(None, DNSLookupError("x"))
+        self.assertEqual(self.attempts, 2)
+
+    def test_no_connection(self) -> None:
+        """The system's words tell why there is no connection; only a refused one is marked."""
+        for error, words, refused in (
+            (ConnectionRefusedError(111, "Connection refused"), "connection refused", True),
+            (NoRouteError(113, "No route to host"), "no route to host", False),
+            (ConnectError(string="out of sockets"), "out of sockets", False),
+        ):
+            message = self.break_off(error)
+            self.assertTrue(message.startswith("cannot connect to http://localhost:8080: "))
+            self.assertTrue(message.endswith(words), message)
+            self.assertEqual((self.attempts, self.refused), (2, refused))
 
     def test_host(self) -> None:
         """A name that no host can have is not asked for again and again."""
@@ -189,7 +271,7 @@ class RepeatTests(ClientTestCase):
         self.assertEqual(self.line.agent.asked, [])
 
     def test_in_the_end(self) -> None:
-        """After so many attempts it is told what was wrong with the last."""
+        """After the last attempt the error tells what was wrong with it."""
         self.line.agent.fate = lambda: Fate.REFUSED
         self.line.client.asking = Backoff(3, 1, 10)
         with self.assertRaises(Unavailable) as caught:
@@ -221,22 +303,35 @@ class RepeatTests(ClientTestCase):
             self.assertEqual(self.line.told, [])
 
 
-class UnknownHostTests(TestCase):
-    """Hosts that there are not, and those of which nobody knows just now."""
+class PlainHttpTests(TestCase):
+    """Real servers, asked without TLS."""
 
     async def test_answers(self) -> None:
-        """What name servers say counts, not that they say nothing."""
-        for number, unknown in (
-            (socket.EAI_NONAME, True),
-            (socket.EAI_NODATA, True),
-            (socket.EAI_AGAIN, False),
-            (socket.EAI_FAIL, False),
-            (None, False),
+        """An answer of HTTP counts, unless it is the 400 of a server that expects TLS."""
+        for says, plain in (
+            (b"HTTP/1.1 200 OK\r\n\r\n", True),
+            (b"HTTP/1.0 401 Unauthorized\r\n\r\n", True),
+            (b"HTTP/1.1 400 The plain HTTP request was sent to HTTPS port\r\n\r\n", False),
+            (b"SSH-2.0-OpenSSH_9.2\r\n", False),
+            (b"\x15\x03\x01\x00\x02\x02\x46", False),
+            (b"", False),
         ):
+            answering = Factory.forProtocol(Answering)
+            answering.says = says
+            port = reactor.listenTCP(0, answering, interface="127.0.0.1")
+            url = f"https://127.0.0.1:{port.getHost().port}/base"
+            self.assertIs(await is_plain_http(reactor, url), plain, says)
+            await port.stopListening()
+        self.assertIs(await is_plain_http(reactor, url), False)
 
-            def look(*_: object, number: int | None = number) -> None:
-                if number is not None:
-                    raise socket.gaierror(number, "why")
 
-            self.patch(socket, "getaddrinfo", look)
-            self.assertIs(await is_unknown(reactor, "host.example"), unknown)
+class Answering(Protocol):
+    """A server that says the same to everybody."""
+
+    factory: Any
+
+    def dataReceived(self, data: bytes) -> None:
+        """Answer."""
+        assert self.transport is not None
+        self.transport.write(self.factory.says)
+        self.transport.loseConnection()

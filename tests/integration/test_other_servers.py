@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from twisted.internet import reactor
+from twisted.internet import reactor as installed
 from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory, Protocol
 from twisted.trial.unittest import TestCase
+from twisted.web.server import Site
+from twisted.web.static import Data
 
 from tests.cases.patience import LONG_PATIENCE
 from tests.integration.receivers import make_certificate
 from tests.integration.terminal import piped
+
+reactor: Any = installed
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
 
@@ -50,8 +54,10 @@ class OtherServersTests(TestCase):
 
     timeout = LONG_PATIENCE
 
-    async def check(self, says: bytes, scheme: str, words: str, tls: Any = None) -> None:
-        """Hold that a server which says that is asked once, and what is told of it."""
+    async def check(
+        self, says: bytes, scheme: str, words: str, tls: Any = None, asked: int = 1
+    ) -> None:
+        """Hold that a server which says that is asked so often, and what is told of it."""
         others, listening = Others(says), reactor
         if tls is None:
             port = listening.listenTCP(0, others, interface="127.0.0.1")
@@ -62,29 +68,40 @@ class OtherServersTests(TestCase):
         for command in (("status", "a" * 40), ("follow", "a" * 40), ("cancel", "a" * 40)):
             others.asked = 0
             done = await piped(url, *command)
-            self.assertEqual((done.returncode, others.asked), (3, 1), done.stderr)
+            self.assertEqual((done.returncode, others.asked), (3, asked), done.stderr)
             self.assertIn(words, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1)
 
     async def test_page(self) -> None:
         """A web server that answers everything by a page."""
-        await self.check(PAGE, "http", "no tawebeval answers there: the answer is text/html")
+        await self.check(PAGE, "http", "is not a tawebeval server: it sends text/html")
 
     async def test_no_http(self) -> None:
         """A server of another protocol."""
         await self.check(b"SSH-2.0-OpenSSH_9.2\r\n", "http", "does not speak HTTP")
 
     async def test_no_tls(self) -> None:
-        """TLS with a port that speaks none."""
-        await self.check(PAGE, "https", "TLS has failed: wrong version number")
+        """TLS with a port that speaks none: it is asked once more, without TLS."""
+        await self.check(PAGE, "https", "speaks plain HTTP, not TLS; use http://localhost:", asked=2)
+        words = "does not speak TLS as expected (wrong version number); check the URL"
+        await self.check(b"SSH-2.0-OpenSSH_9.2\r\n", "https", words, asked=2)
+
+    async def test_silent(self) -> None:
+        """A web server that waits for the end of the TLS greeting, which it takes for a header."""
+        site = Site(Data(b"x", "text/plain"), timeout=None)
+        port = reactor.listenTCP(0, site, interface="127.0.0.1")
+        self.addCleanup(port.stopListening)
+        done = await piped(f"https://localhost:{port.getHost().port}", "status", "a" * 40)
+        self.assertEqual(done.returncode, 3)
+        self.assertIn("speaks plain HTTP, not TLS; use http://localhost:", done.stderr)
 
     async def test_untrusted(self) -> None:
         """A certificate that nobody has vouched for."""
         certificate, _ = make_certificate("localhost", Path(self.mktemp()).parent)
-        await self.check(PAGE, "https", "certificate verify failed", certificate)
+        await self.check(PAGE, "https", "is not trusted (certificate verify failed)", certificate)
 
     async def test_no_host(self) -> None:
         """A name that is no host's, as far as this machine can know that."""
         done = await piped("http://host.invalid:8080", "status", "a" * 40)
         self.assertEqual(done.returncode, 3)
-        self.assertIn("DNS lookup failed", done.stderr)
+        self.assertIn("no address is known for the host host.invalid", done.stderr)
