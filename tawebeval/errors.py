@@ -11,6 +11,7 @@ Two families, because they reach people in two ways:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -35,6 +36,14 @@ Reason = Literal[
     "lost",
 ]
 """Reason of a failed or cancelled evaluation, as its final event has it."""
+
+
+def format_size(size: float) -> str:
+    """Return a size in bytes for a message, such as "1.5 MiB"; rounded up to a tenth."""
+    for bits, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << bits:
+            return f"{math.ceil(size * 10 / (1 << bits)) / 10:g} {unit}"
+    return f"{size:g} bytes"
 
 
 class TawebevalError(Exception):

@@ -20,7 +20,7 @@ from tawebeval.cli.output import OutputLost, Screen, wants_colour
 from tawebeval.client import Client, ClientError, Refused, Unavailable
 from tawebeval.client.client import base_url
 from tawebeval.daemon.runtime import use_monotonic_clock
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.ownership import read_secrets
 
 GOOD, FAILED, WRONG, UNREACHABLE = 0, 1, 2, 3
@@ -28,6 +28,14 @@ INTERRUPTED, UNREAD = 130, 141
 """The exit statuses; these two are those of a shell for SIGINT and SIGPIPE."""
 
 TOKEN = "TAWEBEVAL_TOKEN"  # noqa: S105  (the name of a variable)
+
+_UPLOAD_SECONDS = 1.0  # of an upload without a progress bar
+_BAR_SECONDS = 0.1  # between two updates of the bar
+_BAR_WIDTH = 30  # characters
+
+_START_DAEMON = (
+    "is the daemon running? Start it with `tawebeval serve`, or name another with `--server`"
+)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,7 +52,7 @@ class Utf8(click.ParamType[str]):
         try:
             str(value).encode()
         except UnicodeEncodeError:
-            self.fail("must be UTF-8", param, ctx)
+            self.fail("not UTF-8", param, ctx)
         return str(value)
 
 
@@ -62,8 +70,35 @@ class Server:
         """Return a client that shows its retries on `screen`."""
         notes = RetryNotes(screen)
         return Client(
-            self.url, self.token, reactor=reactor, told=notes.on_retry, answered=notes.on_recovery
+            self.url,
+            self.token,
+            reactor=reactor,
+            told=notes.on_retry,
+            answered=notes.on_recovery,
+            uploaded=UploadBar(screen, reactor).show,
         )
+
+
+@attrs.define
+class UploadBar:
+    """The progress of an upload that takes longer than a second; only a terminal shows it."""
+
+    _screen: Screen
+    _clock: Any
+    _next: float | None = None  # the time before which nothing is shown
+
+    def show(self, sent: int, total: int) -> None:
+        """Show the progress in bytes."""
+        now = self._clock.seconds()
+        if self._next is None or sent == total:
+            # The next attempt begins a new upload.
+            self._next = None if sent == total else now + _UPLOAD_SECONDS
+        elif now >= self._next:
+            self._next = now + _BAR_SECONDS
+            done = _BAR_WIDTH * sent // total
+            bar = "#" * done + "-" * (_BAR_WIDTH - done)
+            sizes = f"{format_size(sent)} of {format_size(total)}"
+            self._screen.progress(f"uploading [{bar}] {100 * sent // total}% ({sizes})")
 
 
 @attrs.define
@@ -76,12 +111,12 @@ class RetryNotes:
     def on_retry(self, why: str, seconds: float) -> None:
         """Show why a request has failed, and the seconds until the next attempt."""
         self._waiting = True
-        self._screen.progress(f"{why}; trying again in {seconds:.0f} s")
+        self._screen.progress(f"{why}; retrying in {seconds:.0f} s")
 
     def on_recovery(self) -> None:
         """Show that the server has answered again."""
         if self._waiting and self._screen.shows_progress:
-            self._screen.note("connected again")
+            self._screen.note("the server answers again")
         self._waiting = False
 
 
@@ -133,16 +168,16 @@ def _find_token(path: Path | None) -> str | None:
         except ConfigurationError as error:
             raise click.BadParameter(str(error)) from None
         if not token:
-            raise click.BadParameter(f"{path}: there is no token in it")
+            raise click.BadParameter(f"{path} has no token; put the token alone into it")
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise click.BadParameter(f"{where}: a token is one word without any spaces")
+        raise click.BadParameter(f"{where}: a token is one word of ASCII characters without spaces")
     return token or None
 
 
 def make_screen(*, lines: bool = False) -> Screen:
     """Return the screen on stdout and stderr; `lines` prints events as JSON. Raises UsageError."""
     if sys.stdout is None:
-        raise click.UsageError("stdout is closed; to see nothing of it: >/dev/null")
+        raise click.UsageError("stdout is closed; to discard the output, redirect it: >/dev/null")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
@@ -244,10 +279,12 @@ def _report(error: Exception, screen: Screen) -> int:
     match error:
         case CancelledError():
             words, status = "interrupted", INTERRUPTED
+        case Unavailable(is_refused_connection=True):
+            words, status = f"{error}; {_START_DAEMON}", UNREACHABLE
         case Unavailable():
             words, status = str(error), UNREACHABLE
         case Refused(status=401):
-            words, status = f"{error} (set {TOKEN}, or use --token-file)", WRONG
+            words, status = f"{error}; name its file by `--token-file`, or set {TOKEN}", WRONG
         case Refused():
             words, status = str(error), WRONG
         case OutputLost():

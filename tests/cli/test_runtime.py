@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
-from tawebeval.cli.runtime import RetryNotes, Server, exit_status, handle_signals
+from tawebeval.cli.runtime import RetryNotes, Server, UploadBar, exit_status, handle_signals
+from tawebeval.config import MIB
 from tawebeval.core.tokens import new_token
 from tests.cases.agents import Fate
 from tests.cases.command import REPOSITORY, CommandTestCase
@@ -100,15 +102,17 @@ class ExitStatusTests(CommandTestCase):
 
     def test_server(self) -> None:
         """A server that refuses is 2, with its words; one that cannot be reached is 3."""
-        result = self.run_command(
-            "evaluate", *REPOSITORY[:2], "--commit", "x", *REPOSITORY[4:], "a=1"
-        )
+        result = self.run_command("evaluate", *REPOSITORY, "--directory", "/x", "a=1")
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("commit_oid: must be the 40 hexadecimal digits", result.stderr)
+        self.assertIn("directory: must be relative", result.stderr)
         self.line.agent.fate = lambda: Fate.REFUSED
         result = self.run_command("list")
         self.assertEqual(result.exit_code, 3)
-        self.assertIn("http://localhost:8080: no connection", result.stderr)
+        self.assertEqual(
+            result.stderr,
+            "cannot connect to http://localhost:8080: connection refused; is the daemon running?"
+            " Start it with `tawebeval serve`, or name another with `--server`\n",
+        )
 
 
 class RetryNotesTests(SynchronousTestCase):
@@ -127,8 +131,8 @@ class RetryNotesTests(SynchronousTestCase):
         notes.on_recovery()
         self.assertEqual(
             shown.out.getvalue(),
-            f"half{CLEAR}the connection broke; trying again in 3 s"
-            f"{CLEAR}no connection; trying again in 6 s{CLEAR}connected again\n",
+            f"half{CLEAR}the connection broke; retrying in 3 s"
+            f"{CLEAR}no connection; retrying in 6 s{CLEAR}the server answers again\n",
         )
 
     def test_pipe(self) -> None:
@@ -138,6 +142,35 @@ class RetryNotesTests(SynchronousTestCase):
         notes.on_retry("no connection", 6.0)
         notes.on_recovery()
         self.assertEqual(shown.notes.getvalue(), "")
+
+
+class UploadBarTests(SynchronousTestCase):
+    """An upload in pieces."""
+
+    def test_slow(self) -> None:
+        """After a second a terminal shows the progress, at most every tenth of a second."""
+        clock, shown = Clock(), Shown(terminal=True)
+        bar = UploadBar(shown.screen, clock)
+        for attempt in range(2):
+            shown.out.truncate(0)
+            for sent in range(0, 80 * MIB + 1, MIB):
+                bar.show(sent, 80 * MIB)
+                clock.advance(0.0625)
+            lines = shown.out.getvalue().split(CLEAR)[1:]
+            self.assertEqual(
+                lines[0], f"uploading [{'#' * 6}{'-' * 24}] 20% (16 MiB of 80 MiB)", attempt
+            )
+            self.assertEqual(len(lines), 32)
+
+    def test_short(self) -> None:
+        """An upload of less than a second shows nothing, and a pipe never gets anything."""
+        for terminal, step in ((True, 0.09), (False, 1.0)):
+            clock, shown = Clock(), Shown(terminal=terminal)
+            bar = UploadBar(shown.screen, clock)
+            for sent in range(11):
+                bar.show(sent, 10)
+                clock.advance(step)
+            self.assertEqual((shown.out.getvalue(), shown.notes.getvalue()), ("", ""))
 
 
 class ServerTests(CommandTestCase):
@@ -171,7 +204,7 @@ class ServerTests(CommandTestCase):
         empty = Path(self.mktemp())
         empty.write_text("\n")
         for options, env, words in (
-            (["--token-file", str(empty)], {}, "there is no token in it"),
+            (["--token-file", str(empty)], {}, "has no token; put the token alone into it"),
             ([], {"TAWEBEVAL_TOKEN": "a b"}, "TAWEBEVAL_TOKEN: a token is one word"),
             ([], {"TAWEBEVAL_TOKEN": "a\nb"}, "one word"),
         ):
