@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import stat
 import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,20 +19,25 @@ from twisted.internet.defer import Deferred
 from tawebeval.cli.follow import EvaluationReader, Folder
 from tawebeval.cli.output import OutputLost, Screen
 from tawebeval.cli.runtime import GOOD, UTF8, Server, make_screen, run, server_options
-from tawebeval.client import Client, ClientError
+from tawebeval.client import Client, ClientError, InvalidRequest
 from tawebeval.client.http import check_text
-from tawebeval.core.form import FIELD_NAME, MAX_DEPTH, MAX_SEED
+from tawebeval.core.form import FIELD_NAME, MAX_DEPTH, MAX_SEED, draw_seed
 from tawebeval.core.text import base_name
 
 DEFAULT_FIELDS = ("source",)
 """The fields for paths without a field name, in this order."""
 
-Submission: TypeAlias = dict[str, str | Path]
+Submission: TypeAlias = dict[str, str | bytes | Path]
+"""The content of each field: a text, the content of stdin or of a pipe, or a file."""
 
+_STDIN = ("-", "/dev/stdin")
 _TEXT_FIELD = re.compile(rf"({FIELD_NAME})=(.*)", re.DOTALL)
 _FILE_FIELD = re.compile(rf"({FIELD_NAME}):(.+)", re.DOTALL)
-
-
+_WRONG_FIELD = re.compile(r"([^/:=]+)([:=].*)", re.DOTALL)
+_OID = re.compile(r"[0-9a-fA-F]{40}")
+_SHORT_OID = re.compile(r"[0-9a-fA-F]{4,39}")
+_SSH = re.compile(r"(?:ssh|git)://(?:[^@/]*@)?([^@/:]+)(?::[0-9]+)?/(.+)")
+_SCP_LIKE = re.compile(r"(?:[^@/:]+@)?([^@/:]+):(?!//)/?(.+)")
 _USER = re.compile(r"(?i)(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<user>[^/?#]*)@")
 
 
@@ -37,10 +45,14 @@ def _parse_submission(
     context: click.Context, _: click.Parameter, given: tuple[str, ...]
 ) -> Submission:
     """Return the submission of the FIELD arguments. Raises BadParameter."""
+    if context.resilient_parsing:  # for completion, which must not read stdin
+        return {}
     try:
         return parse_fields(given)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    except OSError as error:
+        raise click.BadParameter(f"{error.filename}: {error.strerror}") from None
 
 
 FIELDS = click.argument(
@@ -114,6 +126,7 @@ def evaluate(
     folder: Folder | None,
     lines: bool,
     detach: bool,
+    seed: int | None,
     server: str,
     token: str | None,
     **others: Any,
@@ -148,7 +161,7 @@ def evaluate(
     SIGHUP (129) and a closed stdout (141) cancel the evaluation as well.
     """  # noqa: D301
     screen = make_screen(lines=lines)
-    if repository is None or commit is None:
+    if repository is None or commit is None or not _OID.fullmatch(commit):
         try:
             checkout = inspect_checkout(Path(), repository, commit)
         except NoCheckout as error:
@@ -156,26 +169,42 @@ def evaluate(
         if repository is None and commit is None and directory is None:
             directory = checkout.directory
         repository, commit = checkout.repository, checkout.commit
-        where = f", in {directory}" if directory else ""
-        screen.note(f"evaluating by {strip_user(repository)} at {commit[:12]}{where}")
+        where = f", directory {directory}" if directory else ""
+        screen.note(f"evaluator: {strip_user(repository)} at {commit[:12]}{where}")
         for warning in checkout.warnings:
             screen.note(f"warning: {warning}", "yellow")
+    drawn = draw_seed(os.urandom) if seed is None else seed
 
     async def work(client: Client, reactor: Any) -> int:
-        identifier = await client.evaluate(
-            fields,
-            repository=repository,
-            commit=commit,
-            directory=directory,
-            evaluator_cmd=evaluator,
-            **others,
-        )
+        try:
+            identifier = await client.evaluate(
+                fields,
+                repository=repository,
+                commit=commit,
+                directory=directory,
+                evaluator_cmd=evaluator,
+                seed=drawn,
+                **others,
+            )
+        except InvalidRequest as error:
+            proposal = propose_https(repository) if error.field == "repository[url]" else None
+            if proposal is None or proposal in str(error):
+                raise
+            advised = f"{error}; try `--repository {proposal}`"
+            raise InvalidRequest(error.status, advised, error.members) from None
+        if seed is None:
+            show_seed(screen, drawn)
         if detach:
             screen.print(identifier)
             return GOOD
         return await attend(client, identifier, screen, reactor, folder)
 
     run(Server(server, token), screen, work)
+
+
+def show_seed(screen: Screen, seed: int) -> None:
+    """Show the seed that the command has drawn."""
+    screen.note(f"repeat this run with --seed {seed}")
 
 
 async def attend(
@@ -187,7 +216,10 @@ async def attend(
     """
 
     async def cancel() -> None:
-        screen.note(f"cancelling; Ctrl-C leaves it alone, and `{reader.resumption}` goes on here")
+        screen.note(
+            "cancelling; another Ctrl-C leaves the evaluation running: continue here with"
+            f" `{reader.resumption}`"
+        )
         try:
             await client.cancel(identifier)
         except ClientError as error:
@@ -208,47 +240,80 @@ async def attend(
 
 
 def parse_fields(arguments: Iterable[str]) -> Submission:
-    """Return the submission: the text or the path of each field.
+    """Return the submission: the text, the path or the content of each field.
 
     `name=text` and `name:path` name their fields; a bare path takes the next free default field.
-    Raises ValueError for a repeated field, a path without a field, a missing file, a file name
-    that no evaluator could be given, and text that is not UTF-8.
+    The path `-` is stdin. Raises ValueError for a repeated field, a path without a field, a missing
+    file, a file name that no evaluator could be given, and text that is not UTF-8; OSError.
     """
     submission: Submission = {}
-    bare: list[Path] = []
+    bare: list[str] = []
+    arguments = list(arguments)
+    paths = [match[2] if (match := _FILE_FIELD.fullmatch(each)) else each for each in arguments]
+    if sum(path in _STDIN for path in paths) > 1:
+        raise ValueError("stdin can be the content of one field only")
     for argument in arguments:
         if match := _TEXT_FIELD.fullmatch(argument):
             check_text(match[1], match[2])
             _add_field(submission, match[1], match[2])
         elif match := _FILE_FIELD.fullmatch(argument):
-            _add_field(submission, match[1], _find_file(match[2]))
+            _add_field(submission, match[1], _find_content(match[2]))
         else:
-            bare.append(_find_file(argument))
+            bare.append(argument)
     for path in bare:
+        content = _find_content(path)
         free = next((name for name in DEFAULT_FIELDS if name not in submission), None)
         if free is None:
-            raise ValueError(f"{path}: which field is it? Write NAME:{path}")
-        submission[free] = path
+            taken = ", ".join(DEFAULT_FIELDS)
+            raise ValueError(f"{path} needs a field name, as {taken} is taken: write NAME:{path}")
+        submission[free] = content
     if not submission:
-        raise ValueError("there is nothing to evaluate: give a file, such as solution.py")
+        raise ValueError("no FIELD is given; name a file, such as solution.py")
     return submission
 
 
-def _add_field(submission: Submission, name: str, content: str | Path) -> None:
+def _add_field(submission: Submission, name: str, content: str | bytes | Path) -> None:
     if name in submission:
-        raise ValueError(f"the field {name} stands there twice")
+        raise ValueError(f"the field {name} is given twice")
     submission[name] = content
 
 
-def _find_file(path: str) -> Path:
+def _find_content(path: str) -> bytes | Path:
+    """Return the path of a regular file, and the content of stdin or of a pipe."""
+    if path in _STDIN:
+        return _read_stdin()
     try:
-        found = Path(path).is_file()
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        raise ValueError(_explain_missing(path)) from None
     except OSError as error:
         raise ValueError(f"{path[:100]}: {error.strerror}") from None
-    if not found:
-        raise ValueError(f"there is no file {path}")
+    if stat.S_ISDIR(mode):
+        raise ValueError(f"{path} is a directory; name a file in it")
+    if stat.S_ISFIFO(mode):
+        return Path(path).read_bytes()
+    if not stat.S_ISREG(mode):
+        raise ValueError(f"{path} is not a regular file, a pipe or -")
     base_name(path)
     return Path(path)
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise ValueError("stdin is closed")
+    return sys.stdin.buffer.read()
+
+
+def _explain_missing(path: str) -> str:
+    """Return why there is no such file: often the name of its field is malformed."""
+    wrong = _WRONG_FIELD.fullmatch(path)
+    if wrong is None:
+        return f"no such file: {path}"
+    name = re.sub("[^a-z0-9_]", "_", wrong[1].lower()).lstrip("_0123456789") or "source"
+    return (
+        f"{wrong[1]} is not a field name: use a-z, 0-9 and _, the first a letter, as in"
+        f" {name}{wrong[2]}"
+    )
 
 
 class NoCheckout(Exception):
@@ -274,7 +339,8 @@ def inspect_checkout(
 ) -> GitCheckout:
     """Return the checkout that contains `folder`. Raises NoCheckout. Blocks.
 
-    `repository` and `commit` replace those of the checkout; None takes them from it.
+    `repository` and `commit` replace those of the checkout; None takes them from it. A `commit`
+    that is short, or a branch or tag, is resolved in the checkout if its `origin` is `repository`.
     """
     try:
         inside, directory = _git(
@@ -283,30 +349,83 @@ def inspect_checkout(
     except (OSError, ValueError, subprocess.CalledProcessError):
         inside, directory = "", ""
     if inside != "true":
-        raise NoCheckout("this is no git checkout: give --repository and --commit, or go into one")
+        if repository is not None and commit is not None:
+            raise NoCheckout(_explain_commit(repository, commit))
+        raise NoCheckout(
+            "the current directory is not in a git checkout; change to one, or give --repository"
+            " and --commit"
+        )
     own_repository, own_commit = repository is None, commit is None
-    if commit is None:
-        try:
-            commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        except subprocess.CalledProcessError:
-            raise NoCheckout("nothing is committed in this checkout yet") from None
+    commit = _resolve(folder, repository, commit)
     if repository is None:
-        try:
-            repository = _git(folder, "remote", "get-url", "origin")
-        except subprocess.CalledProcessError:
-            raise NoCheckout("this checkout has no remote `origin`: give --repository") from None
-        if _names_secret(repository):
-            raise NoCheckout(
-                "the URL of `origin` contains a password or a token, which is not sent to anybody: "
-                "give --repository without it"
-            )
+        repository = _find_origin(folder)
     warnings = []
     if own_repository and _is_unpushed(folder, commit):
         name = "HEAD" if own_commit else "the commit"
-        warnings.append(f"{name} is not pushed to origin, as far as is known here: git push")
+        warnings.append(
+            f"{name} is on no branch of origin that this checkout knows; push it with `git push`"
+        )
     if own_commit and _is_changed(folder):
-        warnings.append("what is changed here and not committed is not evaluated")
+        warnings.append("uncommitted changes are not evaluated; commit and push them")
     return GitCheckout(repository, commit, directory.rstrip("/"), tuple(warnings))
+
+
+def _find_origin(folder: Path) -> str:
+    """Return the URL of `origin`. Raises NoCheckout."""
+    try:
+        repository = _git(folder, "remote", "get-url", "origin")
+    except subprocess.CalledProcessError:
+        raise NoCheckout(
+            "this checkout has no remote `origin`; add it with `git remote add origin URL`, or give"
+            " --repository"
+        ) from None
+    if _names_secret(repository):
+        raise NoCheckout(
+            "the URL of the remote `origin` contains a password or a token, and is not sent; give"
+            " --repository without it"
+        )
+    return repository
+
+
+def _resolve(folder: Path, repository: str | None, commit: str | None) -> str:
+    """Return the whole identifier of a commit, of HEAD for None. Raises NoCheckout.
+
+    `repository` is the URL that is to have the commit, None for the checkout's `origin`.
+    """
+    if commit is None:
+        head = _git_or_empty(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        if not head:
+            raise NoCheckout("this checkout has no commit yet; commit and push the evaluator")
+        return head
+    if _OID.fullmatch(commit):
+        return commit
+    if repository not in (None, _git_or_empty(folder, "remote", "get-url", "origin")):
+        raise NoCheckout(_explain_commit(str(repository), commit))
+    revision = f"{commit}^{{commit}}"
+    found = (
+        ""
+        if commit.startswith("-")
+        else _git_or_empty(folder, "rev-parse", "--verify", "--quiet", revision)
+    )
+    if not found:
+        raise NoCheckout(f"--commit {commit} is not a commit, branch or tag of this checkout")
+    return found
+
+
+def _explain_commit(repository: str, commit: str) -> str:
+    """Return how to find the whole identifier of a commit that no checkout here can resolve."""
+    if _SHORT_OID.fullmatch(commit):
+        step = f"`git rev-parse {commit}` in a clone of the repository prints them"
+    else:
+        remote = shlex.join(["git", "ls-remote", strip_user(repository), commit])
+        step = f"`{remote}` prints them for a branch or a tag"
+    return f"--commit {commit} is not the 40 hexadecimal digits of a commit; {step}"
+
+
+def propose_https(repository: str) -> str | None:
+    """Return the https URL that is usual for a repository's ssh or git URL, None for others."""
+    found = _SSH.fullmatch(repository) or _SCP_LIKE.fullmatch(repository)
+    return f"https://{found[1]}/{found[2]}" if found else None
 
 
 def strip_user(url: str) -> str:
@@ -336,6 +455,14 @@ def _is_changed(folder: Path) -> bool:
         return bool(_git(folder, "status", "--porcelain"))
     except subprocess.CalledProcessError:  # an unreadable index
         return True
+
+
+def _git_or_empty(folder: Path, *arguments: str) -> str:
+    """Return the output of git, empty if it fails."""
+    try:
+        return _git(folder, *arguments)
+    except subprocess.CalledProcessError:
+        return ""
 
 
 def _git(folder: Path, *arguments: str) -> str:

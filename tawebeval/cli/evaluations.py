@@ -68,7 +68,7 @@ def follow(
         try:
             return await reader.follow(reactor, folder)
         except CancelledError:
-            screen.note(f"`{reader.resumption}` goes on here")
+            screen.note(f"continue here with `{reader.resumption}`")
             raise
 
     run(Server(server, token), screen, work)

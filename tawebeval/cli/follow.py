@@ -123,7 +123,8 @@ class EvaluationReader:
                 if error.oldest in (None, self.cursor):
                     raise
                 self._screen.note(
-                    f"what came before {error.oldest} was read already, and is discarded", "yellow"
+                    f"the events before {error.oldest} are discarded, as they were read before",
+                    "yellow",
                 )
                 self.cursor, self.exists = error.oldest, True
             else:
@@ -196,5 +197,5 @@ class _Progress:
             status = await self._client.status(self._identifier)
             text = str(status["state"])
             if status.get("queue_place") is not None:
-                text += f", {status['queue_place']} before it"
-            self._screen.progress(f"{text} …")
+                text += f", {status['queue_place']} ahead"
+            self._screen.progress(text)

@@ -213,7 +213,9 @@ def write_upload(submission: Submission, folder: Path) -> tuple[SubmissionFile, 
         assert file is not None, "a field of the submission"
         path = folder / "submission" / file.field / file.filename
         path.parent.mkdir(parents=True)
-        path.write_bytes(content.read_bytes() if isinstance(content, Path) else content.encode())
+        if isinstance(content, Path):
+            content = content.read_bytes()
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
         files.append(file)
     return tuple(files)
 

@@ -250,7 +250,9 @@ def base_url(server: str) -> str:
     except ValueError:
         sound = False
     if not sound or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(f"{server!r} is not the URL of a server, such as https://judge.example.org")
+        raise ValueError(
+            f"{server!r} is not the URL of a server, such as https://judge.example.org"
+        )
     return server.rstrip("/")
 
 

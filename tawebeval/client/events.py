@@ -217,5 +217,7 @@ def split_cursor(cursor: str | None) -> tuple[str | None, int]:
     """
     after, plus, skip = (cursor or "").partition("+")
     if plus and not (skip.isascii() and skip.isdigit()):
-        raise ValueError(f"{cursor!r} is not a cursor; use one that the server or the client printed")
+        raise ValueError(
+            f"{cursor!r} is not a cursor; use one that the server or the client printed"
+        )
     return after or None, int(skip or 0)

@@ -23,15 +23,12 @@ from treq.multipart import MultiPartProducer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
-from twisted.internet.error import (
-    ConnectError,
-    ConnectionClosed,
-    ConnectionRefusedError,
-    DNSLookupError,
-)
+from twisted.internet.error import ConnectError, ConnectionClosed, DNSLookupError
+from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.internet.interfaces import IConsumer
 from twisted.internet.protocol import Protocol, connectionDone
 from twisted.internet.task import Cooperator, deferLater
+from twisted.python.components import proxyForInterface
 from twisted.python.failure import Failure
 from twisted.web.client import (
     FileBodyProducer,
@@ -42,7 +39,6 @@ from twisted.web.client import (
 from twisted.web.http import PotentialDataLoss
 from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
-from zope.interface import implementer
 
 from tawebeval.client.errors import Unavailable, refusal
 from tawebeval.core.backoff import Backoff, Verdict, judge_status, parse_retry_after
@@ -77,27 +73,19 @@ Content: TypeAlias = str | bytes | Path | Named
 """The content of a field: text or bytes without a file name, a file, or a `Named` file."""
 
 
-@implementer(IConsumer)
-@attrs.define
-class MeteredConsumer:
+class MeteredConsumer(proxyForInterface(IConsumer)):  # type: ignore[misc]
     """A consumer that calls `on_progress(sent, total)`, in bytes, for each piece it is given."""
 
-    _consumer: IConsumer
-    _total: int
-    _on_progress: Callable[[int, int], object]
-    _sent: int = 0
-
-    def registerProducer(self, producer: Any, streaming: bool) -> None:
-        """Pass the producer on."""
-        self._consumer.registerProducer(producer, streaming)
-
-    def unregisterProducer(self) -> None:
-        """Pass the call on."""
-        self._consumer.unregisterProducer()
+    def __init__(
+        self, original: IConsumer, total: int, on_progress: Callable[[int, int], object]
+    ) -> None:
+        super().__init__(original)
+        self._sent, self._total = 0, total
+        self._on_progress = on_progress
 
     def write(self, data: bytes) -> None:
         """Pass a piece on and count it."""
-        self._consumer.write(data)
+        self.original.write(data)
         self._sent += len(data)
         self._on_progress(self._sent, self._total)
 
@@ -379,7 +367,7 @@ class Session:
         except (ConnectError, ConnectionClosed, PotentialDataLoss) as error:
             raise NoResponse(
                 f"cannot connect to {self._base}: {_describe_connect_error(error)}",
-                is_refused=isinstance(error, ConnectionRefusedError),
+                is_refused=isinstance(error, ConnectionRefused),
             ) from None
 
     def _begin(
@@ -409,7 +397,8 @@ def _parse(base: str, response: Response, parse: Callable[[Response], Parsed]) -
         if kind != _JSON:
             named = kind.decode("latin-1") or "a body of no declared type"
             raise NoResponse(
-                f"{base} is not a tawebeval server: it sends {named} instead of JSON; check the URL",
+                f"{base} is not a tawebeval server: it sends {named} instead of JSON; check the"
+                " URL",
                 True,
             ) from None
         raise NoResponse(f"{base}: {error}", _is_whole(response.body)) from None
@@ -441,11 +430,12 @@ def _explain_tls_error(base: str, reason: Failure) -> NoResponse:
     if reason.check(_OTHER_HOST):
         message = f"the certificate of {base} is for another host; check the URL"
         return NoResponse(message, True, speaks_tls=True)
-    match reason.value.args:
+    error: Any = reason.value
+    match error.args:
         case ([*errors],) if errors:
             why = "; ".join(str(each[-1]) for each in errors if isinstance(each, tuple))
         case _:
-            why = str(reason.value)
+            why = str(error)
     if "certificate" in why:
         message = (
             f"the certificate of {base} is not trusted ({why}); if you trust it, set SSL_CERT_FILE"
@@ -507,7 +497,7 @@ def _describe(reasons: Iterable[Failure]) -> str:
     return "; ".join(dict.fromkeys(_plain_words(reason.value) for reason in reasons))
 
 
-def _plain_words(error: BaseException) -> str:
+def _plain_words(error: BaseException | None) -> str:
     """Return the words of an error of Twisted's, which are sentences and may be empty."""
     return str(error).strip(" .[]<>") or type(error).__name__
 

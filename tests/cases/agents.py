@@ -8,7 +8,8 @@ from typing import Any
 
 import attrs
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import ConnectionLost, ConnectionRefusedError
+from twisted.internet.error import ConnectionLost
+from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.internet.interfaces import IProtocol
 from twisted.python.failure import Failure
 from twisted.web.client import ResponseDone, ResponseFailed
@@ -95,7 +96,7 @@ class BreakingAgent:
         self.asked.append((method.decode(), path, pairs))
         fate = self.fate()
         if fate is Fate.REFUSED:
-            return fail(ConnectionRefusedError(111, "Connection refused"))
+            return fail(ConnectionRefused(111, "Connection refused"))
         if fate is Fate.SILENT:
             return Deferred(self._cancel)
         if fate is Fate.GATEWAY:

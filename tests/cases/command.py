@@ -44,9 +44,11 @@ class CommandTestCase(ClientTestCase):
         )
         raise SystemExit(status)
 
-    def run_command(self, *arguments: str, env: Mapping[str, str] | None = None) -> Result:
-        """Run it as from a shell."""
-        result = CliRunner(env=UNSET).invoke(command, arguments, env=env)
+    def run_command(
+        self, *arguments: str, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+    ) -> Result:
+        """Run it as from a shell; `stdin` is the content of stdin."""
+        result = CliRunner(env=UNSET).invoke(command, arguments, env=env, input=stdin)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return result

@@ -21,6 +21,7 @@ from tawebeval.cli.evaluate import (
     attend,
     inspect_checkout,
     parse_fields,
+    propose_https,
     strip_user,
 )
 from tawebeval.cli.follow import EvaluationReader
@@ -70,7 +71,60 @@ class EvaluateTests(CommandTestCase):
         lines = result.stdout.splitlines()
         self.assertEqual(json.loads(lines[0]), {"type": "text", "payload": "hello"})
         self.assertIn("1.50", lines[-1])
-        self.assertEqual(result.stderr, "")
+        self.assertRegex(result.stderr, r"\Arepeat this run with --seed \d+\n\Z")
+
+    def test_seed(self) -> None:
+        """The seed that the command draws is shown as the option that repeats the run."""
+        result = self.evaluate()
+        (seed,) = re.findall(r"^repeat this run with --seed (\d+)$", result.stderr, re.MULTILINE)
+        self.assertEqual(self.line.child.environment["TURINGARENA_SEED"], seed)
+        result = self.run_command("evaluate", *REPOSITORY, "--detach", "x=1")
+        self.assertRegex(result.stderr, r"\Arepeat this run with --seed \d+\n\Z")
+        self.assertNotIn("--seed", self.evaluate("--seed", seed).stderr)
+
+    def test_stdin(self) -> None:
+        """The content of a field may come from stdin, as a file `<field>.txt`."""
+        for path in ("-", "/dev/stdin", "data:-"):
+            arguments = ("evaluate", *REPOSITORY, "--detach", path)
+            result = self.run_command(*arguments, stdin=b"a\xff\r\n")
+            self.assertEqual(result.exit_code, 0, result.stderr)
+            name = "data" if path == "data:-" else "source"
+            place = self.line.child.environment[f"SUBMISSION_FILE_{name.upper()}"]
+            self.assertEqual(Path(place).name, f"{name}.txt")
+            self.assertEqual(Path(place).read_bytes(), b"a\xff\r\n")
+            self.line.child.end()
+
+    def test_ssh(self) -> None:
+        """A server that does not fetch over ssh: the https URL is proposed."""
+        for url in ("git@github.com:me/p.git", "ssh://git@github.com:22/me/p.git"):
+            arguments = ("--repository", url, *REPOSITORY[2:], "x=1")
+            result = self.run_command("evaluate", *arguments)
+            self.assertEqual(result.exit_code, 2)
+            self.assertIn("; try `--repository https://github.com/me/p.git`\n", result.stderr)
+        arguments = ("--repository", "ftp://a/b", *REPOSITORY[2:], "x=1")
+        self.assertNotIn("try `", self.run_command("evaluate", *arguments).stderr)
+
+    def test_too_large(self) -> None:
+        """A body that is too large is told in the server's words."""
+        self.file.write_bytes(b"x" * 2_000_000)
+        result = self.evaluate()
+        self.assertEqual(result.exit_code, 2)
+        self.assertIn("limit", result.stderr)
+
+    def test_short_commit(self) -> None:
+        """Without a checkout a short commit or a branch is told how to complete."""
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir("/")
+        for commit, step in (
+            ("main", "`git ls-remote https://example.org/p.git main` prints them for a branch"),
+            ("ae860ec", "`git rev-parse ae860ec` in a clone of the repository prints them"),
+        ):
+            arguments = (*REPOSITORY[:3], commit, *REPOSITORY[4:], "x=1")
+            result = self.run_command("evaluate", *arguments)
+            self.assertEqual(result.exit_code, 2)
+            words = f"--commit {commit} is not the 40 hexadecimal digits of a commit; {step}"
+            self.assertIn(words, " ".join(result.stderr.split()))
+        self.assertEqual(self.line.agent.asked, [])
 
     def test_detach(self) -> None:
         """The identifier, and no waiting."""
@@ -82,18 +136,21 @@ class EvaluateTests(CommandTestCase):
     def test_usage(self) -> None:
         """What is wrong with the command is 2, and asks nobody."""
         for arguments, words in (
-            (["evaluate", *REPOSITORY], "nothing to evaluate"),
-            (["evaluate", *REPOSITORY, "none.py"], "no file none.py"),
+            (["evaluate", *REPOSITORY], "no FIELD is given; name a file"),
+            (["evaluate", *REPOSITORY, "none.py"], "no such file: none.py"),
             (["evaluate", *REPOSITORY[:4], str(self.file)], "--evaluator"),
             (["evaluate", *REPOSITORY, "--seed", "-1", "x=1"], "--seed"),
-            (["evaluate", *REPOSITORY, "--server", "localhost", "x=1"], "no URL of a server"),
+            (
+                ["evaluate", *REPOSITORY, "--server", "localhost", "x=1"],
+                "is not the URL of a server",
+            ),
             (["evaluate", *REPOSITORY, "--token-file", "/nonexistent", "x=1"], "cannot be read"),
             (["evaluate", *REPOSITORY, os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["evaluate", *REPOSITORY[:5], os.fsdecode(b"e\xff"), "x=1"], "--evaluator"),
-            (["evaluate", *REPOSITORY, "-d", os.fsdecode(b"\xff"), "x=1"], "must be UTF-8"),
+            (["evaluate", *REPOSITORY, "-d", os.fsdecode(b"\xff"), "x=1"], "not UTF-8"),
             (["follow"], "ID"),
-            (["follow", os.fsdecode(b"\xff")], "must be UTF-8"),
-            (["follow", "--after", "1+x", "x"], "'1+x' is no cursor"),
+            (["follow", os.fsdecode(b"\xff")], "not UTF-8"),
+            (["follow", "--after", "1+x", "x"], "'1+x' is not a cursor"),
             (["nonsense"], "nonsense"),
         ):
             result = self.run_command(*arguments)
@@ -107,7 +164,7 @@ class EvaluateTests(CommandTestCase):
         os.chdir("/")
         result = self.run_command("evaluate", "--evaluator", "./e", "x=1")
         self.assertEqual(result.exit_code, 2)
-        self.assertIn("this is no git checkout", result.stderr)
+        self.assertIn("not in a git checkout; change to one", result.stderr)
 
     def test_completion(self) -> None:
         """The shell offers files for fields."""
@@ -147,7 +204,8 @@ class AttendTests(CommandTestCase):
             self.assertEqual(signal.getsignal(signal.SIGINT), signal.SIG_DFL)
             self.assertEqual(self.line.wait(ending), status)
             self.assertEqual(self.shown.out.getvalue(), "a\n")
-            self.assertIn(f"{self.identifier}` goes on here", self.shown.notes.getvalue())
+            resumption = rf"continue here with `tawebeval follow .*{self.identifier}`\n"
+            self.assertRegex(self.shown.notes.getvalue(), resumption)
             self.assertIn("failed: the evaluation was cancelled", self.shown.notes.getvalue())
             self.assertIs(signal.getsignal(signal.SIGINT), before)
 
@@ -172,7 +230,7 @@ class AttendTests(CommandTestCase):
         following.cancel()
         self.line.settle()
         self.assertEqual((self.shown.out.getvalue(), again.out.getvalue()), ("a\nb", "\nc"))
-        self.assertIn(f"before {cursor} was read already", again.notes.getvalue())
+        self.assertIn(f"the events before {cursor} are discarded", again.notes.getvalue())
         self.line.child.end()
         result = self.run_command("follow", *reader.resumption.split()[2:])
         self.assertEqual((result.exit_code, result.stdout, result.stderr), (0, "\n", ""))
@@ -191,7 +249,7 @@ class AttendTests(CommandTestCase):
                 self.line.child.end()
 
         self.assertEqual(self.line.wait(ending, meanwhile), 0)
-        self.assertIn("no connection", self.shown.notes.getvalue())
+        self.assertIn("not cancelled: cannot connect to", self.shown.notes.getvalue())
 
     def test_unread(self) -> None:
         """A stdout without a reader, as after `head`, cancels the evaluation."""
@@ -230,17 +288,33 @@ class FieldTests(SynchronousTestCase):
         ):
             self.assertEqual(parse_fields(arguments), expected)
 
+    def test_pipe(self) -> None:
+        """The content of a pipe, such as the shell's <(command), is read at once."""
+        reader, writer = os.pipe()
+        self.addCleanup(os.close, reader)
+        os.write(writer, b"a")
+        os.close(writer)
+        self.assertEqual(parse_fields([f"/dev/fd/{reader}"]), {"source": b"a"})
+
     def test_wrong(self) -> None:
         """What is wrong is named."""
         for arguments, words in (
-            ([], "nothing to evaluate"),
-            (["none.py"], "no file none.py"),
-            (["source:none.py"], "no file none.py"),
-            (["source:."], "no file ."),
-            (["a.py", "b.txt"], "which field is it? Write NAME:b.txt"),
-            (["source=x", "a.py"], "NAME:a.py"),
-            (["x=1", "x=2"], "the field x stands there twice"),
+            ([], "no FIELD is given; name a file, such as solution.py"),
+            (["none.py"], "no such file: none.py"),
+            (["source:none.py"], "no such file: none.py"),
+            (["source:."], ". is a directory; name a file in it"),
+            (["/dev/null"], "/dev/null is not a regular file, a pipe or -"),
+            (["a.py", "b.txt"], "b.txt needs a field name, as source is taken: write NAME:b.txt"),
+            (["source=x", "a.py"], "write NAME:a.py"),
+            (["x=1", "x=2"], "the field x is given twice"),
             (["x=1", "x:a.py"], "twice"),
+            (["-", "x:/dev/stdin"], "stdin can be the content of one field only"),
+            (
+                ["Source:a.py"],
+                "not a field name: use a-z, 0-9 and _, the first a letter, as in source:a.py",
+            ),
+            (["2nd file=1"], "as in nd_file=1"),
+            (["4:x"], "as in source:x"),
             ([os.fsdecode(b"\xff")], "must be UTF-8"),
             ([os.fsdecode(b"x=\xff")], "x: must be UTF-8"),
             (["x" * 5000], f"{'x' * 100}: File name too long"),
@@ -289,16 +363,16 @@ class CheckoutTests(SynchronousTestCase):
     def test_warnings(self) -> None:
         """Commits that are not pushed and changes that are not committed are warned of."""
         self.change()
-        self.warned("not pushed")
+        self.warned("HEAD is on no branch of origin that this checkout knows; push it")
         git(self.clone, "push", "--quiet", "origin", "HEAD:other")
         for name in ("word_count/evaluator.sh", "untracked"):
             self.assertEqual(inspect_checkout(self.clone).warnings, ())
             (self.clone / name).write_text("false\n")
-            self.warned("not committed")
+            self.warned("uncommitted changes are not evaluated")
             git(self.clone, "clean", "--quiet", "--force")
             git(self.clone, "checkout", "--quiet", ".")
         (self.clone / ".git" / "index").write_bytes(b"nonsense")
-        self.warned("not committed")
+        self.warned("uncommitted changes")
 
     def refused(self, folder: Path) -> str:
         """Return why there is no checkout."""
@@ -309,11 +383,11 @@ class CheckoutTests(SynchronousTestCase):
     def test_none(self) -> None:
         """Without anything to fetch the error says what to do; a bare repository is none."""
         for folder in (self.clone / ".git", self.clone / ".git" / "refs", self.upstream):
-            self.assertIn("no git checkout", self.refused(folder))
+            self.assertIn("not in a git checkout", self.refused(folder))
         for prepare, words in (
             (lambda: git(self.clone, "remote", "remove", "origin"), "--repository"),
-            (lambda: git(self.clone, "update-ref", "-d", "HEAD"), "nothing is committed"),
-            (lambda: (self.clone / ".git" / "HEAD").unlink(), "no git checkout"),
+            (lambda: git(self.clone, "update-ref", "-d", "HEAD"), "has no commit yet"),
+            (lambda: (self.clone / ".git" / "HEAD").unlink(), "not in a git checkout"),
         ):
             prepare()
             self.assertIn(words, self.refused(self.clone))
@@ -325,12 +399,29 @@ class CheckoutTests(SynchronousTestCase):
         for commit in (self.commit, "0" * 40):
             self.assertEqual(inspect_checkout(self.clone, commit=commit).warnings, ())
         head = git(self.clone, "rev-parse", "HEAD")
-        self.warned("the commit is not pushed", commit=head)
+        self.warned("the commit is on no branch of origin", commit=head)
         git(self.clone, "remote", "remove", "origin")
         url = "https://example.org/a.git"
         found = inspect_checkout(self.clone, repository=url)
         self.assertEqual((found.repository, found.commit), (url, head))
-        self.warned("not committed", repository=url)
+        self.warned("uncommitted changes", repository=url)
+
+    def test_resolved(self) -> None:
+        """A short commit, a branch or a tag becomes the whole identifier, if it is of `origin`."""
+        git(self.clone, "tag", "v1")
+        for commit in (self.commit[:7], "HEAD", "v1", "origin/main"):
+            for repository in (None, self.url):
+                found = inspect_checkout(self.clone, repository, commit)
+                self.assertEqual((found.repository, found.commit), (self.url, self.commit))
+        for repository, commit, words in (
+            (None, "nonsense", "--commit nonsense is not a commit, branch or tag of this checkout"),
+            (None, "--all", "--commit --all is not a commit"),
+            ("https://me@a/b", "v1", "; `git ls-remote https://a/b v1` prints them"),
+            ("https://a/b", self.commit[:7], f"; `git rev-parse {self.commit[:7]}` in a clone"),
+        ):
+            with self.assertRaises(NoCheckout) as caught:
+                inspect_checkout(self.clone, repository, commit)
+            self.assertIn(words, str(caught.exception))
 
     def test_shown(self) -> None:
         """What is shown of a URL that is given names nobody."""
@@ -341,6 +432,19 @@ class CheckoutTests(SynchronousTestCase):
             ("git@example.org:a.git", "git@example.org:a.git"),
         ):
             self.assertEqual(strip_user(url), shown)
+
+    def test_proposed(self) -> None:
+        """URLs over ssh and git have an https URL, all others have none."""
+        for url, proposed in (
+            ("git@github.com:me/p.git", "https://github.com/me/p.git"),
+            ("example.org:/srv/p.git", "https://example.org/srv/p.git"),
+            ("ssh://git@example.org:2222/a/b", "https://example.org/a/b"),
+            ("git://example.org/a.git", "https://example.org/a.git"),
+            ("https://example.org/a.git", None),
+            ("/srv/a.git", None),
+            ("file:///srv/a.git", None),
+        ):
+            self.assertEqual(propose_https(url), proposed)
 
     def test_secret(self) -> None:
         """A password or a token in the URL goes nowhere, not even onto the screen."""

@@ -67,4 +67,4 @@ class EvaluationsTests(CommandTestCase):
         self.meanwhile = lambda: [signal.raise_signal(number) for number in presses]
         result = self.run_command("follow", identifier)
         self.assertEqual(result.exit_code, 130)
-        self.assertIn(f"`tawebeval follow {identifier}` goes on here", result.stderr)
+        self.assertIn(f"continue here with `tawebeval follow {identifier}`\n", result.stderr)

@@ -75,8 +75,8 @@ class FollowTests(CommandTestCase):
         following = self.follow(identifier, shown)
         self.assertEqual(self.line.wait(following, meanwhile), 0)
         seen = shown.out.getvalue().split(CLEAR)
-        self.assertEqual(seen[1], "queued, 0 before it …")
-        self.assertIn("running …", seen)
+        self.assertEqual(seen[1], "queued, 0 ahead")
+        self.assertIn("running", seen)
         self.assertEqual(seen[-1], "1\n")
         self.line.follow(before)
 
@@ -114,7 +114,7 @@ class FollowTests(CommandTestCase):
         for error in (EvaluationExpired(""), EvaluationNotFound()):
             for printed in ("", "a"):
                 self.line = self.make()
-                self.check_lost(error, printed, "evaluate", *REPOSITORY, "x=1")
+                self.check_lost(error, printed, "evaluate", *REPOSITORY, "--seed", "1", "x=1")
                 self.line = self.make()
                 self.check_lost(error, printed, "follow", self.line.begin())
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import attrs
 from OpenSSL.SSL import Error as TlsError
 from OpenSSL.SSL import SysCallError
 from service_identity import VerificationError
 from treq.client import HTTPClient
 from twisted.internet import reactor as installed
 from twisted.internet.defer import Deferred, fail, succeed
-from twisted.internet.error import (
-    ConnectError,
-    ConnectionLost,
-    ConnectionRefusedError,
-    DNSLookupError,
-    NoRouteError,
-)
+from twisted.internet.error import ConnectError, ConnectionLost, DNSLookupError, NoRouteError
+from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Cooperator
 from twisted.python.failure import Failure
@@ -40,7 +36,6 @@ from tawebeval.client.http import Request, Session, is_plain_http
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
 from tests.cases.client import REQUEST, ClientTestCase, gathered
-
 
 reactor: Any = installed
 
@@ -138,7 +133,9 @@ class RepeatTests(ClientTestCase):
                 self.assertEqual(str(caught.exception), f"http://localhost:8080 {said}")
                 self.assertEqual(len(self.line.agent.asked), 1)
 
-    def break_off(self, *errors: Exception, base: str = "http://localhost:8080", plain: Any = None) -> str:
+    def break_off(
+        self, *errors: Exception, base: str = "http://localhost:8080", plain: Any = None
+    ) -> str:
         """Have each of two attempts end by an error; return the message of Unavailable.
 
         The last error counts for all further attempts; None is a response that says "later".
@@ -183,7 +180,11 @@ class RepeatTests(ClientTestCase):
         unknown = TlsError([("SSL routines", "", "certificate verify failed")])
         version = TlsError([("SSL routines", "", "wrong version number")])
         for reason, words, attempts in (
-            (unknown, "is not trusted (certificate verify failed); if you trust it, set SSL_CERT", 1),
+            (
+                unknown,
+                "is not trusted (certificate verify failed); if you trust it, set SSL_CERT",
+                1,
+            ),
             (VerificationError([]), "the certificate of https://localhost is for another host", 1),
             (version, "does not speak TLS as expected (wrong version number); check the URL", 1),
             (ParseError("wrong number of parts", b"SSH-2.0"), "does not speak HTTP", 1),
@@ -211,32 +212,25 @@ class RepeatTests(ClientTestCase):
 
     def test_silent_plain_http(self) -> None:
         """A server that is silent for a second is asked without TLS, once."""
-        for plain, seconds, attempts in ((True, 1.25, 1), (False, 60.25, 2)):
-            probes: list[float] = []
-            clock = self.line.service.reactor
-            begun = clock.seconds()
-
-            async def is_plain_http(plain: bool = plain, probes: Any = probes) -> bool:
-                probes.append(clock.seconds())
-                return plain
-
-            self.patch(client_module, "is_plain_http", lambda *_, ask=is_plain_http: ask())
+        for plain, attempts, words in (
+            (True, 1, "https://a speaks plain HTTP, not TLS; use http://a"),
+            (False, 2, "no answer from https://a within 60 seconds"),
+        ):
             self.line = self.make()
             clock = self.line.service.reactor
             begun = clock.seconds()
-            asked: list[object] = []
-            self.patch(
-                BreakingAgent, "request", lambda *given, asked=asked: asked.append(given) or Deferred()
-            )
+            probes: list[float] = []
+            self.patch(client_module, "is_plain_http", Probe(plain, clock, probes))
+            self.line.agent.fate = lambda: Fate.SILENT
             secure = Client(
                 "https://a", reactor=clock, agent=self.line.agent, asking=Backoff(2, 1, 10)
             )
             with self.assertRaises(Unavailable) as caught:
                 self.line.wait(secure.status("x"))
-            self.assertEqual(len(asked), attempts)
+            self.assertEqual(str(caught.exception), words)
+            self.assertEqual(len(self.line.agent.asked), attempts)
+            self.assertEqual(len(probes), attempts)
             self.assertEqual(probes[0] - begun, 1)
-            words = "speaks plain HTTP" if plain else "no answer from https://a within 60 seconds"
-            self.assertIn(words, str(caught.exception))
 
     def test_no_host(self) -> None:
         """A host without an address fails at once; one that has answered is looked up again."""
@@ -253,7 +247,7 @@ class RepeatTests(ClientTestCase):
     def test_no_connection(self) -> None:
         """The system's words tell why there is no connection; only a refused one is marked."""
         for error, words, refused in (
-            (ConnectionRefusedError(111, "Connection refused"), "connection refused", True),
+            (ConnectionRefused(111, "Connection refused"), "connection refused", True),
             (NoRouteError(113, "No route to host"), "no route to host", False),
             (ConnectError(string="out of sockets"), "out of sockets", False),
         ):
@@ -301,6 +295,19 @@ class RepeatTests(ClientTestCase):
             self.assertIn(words, str(caught.exception))
             self.assertEqual(caught.exception.status, status)
             self.assertEqual(self.line.told, [])
+
+
+@attrs.frozen
+class Probe:
+    """Answers whether a server speaks plain HTTP, and notes when it is asked."""
+
+    answer: bool
+    clock: Any
+    asked: list[float]
+
+    async def __call__(self, reactor: Any, base: str) -> bool:
+        self.asked.append(self.clock.seconds())
+        return self.answer
 
 
 class PlainHttpTests(TestCase):

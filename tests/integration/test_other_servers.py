@@ -82,7 +82,9 @@ class OtherServersTests(TestCase):
 
     async def test_no_tls(self) -> None:
         """TLS with a port that speaks none: it is asked once more, without TLS."""
-        await self.check(PAGE, "https", "speaks plain HTTP, not TLS; use http://localhost:", asked=2)
+        await self.check(
+            PAGE, "https", "speaks plain HTTP, not TLS; use http://localhost:", asked=2
+        )
         words = "does not speak TLS as expected (wrong version number); check the URL"
         await self.check(b"SSH-2.0-OpenSSH_9.2\r\n", "https", words, asked=2)
 
