@@ -24,8 +24,10 @@ from tawebeval.client import (
     Event,
     File,
     Page,
+    Text,
     UnknownEvaluation,
 )
+from tawebeval.core.segi import StrayMarkers
 from tawebeval.core.text import base_name
 
 _INTERVAL = 1.0  # seconds between two requests for the status
@@ -97,7 +99,7 @@ class EvaluationReader:
         """
         progress = _Progress(self._client, self.identifier, self._screen, reactor)
         try:
-            return await show_events(
+            status = await show_events(
                 self._pages(), self._screen, self._screen.show, folder, progress.stop
             )
         except (EvaluationGone, UnknownEvaluation) as error:
@@ -105,6 +107,10 @@ class EvaluationReader:
                 raise
             self._screen.note(f"failed: {error}", "red")
             return FAILED
+        else:
+            if self.cursor is None:
+                note_nothing(self._screen)
+            return status
         finally:
             progress.stop()
 
@@ -144,11 +150,13 @@ async def show_events(
     """
     last: Event | None = None
     unsaved = False
+    markers = _MarkerWarning(screen)
     try:
         async for page in pages:
             on_page()
             for event in page.events:
                 show_event(event)
+                markers.check(event)
                 if folder is not None and isinstance(event, File):
                     unsaved |= not _save(event, folder, screen)
             screen.flush()
@@ -158,6 +166,28 @@ async def show_events(
     if isinstance(last, EvaluationError) and last.final:
         return FAILED
     return WRONG if unsaved else GOOD
+
+
+@attrs.define
+class _MarkerWarning:
+    """The warning about the first marker that is shown as text."""
+
+    _screen: Screen
+    _markers: StrayMarkers = attrs.field(factory=StrayMarkers)
+    _shown: bool = False
+
+    def check(self, event: Event) -> None:
+        """Show the warning if the event completes a marker."""
+        if not isinstance(event, Text):
+            self._markers.end_line()
+        elif (advice := self._markers.find(event.text)) and not self._shown:
+            self._shown = True
+            self._screen.note(f"warning: {advice}", "yellow")
+
+
+def note_nothing(screen: Screen) -> None:
+    """Show that an evaluator has printed neither text nor data."""
+    screen.note("the evaluator printed nothing on stdout", "yellow")
 
 
 def _save(file: File, folder: Folder, screen: Screen) -> bool:

@@ -11,16 +11,16 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 import attrs
 import click
 
 from tawebeval.client import Data, EvaluationError, Event, File, Text, Unknown
+from tawebeval.errors import format_size
 
 # C0 except tab and line feed, DEL, C1, and characters that change the direction of writing.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_MOST = 2000  # characters of a value that people see
 _CLEAR = "\r\x1b[K"
 
 
@@ -91,13 +91,14 @@ class Screen:
             case Data():
                 self.note(readable(event), "cyan")
             case File(filename, content_type, content):
-                self.note(f"file {filename} ({content_type}, {len(content)} bytes)", "cyan")
+                size = format_size(len(content))
+                self.note(f"file {filename} ({content_type}, {size})", "cyan")
             case EvaluationError(final=True):
                 self._error = event
             case EvaluationError():
-                self._complain("broken block", event)
+                self._complain("malformed block", event)
             case Unknown(type_, written):
-                self.note(f"{type_}: {_cut(written)}", "cyan")
+                self.note(f"{type_}: {written}", "cyan")
 
     def note(self, text: str, colour: str | None = None) -> None:
         """Print a message on `notes`; `colour` is a name of click's."""
@@ -187,24 +188,28 @@ class Screen:
 
 
 def readable(data: Data) -> str:
-    """Return a value for people: members of an object by name, at most 2000 characters."""
+    """Return a value for people: the result of a goal in words, members of an object by name."""
     try:
         payload = data.payload
     except ValueError:
-        return _cut(data.written)
-    if not isinstance(payload, dict):
-        return _cut(data.written)
-    kind = payload.pop("type", None)
-    members = ", ".join(f"{name}: {_plain(value)}" for name, value in payload.items())
-    return _cut(f"{_plain(kind)}: {members}" if kind is not None else members or "{}")
+        return data.written
+    match payload:
+        case {"type": "goal_result", "goal": str(goal), "result": bool(reached), **others}:
+            more = f" ({_members(others)})" if others else ""
+            return f"goal {goal}: {'yes' if reached else 'no'}{more}"
+        case {"type": kind, **others} if kind is not None:
+            return f"{_plain(kind)}: {_members(others)}"
+        case {}:
+            return _members(payload) or "{}"
+    return data.written
+
+
+def _members(members: Mapping[Any, object]) -> str:
+    return ", ".join(f"{name}: {_plain(value)}" for name, value in members.items())
 
 
 def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MOST else f"{text[:_MOST]}… ({len(text)} characters)"
 
 
 def _line(event: Event) -> str:

@@ -29,6 +29,7 @@ next call (`has_pending`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -75,6 +76,8 @@ _EXCERPT = 200  # characters of a wrong line, in its error
 _NESTING = 500  # levels of arrays and objects that are parsed at any depth of the stack
 _EXPLAINED = 256 * 1024  # bytes of a value that is checked once more, to explain the error
 _MARKER_START = b"~"  # seldom in text; text without this byte has no marker
+_MARKER = re.compile("~tawebeval:(data|file)-(begin|end):[0-9a-f]{32}")
+_MARKER_SIZE = 64  # characters, at least those of a marker
 
 
 @attrs.frozen
@@ -113,6 +116,37 @@ class Markers:
 
 MARKER_VARIABLES = tuple(f"EVALUATION_{field.name.upper()}" for field in attrs.fields(Markers))
 """Environment variables that give the markers to the evaluator, in the order of the fields."""
+
+
+class StrayMarkers:
+    """Detector of markers in the text of events.
+
+    A marker counts only as a whole line; the parser delivers any other one, and the block that it
+    was to begin, as text. The detector knows markers by their form, so a client can use it.
+    """
+
+    def __init__(self) -> None:
+        self._line = ""  # the last characters of the current line
+
+    def find(self, payload: str) -> str | None:
+        """Take the payload of the next text event; return advice if it completes a marker."""
+        line = self._line + payload
+        found = _MARKER.search(line)
+        self._line = "" if found or line.endswith("\n") else line[-_MARKER_SIZE:]
+        if found is None:
+            return None
+        block = f"EVALUATION_{found[1].upper()}"
+        marker = f"{block}_{found[2].upper()}"
+        shown = "the block is shown as text"
+        if found.start():
+            return f"{marker} is not at the start of a line: {shown}; print '\\n' before it"
+        if found[2] == "begin":
+            return f"{marker} is not alone on its line: {shown}; print '\\n' right after it"
+        return f"{marker} ends no block: {shown}; print {block}_BEGIN before the block"
+
+    def end_line(self) -> None:
+        """Note an event that is not text: it lies between two lines."""
+        self._line = ""
 
 
 class _State(Enum):

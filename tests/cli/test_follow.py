@@ -80,6 +80,30 @@ class FollowTests(CommandTestCase):
         self.assertEqual(seen[-1], "1\n")
         self.line.follow(before)
 
+    def test_stray_marker(self) -> None:
+        """A block without a newline before its marker is text: the first one is warned of."""
+        identifier = self.line.begin()
+        self.line.child.print(b"x" + self.block("1")[1:] + b"y" + self.block("2")[1:])
+        self.line.child.end()
+        result = self.run_command("follow", identifier)
+        self.assertEqual(result.exit_code, 0)
+        self.assertEqual(result.stdout.count("~tawebeval:data-begin:"), 2)
+        self.assertEqual(
+            result.stderr,
+            "warning: EVALUATION_DATA_BEGIN is not at the start of a line: the block is shown as"
+            " text; print '\\n' before it\n",
+        )
+
+    def test_nothing(self) -> None:
+        """An evaluator that prints nothing is told of; not so where only the rest is read."""
+        identifier = self.line.begin()
+        self.line.child.end()
+        result = self.run_command("follow", identifier)
+        self.assertEqual(result.exit_code, 0)
+        self.assertEqual(result.stderr, "the evaluator printed nothing on stdout\n")
+        identifier = self.printed(b"a\n")
+        self.assertEqual(self.run_command("follow", "--after", "2", identifier).stderr, "")
+
     def test_no_status(self) -> None:
         """Where the status does not come nothing is said of it, and nothing is left of the wait."""
         identifier = self.line.begin()

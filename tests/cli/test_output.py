@@ -83,7 +83,7 @@ class OtherTests(SynchronousTestCase):
             'goal: x: [1.5, "\x9b"]\n'
             "file a.svg (image/svg+xml, 3 bytes)\n"
             'sound: "beep"\n'
-            "broken block: no JSON\n  {\n"
+            "malformed block: no JSON\n  {\n"
             "failed: it failed\n  one\n  \x1btwo\n",
         )
 
@@ -158,14 +158,18 @@ class OtherTests(SynchronousTestCase):
         for written, expected in (
             (
                 '{"type":"goal_result","goal":"fast","result":true}',
-                "goal_result: goal: fast, result: true",
+                "goal fast: yes",
             ),
+            ('{"type":"goal_result","goal":"fast","result":false,"s":2}', "goal fast: no (s: 2)"),
+            ('{"type":"goal_result","goal":"x","result":1}', "goal_result: goal: x, result: 1"),
+            ('{"type":null,"a":1}', "type: null, a: 1"),
             ('{"a":{"b":"ü"}}', 'a: {"b": "ü"}'),
             ("{}", "{}"),
             ('{"type":"x"}', "x: "),
             ("[1.50]", "[1.50]"),
             ('"x"', '"x"'),
-            ("9" * 5000, "9" * 2000 + "… (5000 characters)"),
+            ("9" * 5000, "9" * 5000),
+            (f'["{"x" * 5000}"]', f'["{"x" * 5000}"]'),
         ):
             self.assertEqual(readable(Data(written)), expected)
 

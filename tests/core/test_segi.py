@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tracemalloc
@@ -13,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.core import segi
 from tawebeval.core.fileblock import MAX_HEADERS, InlineFile
-from tawebeval.core.segi import MAX_PAYLOAD, Markers, Parser
+from tawebeval.core.segi import MAX_PAYLOAD, Markers, Parser, StrayMarkers
 from tests.cases.reference_segi import check_reference
 from tests.cases.strategies import (
     BYTE_BY_BYTE,
@@ -786,6 +787,56 @@ class MarkersTests(SynchronousTestCase):
         self.assertEqual(decode(parser.feed(value + b"\n~DE\n")), [value])
         events = classify(decode(parser.feed(file_block(file))))
         self.assertEqual(events, [InlineFile("file", "application/octet-stream", file)])
+
+
+class StrayMarkersTests(SynchronousTestCase):
+    """Markers that the parser delivers as text."""
+
+    MARKERS = Markers.generate(os.urandom)
+
+    def advice(self, output: bytes, *, flush: bool = False) -> list[str]:
+        """Return what is advised on the events of an output, byte by byte with `flush`."""
+        parser = Parser(self.MARKERS)
+        chunks = [output[at : at + 1] for at in range(len(output))] if flush else [output]
+        lines = b""
+        for chunk in chunks:
+            lines += parser.feed(chunk).lines
+            if flush:
+                lines += parser.flush().lines
+        lines += parser.finish().lines
+        detector, found = StrayMarkers(), []
+        for line in lines.splitlines():
+            event = json.loads(line)
+            if event["type"] == "text":
+                found.append(detector.find(event["payload"]))
+            else:
+                detector.end_line()
+        return [advice for advice in found if advice]
+
+    def test_advice(self) -> None:
+        """Each mistake has its remedy, in however many events its line arrives."""
+        begin, end = self.MARKERS.data_begin, self.MARKERS.data_end
+        file = self.MARKERS.file_begin
+        before = "is not at the start of a line: the block is shown as text; print '\\n' before it"
+        after = "is not alone on its line: the block is shown as text; print '\\n' right after it"
+        for output, *expected in (
+            (b"x" + begin + b"\n1\n" + end + b"\n", ("DATA_BEGIN", before), ("DATA_END", "_BEGIN")),
+            (b"x" * 99 + file + b"\n", ("FILE_BEGIN", before)),
+            (begin + b" 1 " + end + b"\n", ("DATA_BEGIN", after)),
+            (begin + b"\r\n", ("DATA_BEGIN", after)),
+            (begin, ("DATA_BEGIN", after)),
+            (end + b"\n", ("DATA_END", "print EVALUATION_DATA_BEGIN before the block")),
+            (b"x\n" + begin + b"\n1\n" + end + b"\n",),
+            (b"x" + begin[:-1] + b"\n0\n~tawebeval:\n",),
+            (b"~tawebeval:data-\n" + begin + b"\n1\n" + end + b"\nbegin:" + begin[-32:],),
+        ):
+            for flush in (False, True):
+                found = self.advice(output, flush=flush)
+                self.assertTrue(len(found) >= len(expected), (output, found))
+                for advice, (name, step) in zip(found, expected, strict=False):
+                    self.assertTrue(advice.startswith(f"EVALUATION_{name} "), advice)
+                    self.assertIn(step, advice)
+                self.assertEqual(bool(found), bool(expected), (output, found))
 
 
 class PropertyTests(SynchronousTestCase):
