@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -12,10 +13,11 @@ from tawebeval.cli.evaluate import FILES, LINES
 from tawebeval.cli.follow import EvaluationReader, Folder
 from tawebeval.cli.output import escaped
 from tawebeval.cli.runtime import GOOD, UTF8, Server, make_screen, run, server_options
-from tawebeval.client import Client
+from tawebeval.client import Client, EvaluationGone, UnknownEvaluation
 from tawebeval.client.events import split_cursor
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+_ROW = "{:<40}  {:<18}  {:>6}  {}"
 IDENTIFIER = click.argument("identifier", metavar="ID", type=UTF8)
 
 
@@ -126,12 +128,38 @@ def list_(as_json: bool, server: str, token: str | None) -> None:
         found = [evaluation async for evaluation in client.evaluations()]
         if as_json:
             screen.print(dump_json(found))
-        for one in () if as_json else found:
-            screen.print(escaped("{evaluation_id}  {state:<9}  {created}".format(**one)))
+            return GOOD
+        screen.print(_ROW.format("ID", "VERDICT", "AGE", "PROBLEM"))
+        for one in found:
+            try:
+                document = await client.status(one["evaluation_id"])
+            except (EvaluationGone, UnknownEvaluation):  # since the list was made
+                continue
+            screen.print(format_row(document, datetime.now(UTC)))
         return GOOD
 
     screen = make_screen()
     run(Server(server, token), screen, work)
+
+
+def format_row(document: dict[str, Any], now: datetime) -> str:
+    """Return the line of a status document in a list."""
+    created = datetime.fromisoformat(document["created"])
+    repository = str(document.get("repository", "")).rstrip("/").removesuffix(".git")
+    place = (repository.rpartition("/")[2], document.get("directory"))
+    error = document.get("error")
+    verdict = document["state"] + (f": {error['reason']}" if error else "")
+    age = format_age((now - created).total_seconds())
+    problem = "/".join(str(part) for part in place if part)
+    return escaped(_ROW.format(document["evaluation_id"], verdict, age, problem))
+
+
+def format_age(seconds: float) -> str:
+    """Return a time in the largest unit of which it has one, such as `5 min`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{max(0, int(seconds))} s"
 
 
 def dump_json(value: Any) -> str:

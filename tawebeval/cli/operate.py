@@ -182,8 +182,9 @@ def new(name: str) -> None:
         made, line = new_token(name, os.urandom)
     except ConfigurationError as error:
         raise click.BadParameter(str(error), param_hint="NAME") from None
-    click.echo(f"The token of {name}, which is shown only now:\n\n    {made}\n")
-    click.echo(f"The line for the file of tokens:\n\n    {line}")
+    click.echo(f"the token of {name}, which is not stored anywhere:", err=True)
+    click.echo(made)
+    click.echo(f"the line for the daemon's file of tokens (callers.tokens):\n{line}", err=True)
 
 
 @click.command()

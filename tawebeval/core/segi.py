@@ -139,9 +139,10 @@ class StrayMarkers:
         marker = f"{block}_{found[2].upper()}"
         shown = "the block is shown as text"
         if found.start():
-            return f"{marker} is not at the start of a line: {shown}; print '\\n' before it"
+            step = "print a newline before it (`printf '\\n'`)"
+            return f"{marker} is not at the start of a line: {shown}; {step}"
         if found[2] == "begin":
-            return f"{marker} is not alone on its line: {shown}; print '\\n' right after it"
+            return f"{marker} is not alone on its line: {shown}; print a newline right after it"
         return f"{marker} ends no block: {shown}; print {block}_BEGIN before the block"
 
     def end_line(self) -> None:

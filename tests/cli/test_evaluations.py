@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from datetime import UTC, datetime
+from typing import Any
 
-from tawebeval.cli.evaluations import dump_json
+from tawebeval.cli.evaluations import dump_json, format_age, format_row
+from tawebeval.errors import EvaluationExpired
 from tests.cases.command import CommandTestCase
 from tests.cases.screen import Shown
 
@@ -51,14 +54,62 @@ class EvaluationsTests(CommandTestCase):
             self.assertEqual(json.loads(shown.out.getvalue(), strict=False), {"a": text})
 
     def test_list(self) -> None:
-        """A line for each, or JSON."""
+        """A header, and a line for each with verdict, age and problem; or JSON."""
         identifiers = [self.line.begin() for _ in range(2)]
-        lines = self.run_command("list").stdout.splitlines()
-        self.assertEqual(
-            [line.split()[:2] for line in lines], [[i, "running"] for i in identifiers]
-        )
+        self.line.child.end(3)
+        self.line.settle()
+        header, *lines = self.run_command("list").stdout.splitlines()
+        self.assertEqual(header.split(), ["ID", "VERDICT", "AGE", "PROBLEM"])
+        for line, identifier, verdict in zip(
+            lines, identifiers, ("running", "failed: exit"), strict=True
+        ):
+            self.assertRegex(line, rf"^{identifier}  {verdict} +\d+ d  problem$")
         listed = json.loads(self.run_command("list", "--json").stdout)
         self.assertEqual([one["evaluation_id"] for one in listed], identifiers)
+
+    def test_row(self) -> None:
+        """A row has the last part of the repository's path, and the directory."""
+        now = datetime(2018, 9, 1, 12, 0, 0, tzinfo=UTC)
+        document = {
+            "evaluation_id": "x",
+            "state": "running",
+            "created": "2018-09-01T11:58:30.000+00:00",
+            "directory": "word_count",
+        }
+        for repository, directory, problem in (
+            ("https://example.org/problems.git", "word_count", "problems/word_count"),
+            ("git@example.org:me/problems/", "", "problems"),
+            ("/srv/a\x1b", "b", "a\\u001b/b"),
+        ):
+            document |= {"repository": repository, "directory": directory}
+            row = format_row(document, now)
+            self.assertEqual(row.split(maxsplit=4), ["x", "running", "1", "min", problem])
+
+    def test_gone(self) -> None:
+        """An evaluation that ends while the list is made is left out."""
+        identifiers = [self.line.begin() for _ in range(2)]
+        self.patch(self.line.service.registry, "get_status", self.forget(identifiers[0]))
+        lines = self.run_command("list").stdout.splitlines()
+        self.assertEqual([line.split()[0] for line in lines], ["ID", identifiers[1]])
+
+    def forget(self, identifier: str) -> Any:
+        """Return a `get_status` of a registry that has dropped one evaluation."""
+        found = self.line.service.registry.get_status
+
+        def get_status(asked: str, caller: str = "") -> Any:
+            if asked == identifier:
+                raise EvaluationExpired("")
+            return found(asked, caller)
+
+        return get_status
+
+    def test_age(self) -> None:
+        """An age is in the largest unit of which it has one; clocks may differ."""
+        for seconds, age in (
+            *((-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (3599, "59 min")),
+            *((3600, "1 h"), (86399, "23 h"), (172800, "2 d")),
+        ):
+            self.assertEqual(format_age(seconds), age)
 
     def test_where_it_was(self) -> None:
         """Ctrl-C while following prints the command that continues, even before any event."""

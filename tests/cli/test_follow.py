@@ -91,7 +91,7 @@ class FollowTests(CommandTestCase):
         self.assertEqual(
             result.stderr,
             "warning: EVALUATION_DATA_BEGIN is not at the start of a line: the block is shown as"
-            " text; print '\\n' before it\n",
+            " text; print a newline before it (`printf '\\n'`)\n",
         )
 
     def test_nothing(self) -> None:

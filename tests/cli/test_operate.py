@@ -15,11 +15,13 @@ class TokenTests(SynchronousTestCase):
     """`tawebeval token new`."""
 
     def test_new(self) -> None:
-        """The token is printed once; the line makes a file that accepts it."""
+        """Stdout has the token alone; stderr has the line that makes a file accept it."""
         result = CliRunner().invoke(main, ["token", "new", "alice"])
         self.assertEqual(result.exit_code, 0, result.output)
-        (token,) = re.findall(r"tawebeval_\S+", result.output)
-        (line,) = re.findall(r"alice sha256:\S+", result.output)
+        self.assertRegex(result.stdout, r"\Atawebeval_\S+\n\Z")
+        self.assertNotIn("tawebeval_", result.stderr)
+        token = result.stdout.strip()
+        (line,) = re.findall(r"^alice sha256:\S+$", result.stderr, re.MULTILINE)
         tokens = parse_tokens(line)
         self.assertEqual(tokens.authenticate([b"Bearer " + token.encode()]), "alice")
 

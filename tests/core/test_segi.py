@@ -817,8 +817,8 @@ class StrayMarkersTests(SynchronousTestCase):
         """Each mistake has its remedy, in however many events its line arrives."""
         begin, end = self.MARKERS.data_begin, self.MARKERS.data_end
         file = self.MARKERS.file_begin
-        before = "is not at the start of a line: the block is shown as text; print '\\n' before it"
-        after = "is not alone on its line: the block is shown as text; print '\\n' right after it"
+        before = "at the start of a line: the block is shown as text; print a newline before it"
+        after = "alone on its line: the block is shown as text; print a newline right after it"
         for output, *expected in (
             (b"x" + begin + b"\n1\n" + end + b"\n", ("DATA_BEGIN", before), ("DATA_END", "_BEGIN")),
             (b"x" * 99 + file + b"\n", ("FILE_BEGIN", before)),

@@ -26,14 +26,14 @@ COMMAND = Path(sys.executable).with_name("tawebeval")
 
 def new_token(name: str) -> tuple[str, str]:
     """Return a token and its line, from the command that operators use."""
-    said = subprocess.run(
+    done = subprocess.run(
         [COMMAND, "token", "new", name],
         capture_output=True,
         text=True,
         check=True,
         timeout=PATIENCE,
-    ).stdout
-    return re.findall(r"tawebeval_\S+", said)[0], re.findall(rf"{name} sha256:\S+", said)[0]
+    )
+    return done.stdout.strip(), re.findall(rf"^{name} sha256:\S+", done.stderr, re.MULTILINE)[0]
 
 
 class CallersTestCase(RepositoryTestCase):
