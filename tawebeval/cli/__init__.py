@@ -10,7 +10,7 @@ Commands that talk to a server are thin layers over `tawebeval.client`: `evaluat
 
 `tawebeval try` (`try_command`) needs no server: `try_evaluation` runs one `Evaluation` with the
 daemon's own sandbox and limits on a copy of a working directory, and its events go through the
-same `Screen`.
+same `Screen`. `hints` explains why it failed.
 
 `operate` has the commands of an operator: `serve`, `doctor`, `reload`, `token` and `quota`. They
 import the daemon only when they run.

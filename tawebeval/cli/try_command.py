@@ -19,8 +19,18 @@ from twisted.internet.interfaces import IProcessTransport
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
-from tawebeval.cli.evaluate import DIRECTORY, EVALUATOR, FIELDS, FILES, LINES, SEED, Submission
-from tawebeval.cli.follow import Folder, show_events
+from tawebeval.cli.evaluate import (
+    DIRECTORY,
+    EVALUATOR,
+    FIELDS,
+    FILES,
+    LINES,
+    SEED,
+    Submission,
+    show_seed,
+)
+from tawebeval.cli.follow import Folder, note_nothing, show_events
+from tawebeval.cli.hints import Hints
 from tawebeval.cli.operate import CONFIG
 from tawebeval.cli.output import OutputLost, Screen
 from tawebeval.cli.runtime import WRONG, make_screen, run_reactor
@@ -95,10 +105,10 @@ def try_(
     to read DIRECTORY and the files.
     """  # noqa: D301
     if raw and lines:
-        raise click.UsageError("--raw and --events are two ways to show the same: choose one")
+        raise click.UsageError("--raw and --events exclude each other; give one of them")
     screen = make_screen(lines=lines)
-    seed = draw_seed(os.urandom) if seed is None else seed
-    request = LocalRequest(root, directory or "", evaluator, seed, fields)
+    drawn = draw_seed(os.urandom) if seed is None else seed
+    request = LocalRequest(root, directory or "", evaluator, drawn, fields)
     with _usage_errors():
         configuration = read_configuration(config)
         privileges = _find_privileges(user or configuration.service.user)
@@ -121,8 +131,13 @@ def try_(
                 privileges.become_user()
                 privileges.drop_privileges()
             if configuration.sandbox.kind == "none":
-                screen.note("warning: there is no sandbox (sandbox.kind)", "yellow")
-            return await Trial(request, environment, screen, folder, raw).run()
+                screen.note(
+                    "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
+                )
+            if seed is None:
+                show_seed(screen, drawn)
+            hints = Hints(configuration, root, request.directory)
+            return await Trial(request, environment, screen, folder, raw, hints).run()
 
     run_reactor(screen, work, cleans_up=True)
 
@@ -136,6 +151,7 @@ class Trial:
     _screen: Screen
     _folder: Folder | None
     _raw: bool
+    _hints: Hints
 
     async def run(self) -> int:
         """Run the evaluation and return the exit status."""
@@ -161,11 +177,11 @@ class Trial:
             cancelled = True
 
         unread: OutputLost | None = None
-        told = False  # stderr is a member of the last event
+        last: Event | None = None
 
         def show(event: Event) -> None:
-            nonlocal told
-            told = isinstance(event, ErrorEvent) and "stderr" in event.members
+            nonlocal last
+            last = event
             if not self._raw or isinstance(event, ErrorEvent):
                 self._screen.show(event)
 
@@ -190,10 +206,15 @@ class Trial:
                     on_cancel()
         if unread is not None:
             raise unread
-        result = evaluation.result
-        if result is not None and result.stderr and not told:
-            lines = result.stderr.removesuffix("\n").split("\n")
+        if last is None:
+            note_nothing(self._screen)
+        error = last if isinstance(last, ErrorEvent) and last.final else None
+        stderr = evaluation.result.stderr if evaluation.result is not None else ""
+        if stderr and (error is None or "stderr" not in error.members):
+            lines = stderr.removesuffix("\n").split("\n")
             self._screen.note("\n".join(("stderr:", *(f"  {line}" for line in lines))))
+        for hint in self._hints.find(error, stderr):
+            self._screen.note(f"hint: {hint}", "yellow")
         return status
 
 
@@ -201,7 +222,7 @@ def _find_privileges(user: str) -> Privileges:
     try:
         return find_privileges(user, Credentials())
     except ConfigurationError as error:
-        raise ConfigurationError(f"{error} (here also --user)") from None
+        raise ConfigurationError(f"{error}; or give --user") from None
 
 
 def _is_stale(name: str) -> bool:

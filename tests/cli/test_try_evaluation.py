@@ -113,13 +113,19 @@ class UploadTests(SynchronousTestCase):
         folder = Path(self.mktemp())
         folder.mkdir()
         (folder / "a b.py").write_bytes(b"\xff")
-        files = write_upload({"source": folder / "a b.py", "language": "ü"}, folder / "upload")
+        fields = {"source": folder / "a b.py", "language": "ü", "stdin": b"\r\n"}
         self.assertEqual(
-            files, (SubmissionFile("source", "a b.py"), SubmissionFile("language", "language.txt"))
+            write_upload(fields, folder / "upload"),
+            (
+                SubmissionFile("source", "a b.py"),
+                SubmissionFile("language", "language.txt"),
+                SubmissionFile("stdin", "stdin.txt"),
+            ),
         )
         submission = folder / "upload" / "submission"
         self.assertEqual((submission / "source" / "a b.py").read_bytes(), b"\xff")
         self.assertEqual((submission / "language" / "language.txt").read_text(), "ü")
+        self.assertEqual((submission / "stdin" / "stdin.txt").read_bytes(), b"\r\n")
         with self.assertRaises(OSError):
             write_upload({"source": folder / "none"}, folder / "other")
         with self.assertRaises(InvalidField):

@@ -69,7 +69,7 @@ class TryTests(TestCase):
         source = str(self.root / "solution.py")
         return await piped(
             "http://127.0.0.1:9",
-            *("try", str(self.root), "--evaluator", command, source, *more),
+            *("try", str(self.root), "--evaluator", command, source, "--seed", "1", *more),
             *(BY if user else ()),
             begun=self.pids.add,
             **{"TMPDIR": str(self.scratch), **variables},
@@ -100,7 +100,36 @@ class TryTests(TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("failed: the evaluator exited with status 3\n  oops\n", done.stderr)
         done = await self.attempt("echo hint >&2")
-        self.assertEqual((done.returncode, done.stderr), (0, "stderr:\n  hint\n"))
+        nothing = "the evaluator printed nothing on stdout\n"
+        self.assertEqual((done.returncode, done.stderr), (0, f"{nothing}stderr:\n  hint\n"))
+
+    async def test_seed(self) -> None:
+        """The seed that the command draws is shown as the option that repeats the run."""
+        done = await piped(
+            "http://127.0.0.1:9",
+            *("try", str(self.root), "--evaluator", "echo $TURINGARENA_SEED", "x=1", *BY),
+            begun=self.pids.add,
+            TMPDIR=str(self.scratch),
+        )
+        self.assertEqual(done.stderr, f"repeat this run with --seed {done.stdout}")
+
+    async def test_hints(self) -> None:
+        """The usual mistakes of authors are told with their remedies."""
+        (self.root / "evaluate").write_text("#!/bin/sh\n")
+        (self.root / "evaluate").chmod(0o644)
+        network = python("import socket; socket.getaddrinfo('example.org', 80)")
+        stray = "printf x; echo $EVALUATION_DATA_BEGIN; echo 1; echo $EVALUATION_DATA_END"
+        for command, options, status, words in (
+            ("./evaluate", (), 1, "hint: ./evaluate is not executable; run `chmod +x "),
+            ("true", ("-d", "nope"), 1, f"hint: the directories in {self.root} are: inner\n"),
+            (network, (), 1, "hint: the sandbox has no network; to allow it, set sandbox.network"),
+            (python("raise MemoryError"), (), 1, "hint: limits.memory is 512 MiB; to raise it"),
+            (stray, (), 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
+            (stray, ("--raw",), 0, "warning: EVALUATION_DATA_BEGIN is not at the start of a line"),
+        ):
+            done = await self.attempt(command, *options)
+            self.assertEqual(done.returncode, status, done.stderr)
+            self.assertIn(words, done.stderr)
 
     async def test_limits(self) -> None:
         """The limits are those of the configuration."""
@@ -108,7 +137,9 @@ class TryTests(TestCase):
         settings.write_text("[limits]\nwall_clock = 0.5\n[evaluations]\ngrace = 0.1\n")
         done = await self.attempt("sleep 60", "--config", str(settings))
         self.assertEqual(done.returncode, 1)
-        self.assertIn("went over its limit of 0.5 seconds", done.stderr)
+        self.assertIn("0.5 seconds", done.stderr)
+        hint = "hint: limits.wall_clock is 0.5 seconds; to raise it, set limits.wall_clock = 1.0"
+        self.assertIn(hint, done.stderr)
 
     async def test_events(self) -> None:
         """The events are those of the daemon."""
