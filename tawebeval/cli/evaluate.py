@@ -192,26 +192,33 @@ def evaluate(
                 raise
             advised = f"{error}; try `--repository {proposal}`"
             raise InvalidRequest(error.status, advised, error.members) from None
-        if seed is None:
-            show_seed(screen, drawn)
+        shown = drawn if seed is None else None
         if detach:
             screen.print(identifier)
+            show_seed(screen, shown)
             return GOOD
-        return await attend(client, identifier, screen, reactor, folder)
+        return await attend(client, identifier, screen, reactor, folder, shown)
 
     run(Server(server, token), screen, work)
 
 
-def show_seed(screen: Screen, seed: int) -> None:
-    """Show the seed that the command has drawn."""
-    screen.note(f"repeat this run with --seed {seed}")
+def show_seed(screen: Screen, seed: int | None) -> None:
+    """Show the seed that the command has drawn, if it has drawn one."""
+    if seed is not None:
+        screen.note(f"repeat this run with --seed {seed}")
 
 
 async def attend(
-    client: Client, identifier: str, screen: Screen, reactor: Any, folder: Folder | None
+    client: Client,
+    identifier: str,
+    screen: Screen,
+    reactor: Any,
+    folder: Folder | None,
+    seed: int | None = None,
 ) -> int:
     """Follow an evaluation that this command has begun, and return the exit status.
 
+    `seed` is shown first; None if the caller has chosen it.
     A cancellation, or a stdout that cannot be written to, cancels the evaluation.
     """
 
@@ -233,6 +240,7 @@ async def attend(
         on_cancel=lambda: Deferred.fromCoroutine(cancel()),
     )
     try:
+        show_seed(screen, seed)
         return await reader.follow(reactor, folder)
     except OutputLost:
         await client.cancel(identifier)

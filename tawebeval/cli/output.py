@@ -138,7 +138,8 @@ class Screen:
         if self._lost:
             return
         try:
-            self._out.write(text)
+            if text:  # an unbuffered stream would write no bytes, which a full disk refuses
+                self._out.write(text)
             if flush:
                 self._out.flush()
         except OSError as error:

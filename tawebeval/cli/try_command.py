@@ -134,8 +134,7 @@ def try_(
                 screen.note(
                     "warning: the evaluator runs without a sandbox (sandbox.kind = none)", "yellow"
                 )
-            if seed is None:
-                show_seed(screen, drawn)
+            show_seed(screen, drawn if seed is None else None)
             hints = Hints(configuration, root, request.directory)
             return await Trial(request, environment, screen, folder, raw, hints).run()
 

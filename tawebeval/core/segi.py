@@ -130,9 +130,12 @@ class StrayMarkers:
 
     def find(self, payload: str) -> str | None:
         """Take the payload of the next text event; return advice if it completes a marker."""
+        if payload == "\n":
+            self._line = ""
+            return None
         line = self._line + payload
         found = _MARKER.search(line)
-        self._line = "" if found or line.endswith("\n") else line[-_MARKER_SIZE:]
+        self._line = line[-_MARKER_SIZE:] if found is None else ""
         if found is None:
             return None
         block = f"EVALUATION_{found[1].upper()}"
