@@ -81,6 +81,18 @@ class EvaluationErrorTests(SynchronousTestCase):
         self.assertIs(error.with_traceback(None), error)
 
 
+class SizeTests(SynchronousTestCase):
+    """Sizes in messages."""
+
+    def test_units(self) -> None:
+        """A size has the largest unit of which it has one, and is rounded up."""
+        for size, shown in (
+            *((0, "0 bytes"), (1023, "1023 bytes"), (1024, "1 KiB"), (1025, "1.1 KiB")),
+            *((64 * 2**20, "64 MiB"), (3 * 2**29, "1.5 GiB"), (2**40, "1 TiB")),
+        ):
+            self.assertEqual(errors.format_size(size), shown)
+
+
 class FamilyTests(SynchronousTestCase):
     """The two families, and the one root."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeVar
@@ -250,9 +251,10 @@ def base_url(server: str) -> str:
     except ValueError:
         sound = False
     if not sound or parts.query or parts.fragment or "@" in parts.netloc:
-        raise ValueError(
-            f"{server!r} is not the URL of a server, such as https://judge.example.org"
-        )
+        example = "https://judge.example.org"
+        if re.fullmatch(r"[A-Za-z0-9.-]+(:[0-9]+)?", server):
+            example = f"http://{server}"
+        raise ValueError(f"{server!r} is not the URL of a server, such as {example}")
     return server.rstrip("/")
 
 

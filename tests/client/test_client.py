@@ -305,8 +305,16 @@ class OtherTests(ClientTestCase):
             *("", "localhost:8080", "ftp://a", "http://", "http://a:b", "http://a:0"),
             *("http://a?x", "http://a#x", "http://me:secret@a", "http://[::1"),
         ):
-            with self.assertRaises(ValueError):
-                base_url(wrong)
+            named = f"{wrong!r} is not the URL of a server, such as "
+            self.assertTrue(self.refused(wrong).startswith(named))
+        self.assertIn("such as http://localhost:8080", self.refused("localhost:8080"))
+        self.assertIn("such as https://judge.example.org", self.refused("ftp://a"))
+
+    def refused(self, server: str) -> str:
+        """Return why a URL is refused."""
+        with self.assertRaises(ValueError) as caught:
+            base_url(server)
+        return str(caught.exception)
 
 
 WRITING = st.lists(
