@@ -23,7 +23,12 @@ from treq.multipart import MultiPartProducer
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.defer import TimeoutError as TookTooLong
 from twisted.internet.endpoints import HostnameEndpoint, connectProtocol
-from twisted.internet.error import ConnectError, ConnectionClosed, DNSLookupError
+from twisted.internet.error import (
+    ConnectError,
+    ConnectingCancelledError,
+    ConnectionClosed,
+    DNSLookupError,
+)
 from twisted.internet.error import ConnectionRefusedError as ConnectionRefused
 from twisted.internet.interfaces import IConsumer
 from twisted.internet.protocol import Protocol, connectionDone
@@ -445,15 +450,18 @@ def _explain_tls_error(base: str, reason: Failure) -> NoResponse:
     return NoResponse(f"{base} does not speak TLS as expected ({why}); check the URL", True)
 
 
-async def is_plain_http(reactor: Any, base: str) -> bool:
-    """Tell whether the server of an https URL answers a request without TLS."""
+async def is_plain_http(reactor: Any, base: str, timeout: float = _PROBE) -> bool:
+    """Tell whether the server of an https URL answers a request without TLS.
+
+    `timeout` is in seconds, for the connection and for the answer.
+    """
     parts = urlsplit(base)
     endpoint = HostnameEndpoint(reactor, parts.hostname or "", parts.port or 443)
     probe = _Probe()
     try:
-        await connectProtocol(endpoint, probe).addTimeout(_PROBE, reactor)
-        answer = await probe.done.addTimeout(_PROBE, reactor)
-    except (ConnectError, DNSLookupError, TookTooLong):
+        await connectProtocol(endpoint, probe).addTimeout(timeout, reactor)
+        answer = await probe.done.addTimeout(timeout, reactor)
+    except (ConnectError, ConnectingCancelledError, DNSLookupError, TookTooLong):
         return False
     finally:
         if probe.transport is not None:

@@ -36,6 +36,7 @@ from tawebeval.client.http import Request, Session, is_plain_http
 from tawebeval.core.backoff import Backoff
 from tests.cases.agents import BreakingAgent, Fate, MadeResponse
 from tests.cases.client import REQUEST, ClientTestCase, gathered
+from tests.integration.receivers import full_socket
 
 reactor: Any = installed
 
@@ -330,6 +331,15 @@ class PlainHttpTests(TestCase):
             self.assertIs(await is_plain_http(reactor, url), plain, says)
             await port.stopListening()
         self.assertIs(await is_plain_http(reactor, url), False)
+
+    async def test_no_answer(self) -> None:
+        """A server that is silent, and a port that nobody can connect to, do not speak it."""
+        silent = reactor.listenTCP(0, Factory.forProtocol(Protocol), interface="127.0.0.1")
+        self.addCleanup(silent.stopListening)
+        with full_socket() as full:
+            for port in (silent.getHost().port, full):
+                url = f"https://127.0.0.1:{port}"
+                self.assertIs(await is_plain_http(reactor, url, timeout=0.2), False)
 
 
 class Answering(Protocol):
