@@ -71,7 +71,7 @@ FILES = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
     callback=lambda context, parameter, path: path and Folder(path),
-    help="Directory in which to save the files that the evaluator sends.",
+    help="Save files from the evaluator in this directory.",
 )
 LINES = click.option(
     "--events", "lines", is_flag=True, help="Print all events as JSON Lines, for programs."
@@ -81,41 +81,53 @@ EVALUATOR = click.option(
     metavar="CMD",
     required=True,
     type=UTF8,
-    help="Shell command that judges the submission.",
+    help="Run this shell command as the evaluator.",
 )
 DIRECTORY = click.option(
     "--directory",
     "-d",
     metavar="DIR",
     type=UTF8,
-    help="Directory of the repository in which CMD runs.",
+    help="Run CMD in this directory of the repository.",
 )
 SEED = click.option(
-    "--seed", type=click.IntRange(0, MAX_SEED), help="Seed for the evaluator; random without it."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0, MAX_SEED),
+    help="Set TURINGARENA_SEED; random by default.",
 )
 
 
 @click.command()
 @FIELDS
 @EVALUATOR
-@click.option("--repository", metavar="URL", type=UTF8, help="URL of the evaluator's repository.")
 @click.option(
-    "--commit", metavar="OID", type=UTF8, help="Commit of the repository, 40 hexadecimal digits."
+    "--repository", metavar="URL", type=UTF8, help="Fetch the evaluator from this git repository."
+)
+@click.option("--commit", metavar="OID", type=UTF8, help="Use this commit, branch or tag.")
+@click.option(
+    "--branch",
+    metavar="NAME",
+    type=UTF8,
+    help="Fetch this branch if the commit cannot be fetched alone.",
 )
 @click.option(
-    "--branch", type=UTF8, help="Branch to fetch if the server cannot fetch the commit alone."
-)
-@click.option(
-    "--depth", type=click.IntRange(1, MAX_DEPTH), help="Number of commits of history to fetch."
+    "--depth",
+    metavar="N",
+    type=click.IntRange(1, MAX_DEPTH),
+    help="Fetch N commits of history; 1 by default.",
 )
 @DIRECTORY
 @SEED
 @click.option(
-    "--callback-url", metavar="URL", type=UTF8, help="URL to notify when the evaluation ends."
+    "--callback-url",
+    metavar="URL",
+    type=UTF8,
+    help="Send a POST to this URL when the evaluation ends.",
 )
 @FILES
 @LINES
-@click.option("--detach", is_flag=True, help="Print the identifier and exit.")
+@click.option("--detach", is_flag=True, help="Print the evaluation's identifier and exit.")
 @server_options
 def evaluate(
     fields: Submission,
@@ -131,17 +143,20 @@ def evaluate(
     token: str | None,
     **others: Any,
 ) -> None:
-    """Submit files to an evaluator, and show its output as it is printed.
+    """Submit files to a server and show the evaluator's output.
 
     \b
     A FIELD is
-      solution.py             a file, as the field `source`
-      source:solution.py      a file, as the field `source`
-      source_language=c++     a text
+      solution.py             a file, in the field `source`
+      solution:main.py        a file, in the field `solution`
+      solution:-              stdin, in the field `solution`
+      language=c++            a text, in the field `language`
 
-    Without --repository or --commit, the command takes origin and HEAD of the git checkout around
-    the current directory; without both, --directory is the current directory. Ctrl-C cancels the
-    evaluation; a second Ctrl-C leaves it running.
+    The evaluator is by default that of the git checkout around the current directory: --repository
+    is the URL of origin, --commit is HEAD, and --directory is the current directory. Give all three
+    for another evaluator.
+
+    Ctrl-C cancels the evaluation; a second Ctrl-C leaves it running.
 
     \b
     In a checkout of the problems:
@@ -155,10 +170,8 @@ def evaluate(
       tawebeval evaluate --events --evaluator ./evaluate solution.py |
           jq 'select(.type == "data").payload'
 
-    The exit status is 0 if the evaluator succeeds; 1 if it fails or the server has lost the
-    evaluation; 2 if the command or a field is invalid, or a file or stdout cannot be written; 3 if
-    the server cannot be reached; 130 after Ctrl-C before the evaluation has begun. SIGTERM (143),
-    SIGHUP (129) and a closed stdout (141) cancel the evaluation as well.
+    `tawebeval --help` lists the exit statuses. SIGTERM, SIGHUP and a closed stdout cancel the
+    evaluation, as Ctrl-C does.
     """  # noqa: D301
     screen = make_screen(lines=lines)
     if repository is None or commit is None or not _OID.fullmatch(commit):

@@ -37,7 +37,7 @@ def _check_cursor(context: click.Context, _: click.Parameter, cursor: str | None
     metavar="CURSOR",
     type=UTF8,
     callback=_check_cursor,
-    help="Cursor to continue after, instead of reading from the beginning.",
+    help="Start after this cursor, not at the first event.",
 )
 @FILES
 @LINES
@@ -50,16 +50,17 @@ def follow(
     server: str,
     token: str | None,
 ) -> None:
-    """Show the events of the evaluation ID as they come.
+    """Show the output of an evaluation that was submitted before.
 
-    The server discards events that a client has read and acknowledged. The command then says so
-    and shows the rest; `tawebeval status` tells how many are discarded. Ctrl-C stops following,
-    prints the command that continues there, and leaves the evaluation running.
+    The server discards the events that a client has read. The command says so and shows the rest;
+    `tawebeval status` shows how many events are discarded. Ctrl-C stops following and prints the
+    command that continues; the evaluation goes on.
 
-    The exit status is that of `tawebeval evaluate`. It is 1 if the server has lost the evaluation
-    or it was read to its end before, and 2 if the server has never had it.
+    The exit status is that of `tawebeval evaluate`: 1 if the server has lost the evaluation or a
+    client has read it to the end, 2 if the server never had it.
 
     \b
+    Submit now, follow later:
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     """  # noqa: D301
@@ -81,7 +82,10 @@ def follow(
 @JSON
 @server_options
 def status(identifier: str, as_json: bool, server: str, token: str | None) -> None:
-    """Show the status of the evaluation ID.
+    """Show the status of an evaluation.
+
+    The status includes the state, times, the place in the queue, the seed, the resources used, the
+    exit status, the error and the last 8 KiB of stderr.
 
     \b
       tawebeval status $ID
@@ -101,9 +105,9 @@ def status(identifier: str, as_json: bool, server: str, token: str | None) -> No
 @IDENTIFIER
 @server_options
 def cancel(identifier: str, server: str, token: str | None) -> None:
-    """Cancel the evaluation ID; return when none of its processes runs.
+    """Cancel an evaluation and wait until its processes are dead.
 
-    An evaluation that has ended stays as it is. Its output can still be read.
+    An evaluation that has ended does not change. Its output can still be read.
     """
 
     async def work(client: Client, reactor: Any) -> int:
@@ -117,7 +121,7 @@ def cancel(identifier: str, server: str, token: str | None) -> None:
 @JSON
 @server_options
 def list_(as_json: bool, server: str, token: str | None) -> None:
-    """List your evaluations that the server still has.
+    """List your evaluations that the server still keeps.
 
     \b
       tawebeval list

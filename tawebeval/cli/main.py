@@ -14,15 +14,15 @@ from tawebeval.cli.try_command import try_
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="tawebeval %(version)s")
 def main() -> None:
-    """Judge submissions by evaluators, on a server or on this machine, and run the server.
+    """Judge submissions with evaluators, here or on a server; run the server.
 
     \b
-    Judge a solution by the evaluator of the git checkout around the current directory:
+    Run the evaluator in the current directory on a solution:
+      tawebeval try . --evaluator 'python3 evaluator.py' solution.py
+    Do the same on a server, with the evaluator of the git checkout around the current directory:
       export TAWEBEVAL_SERVER=https://judge.example.org TAWEBEVAL_TOKEN_FILE=~/.judge
       tawebeval evaluate --evaluator 'python3 evaluator.py' solution.py
-    Try an evaluator on this machine:
-      tawebeval try . --evaluator 'python3 evaluator.py' solution.py
-    Submit now, and follow later:
+    Submit now, follow later:
       ID=$(tawebeval evaluate --detach --evaluator ./evaluate solution.py)
       tawebeval follow $ID
     Run the daemon on this machine:
@@ -30,9 +30,9 @@ def main() -> None:
 
     \b
     The exit status of evaluate, try and follow is
-      0    the evaluation has succeeded
-      1    the evaluation has failed: the last line says why
-      2    the command is invalid, the server refuses it, or a file or stdout cannot be written
+      0    the evaluator exited with status 0
+      1    the evaluation failed; the last line says why
+      2    the command is invalid, the server refused it, or a file or stdout cannot be written
       3    the server cannot be reached
       130  Ctrl-C before the evaluation has begun, or in follow
       141  stdout is closed

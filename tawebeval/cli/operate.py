@@ -22,7 +22,7 @@ CONFIG = click.option(
     "--config",
     "-c",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Configuration file (TOML); without one, the defaults apply.",
+    help="Read settings from this TOML file; without one, use the defaults.",
 )
 
 
@@ -33,14 +33,14 @@ CONFIG = click.option(
     "-l",
     multiple=True,
     metavar="ENDPOINT",
-    help="Endpoint to listen on, such as tcp:8080:interface=127.0.0.1; may be repeated.",
+    help="Listen on this endpoint, such as tcp:8080:interface=127.0.0.1; may be repeated.",
 )
 def serve(config: Path | None, listen: tuple[str, ...]) -> None:
     """Run the daemon in the foreground, until Ctrl-C or SIGTERM.
 
-    The command is the same as `twistd --nodaemon tawebeval`, and logs to stdout. Without a
-    configuration it listens on http://127.0.0.1:8080 and fetches evaluators over https only. As
-    root, set service.user in the configuration first.
+    The command is the same as `twistd --nodaemon tawebeval`. It logs to stdout. Without --config
+    it listens on http://127.0.0.1:8080 and fetches evaluators over https only. Run it as an
+    ordinary user; as root, set service.user in the configuration first.
 
     \b
       tawebeval serve
@@ -60,21 +60,24 @@ def serve(config: Path | None, listen: tuple[str, ...]) -> None:
 
 @click.command()
 @CONFIG
-@click.option("--json", "as_json", is_flag=True, help="Print a list of findings for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 def doctor(config: Path | None, as_json: bool) -> None:
-    """Check whether the daemon can run here, and how well it is protected.
+    """Check that the daemon can run here and is protected.
 
-    Run doctor as the daemon is started: as the same user (root if root starts the daemon), with
-    the same configuration, STATE_DIRECTORY and CACHE_DIRECTORY. It changes nothing. Its findings
-    about limits and descriptors are those of this shell; a systemd service logs its own when it
-    starts. To check the systemd service, use the systemd-run command in docs/operate.md.
+    Start doctor as you start the daemon: as the same user (root if root starts the daemon), with
+    the same --config, STATE_DIRECTORY and CACHE_DIRECTORY. Doctor changes nothing. It checks the
+    limits of this shell; a systemd service logs its own limits when it starts. To check the systemd
+    service, use the systemd-run command in docs/operate.md.
 
-    \b
-    Each part is
-      ok       as it should be
-      weaker   the daemon runs, but protects less than it could
-      broken   the daemon does not start, or secrets are readable by others
-    The exit status is 0 if all parts are ok, 1 if a part is weaker, 2 if a part is broken.
+        \b
+        Each part is
+          ok       as it should be
+          weaker   the daemon runs, but protects less than it could
+          broken   the daemon does not start, or secrets are readable by others
+        The exit status is
+          0        all parts are ok
+          1        a part is weaker
+          2        a part is broken
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
     from tawebeval.daemon.doctor import examine
@@ -101,27 +104,27 @@ def doctor(config: Path | None, as_json: bool) -> None:
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
-    help="Control socket of the daemon; $RUNTIME_DIRECTORY/control, or that of the unit.",
+    help="Use this control socket, not $RUNTIME_DIRECTORY/control or /run/tawebeval/control.",
 )
 @click.option(
     "--copied",
     multiple=True,
     metavar="NAME:FILE",
-    help="A credential of the unit (LoadCredential=NAME:FILE): if FILE has changed since systemd "
-    "copied it, the reload is refused. May be repeated; only root can compare.",
+    help="Refuse the reload if FILE has changed since systemd copied it (LoadCredential=NAME:FILE)."
+    " May be repeated; needs root.",
 )
 def reload(socket: Path | None, copied: tuple[str, ...]) -> None:
-    """Reload the files of a daemon under systemd, and wait for the result.
+    """Reload configuration, tokens and secrets of a systemd service.
 
-    The files are the configuration, tokens and secrets. An error in any of them leaves all
-    settings unchanged. `systemctl reload tawebeval` runs this command, as root or as the daemon's
-    user. A daemon without systemd has no control socket: send SIGHUP, and read its log.
+    The command waits for the result. An error in one file leaves all settings unchanged.
+    `systemctl reload tawebeval` runs this command; run it as root or as the daemon's user. A
+    daemon without systemd has no control socket: send it SIGHUP, and read its log.
 
     \b
     The exit status is
-      0    all files are reloaded; settings that need a restart are listed
+      0    all files are reloaded; the output lists the settings that need a restart
       1    a file is invalid or needs a restart; nothing has changed
-      3    no daemon runs, or it does not answer
+      3    no daemon runs, or it does not answer within 60 seconds
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: it imports what services are made of.
     from tawebeval.daemon.control import find_socket, request_reload
@@ -151,21 +154,21 @@ def _digests(copied: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 @click.group()
 def token() -> None:
-    """Manage the tokens that authenticate callers.
+    """Manage the tokens of callers.
 
     \b
-    1. tawebeval token new alice
-    2. add the line that it prints to /etc/tawebeval/tokens, which the systemd unit loads;
-       without the unit, to the file that the configuration names:
+    1. Run `tawebeval token new alice`.
+    2. Add the line that it prints to the file of tokens: /etc/tawebeval/tokens, which the systemd
+       unit loads, or the file that the configuration names:
          [callers]
          tokens = "/etc/tawebeval/tokens"
-    3. systemctl restart tawebeval if the unit loads the file; systemctl reload tawebeval or
-       SIGHUP if the configuration names it
-    4. give the token to alice, who sends it with each request:
+    3. Run `systemctl restart tawebeval` if the unit loads the file. If the configuration names
+       it, run `systemctl reload tawebeval` or send SIGHUP.
+    4. Give the token to alice. Her client sends it with each request:
          curl -H "Authorization: Bearer TOKEN" ...
 
-    To take a token away, remove its line and repeat step 3. A caller may have several lines: add
-    the new one first, remove the old one later.
+    To revoke a token, remove its line and repeat step 3. A caller may have several lines: to
+    replace a token, add the new line first and remove the old one later.
     """  # noqa: D301  (\b keeps click from filling the lines)
 
 
@@ -174,9 +177,9 @@ def token() -> None:
 def new(name: str) -> None:
     """Make a token for the caller NAME.
 
-    The token is printed once and stored nowhere: the daemon's file has only its hash. NAME has up
-    to 64 of the characters A-Z a-z 0-9 . _ @ - and identifies the caller, whose evaluations no
-    other caller can see.
+    The token is printed once and not stored: the file of tokens has only its hash. NAME has up to
+    64 of the characters A-Z a-z 0-9 . _ @ - and identifies the caller. No other caller can see the
+    evaluations of NAME.
     """
     try:
         made, line = new_token(name, os.urandom)
@@ -191,19 +194,20 @@ def new(name: str) -> None:
 @CONFIG
 @click.option(
     "--first-project",
+    metavar="N",
     type=click.IntRange(1, 2**31),
     default=1_000_000,
     show_default=True,
-    help="Project number of the first evaluation; the others get the next numbers.",
+    help="Give the directories project numbers from N on.",
 )
 def quota(config: Path | None, first_project: int) -> None:
-    """Limit the disk usage of each evaluation by project quotas, as root.
+    """Create disk quotas for evaluations (as root).
 
-    The command makes a directory for each of evaluations.running in $STATE_DIRECTORY/quotas, and
-    gives it a project quota. It needs Linux 5.14+, and ext4 or xfs mounted with prjquota. Run it
+    The command makes as many directories as evaluations.running says in $STATE_DIRECTORY/quotas,
+    each with a project quota. It needs Linux 5.14+, and ext4 or xfs mounted with prjquota. Run it
     before the daemon starts, and again after a change of evaluations.running, limits.disk,
     limits.disk_files, repositories.tree_bytes or repositories.tree_files. Two daemons on one file
-    system need different projects.
+    system need different project numbers: set --first-project.
 
     \b
       STATE_DIRECTORY=/var/lib/tawebeval tawebeval quota --config /etc/tawebeval/tawebeval.toml

@@ -141,7 +141,7 @@ def server_options(command: Command) -> Command:
             show_envvar=True,
             metavar="URL",
             callback=check,
-            help="URL of the server.",
+            help="Send requests to this server.",
         ),
         click.option(
             "--token-file",
@@ -150,8 +150,7 @@ def server_options(command: Command) -> Command:
             show_envvar=True,
             type=click.Path(path_type=Path, dir_okay=False),
             callback=find,
-            help=f"File with the token, if the server needs one. The variable {TOKEN} may hold the"
-            " token itself.",
+            help=f"Read the token from this file. {TOKEN} may hold the token itself.",
         ),
     ):
         command = option(command)

@@ -72,8 +72,8 @@ _WORDS = {
 @DIRECTORY
 @SEED
 @CONFIG
-@click.option("--user", help="For root: the user to become, instead of service.user.")
-@click.option("--raw", is_flag=True, help="Show stdout as it is printed, with marked blocks.")
+@click.option("--user", metavar="NAME", help="As root: run as this user, instead of service.user.")
+@click.option("--raw", is_flag=True, help="Show stdout as it is, with words for the markers.")
 @FILES
 @LINES
 def try_(
@@ -88,21 +88,20 @@ def try_(
     folder: Folder | None,
     lines: bool,
 ) -> None:
-    """Run the evaluator of a working directory on this machine, without a server or a commit.
+    """Run an evaluator on this machine, without a server.
 
-    DIRECTORY takes the place of the repository: the evaluator sees a copy, so DIRECTORY never
-    changes. Sandbox, limits and the parser of the output are those of the daemon, with the
-    settings of --config. FIELDs, --files, --events and the exit status are those of
-    `tawebeval evaluate`. The command does not need git.
+    DIRECTORY takes the place of the git repository. The evaluator gets a copy, so DIRECTORY never
+    changes. Sandbox, limits and event parser are the daemon's, with the settings of --config.
+    FIELDs, --files, --events and the exit status are those of `tawebeval evaluate`.
 
     \b
       tawebeval try . --evaluator 'python3 evaluator.py' solutions/right.py
       tawebeval try problems -d word_count --evaluator 'bash evaluator.sh' solution.awk
-    The output as the evaluator prints it, with markers:
+    Show what the evaluator prints, before it is parsed:
       tawebeval try . --raw --evaluator ./evaluate solution.py
 
-    Run as root, it becomes the user that --user or service.user names. This user needs permission
-    to read DIRECTORY and the files.
+    Root has to name another user by --user or service.user. The evaluator runs as this user, who
+    needs permission to read DIRECTORY and the files.
     """  # noqa: D301
     if raw and lines:
         raise click.UsageError("--raw and --events exclude each other; give one of them")

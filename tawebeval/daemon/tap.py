@@ -36,9 +36,9 @@ class Options(usage.Options):
     """Options of `twistd tawebeval`. They override the configuration file."""
 
     synopsis = "[--config FILE] [--listen ENDPOINT]..."
-    longdesc = "Runs evaluators over the web and streams what they print as events."
+    longdesc = "Run evaluators over the web and stream their output as events."
     optParameters = [  # noqa: RUF012  (Twisted's convention)
-        ["config", "c", None, "Configuration file (TOML); without one, defaults hold."],
+        ["config", "c", None, "Read settings from this TOML file; without one, use the defaults."],
     ]
 
     def __init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from click.testing import CliRunner
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -15,7 +17,7 @@ class MainTests(SynchronousTestCase):
     def test_help(self) -> None:
         """Help says what to do with the output of a command."""
         for command, words in (
-            ("token", ("tokens = ", "Bearer", "SIGHUP", "take a token away")),
+            ("token", ("tokens = ", "Bearer", "SIGHUP", "revoke a token")),
             ("token new", ("once",)),
             ("", ("tawebeval serve",)),
             ("serve", ("twistd",)),
@@ -25,3 +27,10 @@ class MainTests(SynchronousTestCase):
                 self.assertIn(each, output)
         output = CliRunner().invoke(main, ["--version"]).output
         self.assertEqual(output, f"tawebeval {__version__}\n")
+
+    def test_summaries(self) -> None:
+        """On a terminal of 80 columns the list of commands cuts no first sentence."""
+        output = CliRunner().invoke(main, ["--help"], terminal_width=80).output
+        for name, command in main.commands.items():
+            first = (command.help or "").partition("\n")[0].removesuffix(".")
+            self.assertRegex(output, rf"(?m)^  {name} +{re.escape(first)}\.?$")
