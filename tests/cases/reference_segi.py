@@ -1,7 +1,7 @@
 r"""Reference parser of SEGI: slow, obvious, and on the whole of stdout at once.
 
-`parse_events` follows the words of the contract, section 4, and of docs/segi.md, and shares no code
-with `core.segi` and `core.fileblock`. `check_reference` compares these with the reference.
+`parse_events` follows the words of the contract, section 4, and of docs/evaluators.md, and shares
+no code with `core.segi` and `core.fileblock`. `check_reference` compares these with the reference.
 """
 
 from __future__ import annotations
