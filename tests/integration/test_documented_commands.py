@@ -1,4 +1,4 @@
-"""The programs and commands of docs/evaluators.md print what the page shows."""
+"""The programs and commands of docs/evaluators.md and docs/cli.md print what the pages show."""
 
 from __future__ import annotations
 
@@ -23,9 +23,16 @@ from tests.run import ROOT
 
 _BLOCK = re.compile(r"(?P<before>[^\n]*)\n\n```(?P<language>\w+)\n(?P<text>.*?)^```$", re.S | re.M)
 _FILE = re.compile(r"`(\w+\.(?:sh|py))`")
-# What differs from run to run; a seed that was drawn is shown on a line of its own.
-_VARYING = re.compile(r"(?<= at )[0-9a-f]{12}\b|^repeat this run with --seed \d+\n", re.M)
+_VARYING = {
+    r"(?m)^repeat this run with --seed \d+\n": "",  # not where a command names the seed
+    r"(?<= at )[0-9a-f]{12}\b": "COMMIT",
+    r"\b[a-z2-7]{40}\b": "ID",
+    r" +\d+ s  ": " AGE  ",
+    r"\btawebeval_\S+": "TOKEN",
+    r"\bsha256:\w+": "HASH",
+}
 _SERVER, _ORIGIN = "https://judge.example.org", "https://git.example.org/sums.git"
+EVALUATORS, CLI = ROOT / "docs" / "evaluators.md", ROOT / "docs" / "cli.md"
 
 
 @attrs.frozen
@@ -43,12 +50,18 @@ def blocks(document: Path) -> Iterator[Block]:
         yield Block(found["language"], found["text"], _FILE.findall(found["before"]))
 
 
-class EvaluatorTests(DaemonTestCase):
-    """docs/evaluators.md, followed from its beginning to its end in one directory."""
+def parse_session(text: str) -> tuple[str, str]:
+    """Return the commands at the prompts of a console, and the lines between them."""
+    lines = text.splitlines(keepends=True)
+    commands = "".join(line[2:] for line in lines if line.startswith("$ "))
+    return commands, "".join(line for line in lines if not line.startswith("$ "))
+
+
+class SessionTestCase(DaemonTestCase):
+    """A daemon as the server of the pages, an empty `place`, and an empty `origin` to push to."""
 
     timeout = LONG_PATIENCE
     maxDiff = None
-    page = ROOT / "docs" / "evaluators.md"
 
     async def setUp(self) -> None:
         await super().setUp()
@@ -92,36 +105,67 @@ class EvaluatorTests(DaemonTestCase):
             done.stdout = done.stdout.replace(here, name)
         return str(done.stdout)
 
-    def write_files(self, *, patient: bool) -> None:
-        """Write the programs; `patient` gives solutions time, as the machine may be slow."""
-        for block in blocks(self.page):
+    def write_programs(self, *, patient: bool) -> None:
+        """Write the programs of docs/evaluators.md.
+
+        `patient` gives solutions more time, as the machine may be slow.
+        """
+        for block in blocks(EVALUATORS):
             if block.files and block.language in ("bash", "python"):
                 text = block.text
                 if patient:
                     text = re.sub(r"(timeout[ =])2\b", r"\g<1>300", text)
                 (self.place / block.files[-1]).write_text(text)
 
+    def check(self, shown: str, expected: str) -> None:
+        """Compare output with a page, where `...` stands for any lines."""
+        for pattern, word in _VARYING.items():
+            shown, expected = (re.sub(pattern, word, text) for text in (shown, expected))
+        if "...\n" in expected.replace(" ...", ""):
+            parts = re.split(r"(?m)^\.\.\.\n", expected)
+            self.assertRegex(shown, "\\A" + "(?s:.*)".join(map(re.escape, parts)) + "\\Z")
+        else:
+            self.assertEqual(shown, expected)
+
+
+class EvaluatorTests(SessionTestCase):
+    """docs/evaluators.md, followed from its beginning to its end in one directory."""
+
     async def test_session(self) -> None:
         """Each command prints the lines below it."""
-        for block in blocks(self.page):
+        for block in blocks(EVALUATORS):
             # Without cgroups the limit of memory is that of each process, as the page says.
             if block.language == "console" and not ("bytearray" in block.text and reason_to_skip()):
-                self.write_files(patient="no answer within" not in block.text)
-                lines = block.text.splitlines(keepends=True)
-                commands = "".join(line[2:] for line in lines if line.startswith("$ "))
-                expected = "".join(line for line in lines if not line.startswith("$ "))
-                shown = await self.run_script(commands)
-                self.assertEqual(_VARYING.sub("", shown), _VARYING.sub("", expected))
+                self.write_programs(patient="no answer within" not in block.text)
+                commands, expected = parse_session(block.text)
+                self.check(await self.run_script(commands), expected)
 
     async def test_events(self) -> None:
         """The events of a file and of a broken block are those that the reference shows."""
-        self.write_files(patient=True)
+        self.write_programs(patient=True)
         block = r'printf "\n%s\nnot json\n%s\n" $EVALUATION_DATA_BEGIN $EVALUATION_DATA_END'
         shown = await self.run_script(
             f"tawebeval try . --evaluator 'bash table.sh; {block}' --events solution.py"
         )
         events = [json.loads(line) for line in shown.splitlines() if line.startswith("{")]
         expected = [
-            json.loads(block.text) for block in blocks(self.page) if block.language == "json"
+            json.loads(block.text) for block in blocks(EVALUATORS) if block.language == "json"
         ]
         self.assertEqual([event for event in events if event["type"] == "data"], expected)
+
+
+class CommandTests(SessionTestCase):
+    """docs/cli.md, in a checkout of the evaluator that docs/evaluators.md pushes."""
+
+    async def test_session(self) -> None:
+        """Each command prints the lines below it; scripts print nothing."""
+        self.write_programs(patient=True)
+        (begin,) = (block.text for block in blocks(EVALUATORS) if "git init" in block.text)
+        commands, _ = parse_session(begin)
+        await self.run_script(commands.replace("git add judge.sh", "git add ."))
+        self.environment["TAWEBEVAL_SERVER"] = self.daemon.url
+        for block in blocks(CLI):
+            commands, expected = block.text, ""
+            if block.language == "console":
+                commands, expected = parse_session(block.text)
+            self.check(await self.run_script(commands), expected)
