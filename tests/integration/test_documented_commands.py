@@ -1,10 +1,11 @@
-"""The programs and commands of docs/evaluators.md and docs/cli.md print what the pages show."""
+"""Programs and commands of docs/evaluators.md, docs/cli.md and examples/README.md, as printed."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,10 +29,12 @@ _VARYING = {
     r"(?<= at )[0-9a-f]{12}\b": "COMMIT",
     r"\b[a-z2-7]{40}\b": "ID",
     r" +\d+ s  ": " AGE  ",
+    r"\b\d+\.\d\d s\b": "TIME",
     r"\btawebeval_\S+": "TOKEN",
     r"\bsha256:\w+": "HASH",
 }
 _SERVER, _ORIGIN = "https://judge.example.org", "https://git.example.org/sums.git"
+EXAMPLES = ROOT / "examples"
 EVALUATORS, CLI = ROOT / "docs" / "evaluators.md", ROOT / "docs" / "cli.md"
 
 
@@ -52,7 +55,7 @@ def blocks(document: Path) -> Iterator[Block]:
 
 def parse_session(text: str) -> tuple[str, str]:
     """Return the commands at the prompts of a console, and the lines between them."""
-    lines = text.splitlines(keepends=True)
+    lines = text.replace("\\\n", "").splitlines(keepends=True)
     commands = "".join(line[2:] for line in lines if line.startswith("$ "))
     return commands, "".join(line for line in lines if not line.startswith("$ "))
 
@@ -169,3 +172,10 @@ class CommandTests(SessionTestCase):
             if block.language == "console":
                 commands, expected = parse_session(block.text)
             self.check(await self.run_script(commands), expected)
+
+    async def test_examples(self) -> None:
+        """An example problem judges as examples/README.md shows."""
+        shutil.copytree(EXAMPLES, self.place / "examples")
+        (block,) = (one for one in blocks(EXAMPLES / "README.md") if one.language == "console")
+        commands, expected = parse_session(block.text)
+        self.check(await self.run_script(commands), expected)

@@ -1,4 +1,4 @@
-# Build the evaluator, and say it if that cannot be done here.
+# Build the evaluator; report cannot_judge if the machine has no compiler.
 if ! command -v g++ >/dev/null; then
     sentence='This machine has no C++ compiler (g++), and this evaluator is written in C++.'
     printf '%s\n' "$sentence"

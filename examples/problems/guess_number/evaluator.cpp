@@ -1,4 +1,4 @@
-// Judge a program that guesses a number, by playing against it through pipes.
+// Judge a program that guesses a number; play against it through pipes.
 //
 // Reads SUBMISSION_FILE_SOURCE and sends the goals found and logarithmic.
 
@@ -14,8 +14,8 @@ using std::chrono::seconds;
 const seconds GAME_TIME(5);
 const seconds COMPILER_TIME(60);
 
-// The number to be found: one that is drawn before, or one that dodges, that
-// is, stays undecided and in the larger part for as long as it can.
+// The number to find: drawn at the start, or undecided. While it is undecided,
+// each answer leaves the larger part of the numbers.
 class Secret {
   public:
     Secret(long low, long high) : low_(low), high_(high) {}
@@ -50,7 +50,7 @@ bool has_command(const std::string &name) {
     return false;
 }
 
-// The guess in a line, or nothing when it is none.
+// Parse the guess in a line; nothing if it is not a number.
 std::optional<long> parse_guess(const std::string &line) {
     const std::size_t begin = line.find_first_not_of(" \t\r");
     if (begin == line.npos) return std::nullopt;
@@ -61,7 +61,7 @@ std::optional<long> parse_guess(const std::string &line) {
     return std::stol(word);
 }
 
-// Show the beginning of what a program wrote to stderr, without our folders' names.
+// Show the first lines of a program's stderr, without the names of directories.
 void show_words(const Program &program, const fs::path &source) {
     const std::string folder = source.parent_path().string() + "/";
     for (std::string line : program.words(20)) {
@@ -104,7 +104,7 @@ bool play(Game game, const std::vector<std::string> &command, const fs::path &so
     return false;
 }
 
-// The command that runs a submission; empty when it is broken.
+// Return the command that runs a submission; empty if it is broken.
 std::vector<std::string> prepare(const fs::path &source, const std::string &scratch) {
     if (source.extension() == ".py") return {"python3", "-I", "-B", source};
     if (source.extension() == ".sh") return {"sh", source};

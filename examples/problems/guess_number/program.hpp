@@ -1,5 +1,5 @@
-// A child process that is talked to line by line, with a deadline, and whose
-// whole process group is dead when the object is gone.
+// A child process that reads and writes lines until a deadline. The destructor
+// kills its whole process group.
 #pragma once
 
 #include <algorithm>
@@ -23,13 +23,13 @@ class Program {
   public:
     using Clock = std::chrono::steady_clock;
 
-    // Start argv in the folder scratch; its stderr goes to a file beside it.
+    // Start argv in the directory scratch; its stderr goes to a file beside it.
     Program(const std::vector<std::string> &argv, const std::string &scratch,
             std::chrono::seconds time)
         : words_path_(scratch + ".err"), deadline_(Clock::now() + time) {
         int in[2], out[2];
         if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC)) std::abort();
-        // An environment that keeps the evaluator's markers to itself.
+        // An environment without the evaluator's markers.
         std::vector<std::string> variables = {"PATH=" + environment("PATH"), "HOME=" + scratch,
                                               "TMPDIR=" + scratch, "LANG=C.UTF-8"};
         const auto arguments = pointers(argv), environ = pointers(variables);

@@ -1,4 +1,4 @@
-// Speak to the daemon: text by say(), data by send().
+// Output for the daemon: text by say(), data by send().
 #pragma once
 
 #include <cstdarg>
@@ -9,13 +9,13 @@
 const int JUDGED = 0;
 const int CANNOT_JUDGE = 3;
 
-// The value of an environment variable, empty when there is none.
+// Return the value of an environment variable, "" if it is not set.
 inline std::string environment(const char *name) {
     const char *value = std::getenv(name);
     return value ? value : "";
 }
 
-// Print text, a part of a line too, at once.
+// Print text, or a part of a line, and flush it.
 [[gnu::format(printf, 1, 2)]] inline void say(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -24,8 +24,8 @@ inline std::string environment(const char *name) {
     std::fflush(stdout);
 }
 
-// Send one JSON value as a data event. The line terminator in front belongs to
-// the block: this works in the middle of a line, too.
+// Send one JSON value as a data event. The newline before the begin marker
+// belongs to the block, so this works in the middle of a line, too.
 inline void send(const std::string &json) {
     say("\n%s\n%s\n%s\n", environment("EVALUATION_DATA_BEGIN").c_str(), json.c_str(),
         environment("EVALUATION_DATA_END").c_str());
@@ -36,8 +36,8 @@ inline void send_goal(const std::string &goal, bool reached) {
          "\", \"result\": " + (reached ? "true}" : "false}"));
 }
 
-// Something is missing here, not in the submission. The sentence must need no
-// escaping in JSON.
+// Send what this machine lacks; return the exit status. The sentence must not
+// need escaping in JSON.
 inline int cannot_judge(const std::string &missing, const std::string &sentence) {
     say("%s\n", sentence.c_str());
     send("{\"type\": \"cannot_judge\", \"missing\": \"" + missing + "\", \"message\": \"" +

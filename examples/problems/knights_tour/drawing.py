@@ -13,7 +13,7 @@ Square = tuple[int, int]
 
 
 def centre(square: Square) -> tuple[int, int]:
-    """Give the middle of a square in the image; row 1 is at the bottom."""
+    """Return the centre of a square in the image; row 1 is at the bottom."""
     column, row = square
     half = SQUARE // 2
     return MARGIN + column * SQUARE + half, MARGIN + (SIDE - 1 - row) * SQUARE + half
@@ -26,7 +26,7 @@ def line(begin: Square, end: Square, style: str) -> str:
 
 
 def board() -> list[str]:
-    """Draw the squares and their names at the margin."""
+    """Draw the squares, and their names in the margin."""
     size = 2 * MARGIN + SIDE * SQUARE
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size} {size}">',
@@ -49,7 +49,7 @@ def board() -> list[str]:
 
 
 def draw(tour: list[Square], fault: Square | None, closed: bool) -> str:
-    """Draw a tour, and in red the move to ``fault`` that is against the rules."""
+    """Draw a tour, and in red the illegal move to ``fault``."""
     parts = board()
     style = 'stroke="#1f4e79" stroke-width="2.5" stroke-linecap="round"'
     moves = list(pairwise(tour))

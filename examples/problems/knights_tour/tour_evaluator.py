@@ -1,7 +1,7 @@
-"""Judge a knight's tour that is written down square by square, and draw it.
+"""Judge a knight's tour, given as a list of squares, and draw it.
 
-Reads ``SUBMISSION_FILE_TOUR``, sends the goals ``legal``, ``complete`` and
-``closed``, and two files: a drawing, as it is, and a table, by its path.
+Reads ``SUBMISSION_FILE_TOUR``. Sends the goals ``legal``, ``complete`` and
+``closed``, and two files: a drawing by its content, a table by its path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def send(value: object) -> None:
 
 
 def send_file(name: str, content_type: str, body: str, body_is: str = "content") -> None:
-    """Send a file; the body is its content, or with ``path`` says where it is."""
+    """Send a file by its content, or by its path."""
     begin, end = os.environ["EVALUATION_FILE_BEGIN"], os.environ["EVALUATION_FILE_END"]
     header = (
         f"Content-Type: {content_type}\n"
@@ -35,22 +35,22 @@ def send_file(name: str, content_type: str, body: str, body_is: str = "content")
 
 
 def parse_square(word: str) -> Square | None:
-    """Read a square such as ``e4``; ``None`` when it is not on the board."""
+    """Parse a square such as ``e4``; return None if it is not on the board."""
     if len(word) != 2 or word[0] not in "abcdefgh" or word[1] not in "12345678":
         return None
     return "abcdefgh".index(word[0]), "12345678".index(word[1])
 
 
 def is_knights_move(begin: Square, end: Square) -> bool:
-    """Say whether a knight can jump from one square to the other."""
+    """Return whether a knight can jump from one square to the other."""
     return sorted((abs(begin[0] - end[0]), abs(begin[1] - end[1]))) == [1, 2]
 
 
 def follow(words: list[str]) -> tuple[list[Square], Square | None, str | None]:
     """Follow a tour up to its first fault.
 
-    Gives the squares before the fault, the square where it happens if there is
-    one, and what is wrong (``None`` when nothing is).
+    Return the squares before the fault, the square of the fault or None, and
+    what is wrong or None.
     """
     tour: list[Square] = []
     for number, word in enumerate(words, start=1):
@@ -75,7 +75,7 @@ def write_table(tour: list[Square], path: Path) -> None:
 
 
 def main() -> int:
-    """Judge the submission; the result is the exit status."""
+    """Judge the submission; return the exit status."""
     if "SUBMISSION_FILE_TOUR" not in os.environ:
         sentence = "Nothing to judge: the field submission[tour] is missing."
         print(sentence, flush=True)

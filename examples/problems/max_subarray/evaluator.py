@@ -44,7 +44,7 @@ class Case:
 
 
 def best_sum(numbers: list[int]) -> int:
-    """Give the largest sum of a non-empty run of neighbours (Kadane, 1977)."""
+    """Return the largest sum of a non-empty run of neighbours (Kadane, 1977)."""
     best = ending_here = numbers[0]
     for number in numbers[1:]:
         ending_here = max(number, ending_here + number)
@@ -80,7 +80,7 @@ def large_cases(generator: random.Random) -> Iterator[Case]:
 
 
 def show_words(words: bytes, source: Path, lines: int) -> None:
-    """Show the beginning of what a compiler said, without our folders' names."""
+    """Show the first lines of a compiler's output, without the names of directories."""
     text = words.decode(errors="replace").replace(f"{source.parent}{os.sep}", "")
     shown = text.rstrip("\n").split("\n")
     for line in shown[:lines]:
@@ -90,7 +90,7 @@ def show_words(words: bytes, source: Path, lines: int) -> None:
 
 
 def prepare(source: Path, scratch: Path) -> list[str] | None:
-    """Compile a solution. Gives the command that runs it, or ``None`` if it is broken."""
+    """Compile a solution; return the command that runs it, None if it is broken."""
     if source.suffix == ".cpp":
         target = scratch.with_name("solution")
         build = ["g++", "-std=c++17", "-O2", "-Wall", "-o", str(target), str(source)]
@@ -110,7 +110,7 @@ def prepare(source: Path, scratch: Path) -> list[str] | None:
 
 
 def objection(outcome: Outcome, expected: int) -> str | None:
-    """Say what is wrong with a run, or ``None`` when nothing is."""
+    """Return what is wrong with a run; None if it is right."""
     if outcome.out_of_time:
         return f"out of time (limit {SOLUTION_LIMITS.cpu_seconds} s)"
     if outcome.status != 0:
@@ -137,7 +137,7 @@ def judge(command: list[str], case: Case, scratch: Path) -> bool:
 
 
 def main() -> int:
-    """Judge the submission; the result is the exit status."""
+    """Judge the submission; return the exit status."""
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     if "SUBMISSION_FILE_SOURCE" not in os.environ:
         return cannot_judge("source", "Nothing to judge: the field submission[source] is missing.")

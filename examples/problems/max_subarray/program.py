@@ -1,8 +1,7 @@
-"""Run a program that nobody trusts: limited, in a process group that is killed.
+"""Run an untrusted program with limits, in a process group that is killed.
 
-This keeps a careless program from disturbing its own evaluation. It is no
-wall against an evil one: that is the business of the daemon, which also kills
-what has left the process group.
+This stops careless programs, not malicious ones. The daemon's sandbox confines
+those; it also kills processes that have left the process group.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ MEBIBYTE = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use."""
+    """The limits of one run."""
 
     cpu_seconds: int
-    """Processor time, which does not depend on who else uses the machine."""
+    """Processor time: other programs on the machine do not change it."""
     wall_seconds: float
     """Real time, for a program that sleeps or waits."""
     file_bytes: int = MEBIBYTE
@@ -34,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
     status: int
     """The exit status, or minus the number of the signal."""
@@ -45,7 +44,7 @@ class Outcome:
 
     @property
     def ending(self) -> str:
-        """The end in words, for people."""
+        """The result in words."""
         if self.out_of_time:
             return "out of time"
         if self.status < 0:
@@ -54,7 +53,7 @@ class Outcome:
 
 
 def clean_environment(scratch: Path) -> dict[str, str]:
-    """Give an environment that keeps the evaluator's markers to itself."""
+    """Return an environment without the evaluator's markers."""
     return {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": str(scratch),
@@ -114,7 +113,7 @@ def wait_and_kill_group(child: subprocess.Popen[bytes], wall_seconds: float) -> 
         while not (ended := has_ended(child.pid)) and time.monotonic() < deadline:
             time.sleep(0.002)
     finally:
-        # The child is not reaped yet: its process group is still its own.
+        # The child is not reaped yet, so no other process has its number.
         os.killpg(child.pid, signal.SIGKILL)
         _, wait_status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(wait_status)
@@ -122,7 +121,7 @@ def wait_and_kill_group(child: subprocess.Popen[bytes], wall_seconds: float) -> 
 
 
 def has_ended(pid: int) -> bool:
-    """Say whether a child has ended, and leave it to be reaped."""
+    """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

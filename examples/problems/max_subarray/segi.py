@@ -1,4 +1,4 @@
-"""Speak to the daemon: ordinary text by ``print``, data by :func:`send`.
+"""Output for the daemon: text by ``print``, data by :func:`send`.
 
 Copy this file into a problem of your own; it needs nothing but the standard
 library.
@@ -32,17 +32,17 @@ def send(*values: object) -> None:
 
 
 def send_goal(goal: str, reached: bool) -> None:
-    """Say whether the submission reached a goal."""
+    """Send whether the submission reached a goal."""
     send({"type": "goal_result", "goal": goal, "result": reached})
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print text at once, a part of a line with ``end=""``."""
+    """Print text and flush it; ``end=""`` prints a part of a line."""
     print(text, end=end, flush=True)
 
 
 def cannot_judge(missing: str, sentence: str) -> int:
-    """Say what is missing here; the result is the exit status to end with."""
+    """Send what this machine lacks; return the exit status."""
     say(sentence)
     send({"type": "cannot_judge", "missing": missing, "message": sentence})
     return CANNOT_JUDGE

@@ -7,7 +7,7 @@ export LC_ALL=C
 goals='counted ordered fast'
 time_limit=5 # seconds, for each case
 
-# --- what is said to the daemon -------------------------------------------
+# --- output for the daemon -------------------------------------------------
 
 # Send each argument, a JSON value, as one data event.
 send() {
@@ -16,7 +16,7 @@ send() {
     printf '%s\n' "$EVALUATION_DATA_END"
 }
 
-# Say whether the submission reached a goal: send_goal NAME true|false
+# Send whether the submission reached a goal: send_goal NAME true|false
 send_goal() {
     send "{\"type\": \"goal_result\", \"goal\": \"$1\", \"result\": $2}"
 }
@@ -27,7 +27,7 @@ miss_all_goals() {
     exit 0
 }
 
-# Something is missing here, not in the submission: cannot_judge WHAT SENTENCE
+# Send what this machine lacks, and exit: cannot_judge WHAT SENTENCE
 cannot_judge() {
     printf '%s\n' "$2"
     send "{\"type\": \"cannot_judge\", \"missing\": \"$1\", \"message\": \"$2\"}"
@@ -36,8 +36,8 @@ cannot_judge() {
 
 # --- the texts ------------------------------------------------------------
 
-# Print a text: random_text WORDS VOCABULARY, drawn from TURINGARENA_SEED. The
-# generator stays below 2^53, so that every awk gives the same text.
+# Print a text drawn from TURINGARENA_SEED: random_text WORDS VOCABULARY. The
+# generator stays below 2^53, so every awk prints the same text.
 random_text() {
     awk -v seed="$TURINGARENA_SEED" -v words="$1" -v vocabulary="$2" '
         function draw(below) {
@@ -67,7 +67,7 @@ random_text() {
         }'
 }
 
-# Count the words of stdin: the answer that is expected.
+# Count the words of stdin and print the expected answer.
 expected_answer() {
     tr -cs 'A-Za-z' '\n' | tr 'A-Z' 'a-z' | sed '/^$/d' | sort | uniq -c |
         sort -k1,1nr -k2,2 | awk '{print $1, $2}'
@@ -75,8 +75,8 @@ expected_answer() {
 
 # --- running the submission -----------------------------------------------
 
-# Run the submission on the file $work/text; leaves $status and $seconds.
-# Everything it starts is in one process group, which is dead afterwards.
+# Run the submission on the file $work/text; set $status and $seconds. All
+# processes are in one process group, which is killed at the end.
 run_submission() {
     local begin pid end
     rm -rf "$work/scratch" && mkdir "$work/scratch"
@@ -96,8 +96,8 @@ run_submission() {
     printf -v seconds '%d.%02d' $(((end - begin) / 1000000)) $(((end - begin) / 10000 % 100))
 }
 
-# Judge the submission on the text $work/text: judge ABOUT. Leaves $counted and
-# $ordered (true or false) and $stop, true when there is no use in going on.
+# Judge the submission on the text $work/text: judge ABOUT. Set $counted,
+# $ordered and $stop to true or false; $stop ends the evaluation.
 judge() {
     number=$((number + 1))
     counted=false ordered=false stop=true
@@ -114,7 +114,7 @@ judge() {
         return
     fi
     stop=false
-    # Blanks at the ends of a line and more than one between its words are forgiven.
+    # Ignore spaces at the ends of a line, and repeated spaces between words.
     awk '{$1 = $1; print}' "$work/answer" >"$work/lines"
     if cmp -s "$work/lines" "$work/expected"; then
         counted=true ordered=true
@@ -142,7 +142,7 @@ show_first_difference() {
     done 3<"$work/expected" 4<"$work/lines"
 }
 
-# Show the beginning of stderr, without the names of our folders.
+# Show the first lines of stderr, without the names of directories.
 show_words() {
     local line count=0
     while IFS= read -r line && ((count++ < 5)); do
