@@ -69,15 +69,15 @@ def doctor(config: Path | None, as_json: bool) -> None:
     limits of this shell; a systemd service logs its own limits when it starts. To check the systemd
     service, use the systemd-run command in docs/operate.md.
 
-        \b
-        Each part is
-          ok       as it should be
-          weaker   the daemon runs, but protects less than it could
-          broken   the daemon does not start, or secrets are readable by others
-        The exit status is
-          0        all parts are ok
-          1        a part is weaker
-          2        a part is broken
+    \b
+    Each part is
+      ok       as it should be
+      weaker   the daemon runs, but protects less than it could
+      broken   the daemon does not start, or secrets are readable by others
+    The exit status is
+      0        all parts are ok
+      1        a part is weaker
+      2        a part is broken
     """  # noqa: D301  (\b keeps click from filling the lines)
     # Imported late: they import all that the daemon does.
     from tawebeval.daemon.doctor import examine
