@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
-from functools import reduce
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from ipaddress import ip_network
-from operator import getitem
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 from msgspec import Meta, Struct
@@ -21,7 +20,7 @@ from tawebeval.core.forwarded import UNIX, Proxies
 from tawebeval.core.identifiers import NAME as DAEMON_NAME
 from tawebeval.core.tokens import NAME
 from tawebeval.core.variables import is_reserved
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, format_size
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -35,6 +34,9 @@ OWN_PATHS = frozenset(
 the base path, a path of the API would be taken for the base path."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Settings in whose place a secret may stand by mistake: errors do not show it.
+_SECRET = re.compile(r"_file$|\.tokens$|\.secrets$|^evaluations\.environment\.")
+_BOUND = re.compile(r"[0-9]{4,}")
 _BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._~-]+)*")
 
 _WORDS: dict[str, str] = {}  # by msgspec's message, which would show the pattern
@@ -50,9 +52,24 @@ def _matching(pattern: str, words: str) -> Meta:
     return Meta(pattern=whole)
 
 
-def _describe_error(message: str) -> str:
-    """Return msgspec's `message`, with words in place of a pattern."""
-    return f"should be {_WORDS[message]}" if message in _WORDS else message
+def _add_unit(bound: re.Match[str]) -> str:
+    """Return the bound of a range, also in a larger unit if it seems to be a size."""
+    number = int(bound[0])
+    return bound[0] if number % KIB else f"{number} ({format_size(number)})"
+
+
+def _describe_error(message: str, path: str, value: object) -> str:
+    """Return the message about the `value` at `path`, from that of msgspec or of a section."""
+    shown = "the value" if _SECRET.search(path) else f"{value!r:.80}"
+    if message in _WORDS:
+        return f"{shown} should be {_WORDS[message]}"
+    if message.startswith("Invalid enum value"):
+        return f"{shown} is not allowed; allowed: {', '.join(_list_choices(path))}"
+    if message.startswith("Expected"):
+        plain = message.replace("`", "").replace("E", "e", 1)
+        return f"{shown} is not allowed; {_BOUND.sub(_add_unit, plain)}"
+    missing = re.fullmatch("Object missing required field `(.*)`", message)
+    return f"{missing[1]} is required" if missing else message
 
 
 _Count = Annotated[int, Meta(ge=1, le=10**9)]
@@ -67,7 +84,7 @@ _AbsolutePath = Annotated[
     str,
     _matching(
         r"(/(?!\.{1,2}(/|\Z))[^/\0]+)+",
-        "an absolute path without '.' or '..', and without a slash at the end",
+        "an absolute path without '.', '..' or a slash at the end",
     ),
 ]
 # The file of a secret: a path, or the name of a credential that systemd provides. ssh would split
@@ -76,7 +93,7 @@ _SecretFile = Annotated[
     str,
     _matching(
         r"(/?[A-Za-z0-9_@+.,:=-]+(/[A-Za-z0-9_@+.,:=-]+)*)?",
-        "the path of a file, or a name, of the characters A-Z a-z 0-9 _ @ + . , : = - only",
+        "a path or a name of the characters A-Z a-z 0-9 _ @ + . , : = -",
     ),
 ]
 _OptionalCount = Annotated[int, Meta(ge=0, le=10**6)]
@@ -85,8 +102,8 @@ _CallerName = Annotated[
     str,
     _matching(
         NAME.pattern,
-        "the name of a caller: up to 64 of A-Z a-z 0-9 . _ @ -, of which the first is a letter or"
-        " a digit",
+        "a caller's name: up to 64 of the characters A-Z a-z 0-9 . _ @ -, the first a letter or"
+        " digit",
     ),
 ]
 # As browsers write an origin: in lower case, and without a slash at the end.
@@ -94,8 +111,8 @@ _Origin = Annotated[
     str,
     _matching(
         r"\*|[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?",
-        "an origin as browsers write it, such as 'https://judge.example.org', in lower case and"
-        " without a slash at the end, or '*'",
+        "an origin such as 'https://judge.example.org', in lower case and without a slash at the"
+        " end, or '*'",
     ),
 ]
 
@@ -117,7 +134,7 @@ class ServiceSettings(Section, frozen=True):
 
     user: Annotated[
         str,
-        _matching(r"([a-z_][a-z0-9_-]*\$?)?", "the name of a user: a-z, 0-9, _ and -, or empty"),
+        _matching(r"([a-z_][a-z0-9_-]*\$?)?", "a user name (a-z, 0-9, _ and -), or empty"),
     ] = ""
     drain: Annotated[float, Meta(ge=0, le=10**9)] = 20
     name: Annotated[
@@ -146,7 +163,7 @@ class CredentialSettings(Section, frozen=True):
         str,
         _matching(
             r"[A-Za-z0-9_][^\x00-\x20\x7f:%]*",
-            "a user's name, which begins with a letter, a digit or _, without spaces, ':' and '%'",
+            "a user name that begins with a letter, a digit or _, without spaces, ':' and '%'",
         ),
     ]
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
@@ -157,10 +174,10 @@ class CredentialSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if bool(self.password_file) == bool(self.key_file):
-            raise ValueError("one of password_file and key_file is needed")
+            raise ValueError("set either password_file or key_file")
         if bool(self.key_file) != bool(self.known_hosts_file):
             raise ValueError(
-                "known_hosts_file belongs to key_file, for host keys are never believed unseen"
+                "set key_file and known_hosts_file together: the server's host key is checked"
             )
 
 
@@ -200,13 +217,15 @@ class EvaluationSettings(Section, frozen=True):
         for name, value in self.environment.items():
             if not _VARIABLE.fullmatch(name):
                 raise ValueError(
-                    f".environment: {name!r} should be the name of a variable: letters, digits and"
-                    " _, and no digit at first"
+                    f".environment: {name!r} should be a variable's name: letters, digits and _,"
+                    " the first no digit"
                 )
             if is_reserved(name):
-                raise ValueError(f".environment.{name}: tawebeval sets this variable by itself")
+                raise ValueError(
+                    f".environment.{name}: tawebeval sets this variable; remove the key"
+                )
             if "\0" in value:
-                raise ValueError(f".environment.{name}: no variable can contain NUL")
+                raise ValueError(f".environment.{name}: a variable cannot contain NUL")
 
 
 class SandboxSettings(Section, frozen=True):
@@ -299,18 +318,18 @@ class HttpSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         if not _BASE_PATH.fullmatch(self.base_path):
             raise ValueError(
-                f".base_path: {self.base_path!r} is no path such as '/judge', with a slash before"
-                " each part and none at the end"
+                f".base_path: {self.base_path!r} should be a path such as '/judge', with a slash"
+                " before each part and none at the end"
             )
         if self.base_path[1:].partition("/")[0] in OWN_PATHS:
             raise ValueError(
-                f".base_path: {self.base_path!r} begins as paths of the API do; take another one"
+                f".base_path: {self.base_path!r} begins with a path of the API; choose another path"
             )
         try:
             Proxies.parse(self.trusted_proxies, self.client_header)
         except ValueError as error:
             raise ValueError(
-                f".trusted_proxies: {error}; there may be addresses, networks and {UNIX!r}"
+                f".trusted_proxies: {error}; allowed: IP addresses, networks and {UNIX!r}"
             ) from None
 
 
@@ -330,7 +349,7 @@ class MetricsSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if self.tokens and self.readers != "tokens":
-            raise ValueError('.tokens: counts only where readers = "tokens"')
+            raise ValueError('.tokens: set metrics.readers = "tokens" too, or remove this setting')
 
 
 class HealthSettings(Section, frozen=True):
@@ -370,12 +389,35 @@ def parse_configuration(text: str) -> Configuration:
         raise ConfigurationError(f"the configuration is not TOML: {error}") from None
     unknown = [name for name in settings if name not in Configuration.__struct_fields__]
     if unknown:
-        raise ConfigurationError(_escape(f"{unknown[0]}: there is no such setting"))
+        raise ConfigurationError(_escape(_describe_unknown(unknown[0], "")))
     try:
         return msgspec.convert(settings, Configuration)
     except msgspec.ValidationError as error:
         message = _with_path(str(error), settings)
         raise ConfigurationError(_escape(message)) from None
+
+
+def _describe_unknown(name: str, table: str) -> str:
+    """Return the message about an unknown key of a table ("" = the top), with the nearest setting.
+
+    A key of that name in another table is the nearest.
+    """
+    paths = list(_list_settings(Configuration))
+    place = re.sub(r"\[[0-9.]*\]", "", table)
+    path = f"{place}.{name}".lstrip(".")
+    near = [one for one in paths if one.endswith(f".{name}") and one.count(".") == 1]
+    near = near or get_close_matches(path, paths, 1, 0.8)
+    hint = f"; did you mean {near[0]}?" if near else "; etc/tawebeval.toml lists all settings"
+    return f"{table}.{name}".lstrip(".") + f": unknown setting{hint}"
+
+
+def _list_settings(table: type[Struct], path: str = "") -> Iterator[str]:
+    """Yield the path of each table and setting of `table`."""
+    for field in msgspec.structs.fields(table):
+        yield path + field.name
+        inner = CredentialSettings if field.name == "credentials" else field.type
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from _list_settings(inner, f"{path}{field.name}.")
 
 
 def _escape(text: str) -> str:
@@ -391,14 +433,29 @@ def _with_path(message: str, settings: dict[str, Any]) -> str:
     assert placed is not None, message
     message, path = placed.groups()
     if message.startswith("."):
-        key, _, message = message.partition(": ")
-        path += key
+        return path + message
     path, any_key, _ = path.partition("[...]")
+    value: Any = settings
+    for name in _split(path):
+        value = value[int(name) if isinstance(value, list) else name]
     if any_key:  # msgspec names no key of a table that has keys of any name
-        table = reduce(getitem, path.split("."), settings)
-        path += "." + next(name for name, value in table.items() if not isinstance(value, str))
+        name, value = next(item for item in value.items() if not isinstance(item[1], str))
+        path += f".{name}"
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", message, re.DOTALL)
     if unknown:
-        path = f"{path}.{unknown[1]}"
-        message = "there is no such setting"
-    return f"{path}: {_describe_error(message)}"
+        return _describe_unknown(unknown[1], path)
+    return f"{path}: {_describe_error(message, path, value)}"
+
+
+def _split(path: str) -> list[str]:
+    """Return the names and indices of the path of a setting."""
+    return re.findall(r"[^.\[\]]+", path)
+
+
+def _list_choices(path: str) -> Sequence[str]:
+    """Return the allowed values of a setting that has a few."""
+    kind: Any = Configuration
+    for name in filter(str.isidentifier, _split(path)):
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+    choices: Sequence[Any] = get_args(kind)
+    return get_args(choices[0]) if get_origin(kind) is tuple else choices

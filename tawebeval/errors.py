@@ -105,17 +105,23 @@ class DiscardedCursor(RequestError):
 
     def __init__(self, oldest: str) -> None:
         super().__init__(
-            "the events after this cursor were acknowledged by a later request and are discarded; "
+            "the events after this cursor are discarded: a later request acknowledged them; "
             f"the oldest usable cursor is {oldest}",
             oldest=oldest,
         )
 
 
 class EvaluationNotFound(RequestError):
-    """An identifier that this server never issued to this caller."""
+    """An identifier that this server never issued to this caller; it may be `malformed`."""
 
-    def __init__(self) -> None:
-        super().__init__("no evaluation of this identifier was ever started here")
+    def __init__(self, *, malformed: bool = False) -> None:
+        super().__init__(
+            "no such evaluation: an identifier ends in 40 characters of a-z and 2-7; copy the whole"
+            " `evaluation_id` from the answer to POST /evaluate"
+            if malformed
+            else "no such evaluation: this server did not issue the identifier to this caller;"
+            " check its spelling, the server's address and the token"
+        )
 
 
 class EvaluationExpired(RequestError):
@@ -127,8 +133,9 @@ class EvaluationExpired(RequestError):
 
     def __init__(self, started: str) -> None:
         super().__init__(
-            "nothing is kept of this evaluation any more: it was read to its end, cancelled, "
-            f"expired, or lost in a restart; the last start was at {started}",
+            "the evaluation is over and its events are discarded: they were read to the end,"
+            " expired (evaluations.retain), or were lost in a restart; the daemon started at"
+            f" {started}",
             started=started,
         )
 
@@ -137,7 +144,7 @@ class MovedTo(RequestError):
     """A resource that has moved to the path `location`."""
 
     def __init__(self, location: str) -> None:
-        super().__init__(f"this is at {location}")
+        super().__init__(f"moved to {location}")
         self.location = location
 
 
@@ -196,7 +203,7 @@ class Stopping(Busy):
     """The daemon is about to stop."""
 
     def __init__(self) -> None:
-        super().__init__("the service is about to stop; try again when it is back", 5)
+        super().__init__("the daemon is stopping; try again in 5 seconds", 5)
 
 
 class NotReady(Busy):
@@ -232,12 +239,14 @@ class ForbiddenHost(TawebevalError):
     """A URL whose host the operator's rules forbid."""
 
 
-def build_limit_failure(reason: Reason, limit: str, unit: str, value: float) -> EvaluationFailure:
-    """Return the error of a run stopped by a limit, a setting of `[limits]`."""
-    shown = f"{value:g}" if isinstance(value, float) else value
+def build_limit_failure(reason: Reason, limit: str, what: str, value: float) -> EvaluationFailure:
+    """Return the error of a run stopped by a limit.
+
+    `limit` is a setting of `[limits]`, `value` its value; `what` says what the evaluator did.
+    """
     return EvaluationFailure(
         reason,
-        f"the evaluator was stopped: it went over its limit of {shown} {unit}",
+        f"the evaluator was stopped: it {what} (limits.{limit})",
         {"limit": f"limits.{limit}", "value": value},
     )
 
@@ -249,6 +258,7 @@ def build_unread_failure(limit: float, waited: str) -> EvaluationFailure:
     """
     return EvaluationFailure(
         "unread",
-        f"the evaluator was stopped: it waited for its reader {waited}",
+        f"the evaluator was stopped: its output was not read {waited}; the limit is {limit:g}"
+        " seconds (evaluations.paused)",
         {"limit": "evaluations.paused", "value": limit},
     )

@@ -123,8 +123,8 @@ class CredentialTests(SynchronousTestCase):
     def test_incomplete(self) -> None:
         """No secret, two of them, a key and no known server: each says what is missing."""
         for files, words in (
-            ("", "one of password_file and key_file"),
-            ("password_file = '/p'\nkey_file = '/k'", "one of password_file and key_file"),
+            ("", "set either password_file or key_file"),
+            ("password_file = '/p'\nkey_file = '/k'", "set either password_file or key_file"),
             ("key_file = '/k'", "known_hosts_file"),
             ("password_file = '/p'\nknown_hosts_file = '/k'", "known_hosts_file"),
         ):
@@ -155,49 +155,104 @@ class ErrorTests(SynchronousTestCase):
             ('"a\\nb" = 1', "a\\nb"),
             ('[limits]\n"a\\nb" = 1', "limits.a\\nb"),
         ):
-            self.check(text, f"{key}: there is no such setting")
+            self.check(text, f"{key}: unknown setting; ")
+
+    def test_nearest_setting(self) -> None:
+        """The error about an unknown key names the nearest setting, if there is one."""
+        for text, hint in (
+            ("listne = ['tcp:1']", "did you mean listen?"),
+            ("[limit]\nfile = 2048", "did you mean limits?"),
+            ("[limits]\nmemroy = 1", "did you mean limits.memory?"),
+            ("request_body = 1", "did you mean limits.request_body?"),
+            (f"{CREDENTIAL}pasword_file = '/p'", "did you mean repositories.credentials.password"),
+            ("[http]\nport = 8080", "etc/tawebeval.toml lists all settings"),
+        ):
+            error = self.assertRaises(ConfigurationError, parse_configuration, text)
+            self.assertIn(f"; {hint}", str(error))
+
+    def test_choices(self) -> None:
+        """A wrong value of a setting with a few values names them."""
+        self.check(
+            "[sandbox]\nkind = 'docker'",
+            "sandbox.kind: 'docker' is not allowed; allowed: auto, bubblewrap, none",
+        )
+        self.check(
+            "[repositories]\nprotocols = ['https', 'scp']",
+            "repositories.protocols[1]: 'scp' is not allowed; allowed: https, http, git, ssh, file",
+        )
+
+    def test_missing(self) -> None:
+        """A required key that is missing is named."""
+        self.check(
+            "[[repositories.credentials]]\nhost = 'h'",
+            "repositories.credentials[0]: username is required",
+        )
 
     def test_wrong_type(self) -> None:
         """A value of a wrong type names the key's path and both types."""
         for text, start in (
-            ("limits = 1", "limits: Expected `object`, got `int`"),
-            ("[limits.file]\nsize = 1", "limits.file: Expected `int`"),
-            ("[limits]\nfile = '2 MB'", "limits.file: Expected `int`, got `str`"),
-            ("[limits]\nfile = true", "limits.file: Expected `int`, got `bool`"),
-            ("[limits]\nfile = 2048.0", "limits.file: Expected `int`, got `float`"),
-            ("[limits]\nfile = 1979-05-27", "limits.file: Expected `int`, got `date`"),
-            ("[limits]\nwall_clock = '5'", "limits.wall_clock: Expected `float`, got `str`"),
-            ("listen = 'tcp:1'", "listen: Expected `array`, got `str`"),
-            ("listen = [8080]", "listen[0]: Expected `str`, got `int`"),
-            ("[evaluations.environment]\nA = ''\nB = 1", "evaluations.environment.B: Expected"),
+            ("limits = 1", "limits: 1 is not allowed; expected object, got int"),
+            ("[limits.file]\nsize = 1", "limits.file: {'size': 1} is not allowed; expected int"),
+            (
+                "[limits]\nfile = '2 MB'",
+                "limits.file: '2 MB' is not allowed; expected int, got str",
+            ),
+            ("[limits]\nfile = true", "limits.file: True is not allowed; expected int, got bool"),
+            (
+                "[limits]\nfile = 2048.0",
+                "limits.file: 2048.0 is not allowed; expected int, got float",
+            ),
+            (
+                "[limits]\nfile = 1979-05-27",
+                "limits.file: datetime.date(1979, 5, 27) is not allowed; expected",
+            ),
+            (
+                "[limits]\nwall_clock = '5'",
+                "limits.wall_clock: '5' is not allowed; expected float, got str",
+            ),
+            ("listen = 'tcp:1'", "listen: 'tcp:1' is not allowed; expected array, got str"),
+            ("listen = [8080]", "listen[0]: 8080 is not allowed; expected str, got int"),
+            (
+                "[evaluations.environment]\nA = ''\nB = 1",
+                "evaluations.environment.B: the value is not",
+            ),
         ):
             self.check(text, start)
 
     def test_out_of_range(self) -> None:
         """A value out of range names the key's path and the range; so do nan and inf."""
         for text, start in (
-            ("listen = []", "listen: Expected `array` of length >= 1"),
+            ("listen = []", "listen: [] is not allowed; expected array of length >= 1"),
             ("[repositories]\nprotocols = ['ftp']", "repositories.protocols[0]: "),
             ("[repositories]\nallow_hosts = ['a b']", "repositories.allow_hosts[0]: "),
             ("[repositories]\ndeny_hosts = ['*']", "repositories.deny_hosts[0]: "),
             ("[metrics]\nreaders = 'all'", "metrics.readers: "),
-            ("[metrics]\ntokens = '/x'", 'metrics.tokens: counts only where readers = "tokens"'),
+            ("[metrics]\ntokens = '/x'", 'metrics.tokens: set metrics.readers = "tokens"'),
             ("[log]\nlevel = 'loud'", "log.level: "),
             ("[repositories]\nprivate_networks = ['10.1/8']", "repositories.private_networks: "),
             ("[repositories]\nprivate_networks = ['10.0.0.1/8']", "repositories.private_net"),
             ("[repositories]\nfetch_bytes = 1", "repositories.fetch_bytes: "),
             ("[repositories]\ntree_files = 0", "repositories.tree_files: "),
-            ("[repositories]\nmemory = 1048576", "repositories.memory: Expected `int` >= "),
-            ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: Object missing"),
+            (
+                "[repositories]\nmemory = 1048576",
+                "repositories.memory: 1048576 is not allowed; expected int >= 67108864 (64 MiB)",
+            ),
+            ("[repositories]\ncredentials = [{}]", "repositories.credentials[0]: host is required"),
             (CREDENTIAL.replace("'h'", "'a b'"), "repositories.credentials[0].host: "),
             (CREDENTIAL.replace("'u'", "'a:b'"), "repositories.credentials[0].username: "),
             (f"{CREDENTIAL}port = 65536", "repositories.credentials[0].port: "),
-            (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: there is no"),
-            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: one of"),
+            (f"{CREDENTIAL}password = 'x'", "repositories.credentials[0].password: unknown"),
+            (f"{CREDENTIAL}key_file = '/k'", "repositories.credentials[0]: set either"),
             ("[repositories]\ntree_bytes = 1", "repositories.tree_bytes: "),
-            ("[repositories]\ncache = 1023", "repositories.cache: Expected `int` >= 1024"),
+            (
+                "[repositories]\ncache = 1023",
+                "repositories.cache: 1023 is not allowed; expected int >= 1024 (1 KiB)",
+            ),
             ("[repositories]\nfetch_timeout = 0", "repositories.fetch_timeout: "),
-            ("[evaluations]\nrunning = -1", "evaluations.running: Expected `int` >= 0"),
+            (
+                "[evaluations]\nrunning = -1",
+                "evaluations.running: -1 is not allowed; expected int >= 0",
+            ),
             ("[evaluations]\nrunning = 1_000_001", "evaluations.running: "),
             ("[evaluations]\nqueued = -1", "evaluations.queued: "),
             ("[evaluations]\nqueued = 1_000_001", "evaluations.queued: "),
@@ -205,10 +260,13 @@ class ErrorTests(SynchronousTestCase):
             ("[evaluations]\nabandon_after = -1", "evaluations.abandon_after: "),
             ("[evaluations.environment]\n'A=B' = ''", "evaluations.environment: "),
             ("[limits]\nrequest_body = 0", "limits.request_body: "),
-            ("[limits]\nfields = 0", "limits.fields: Expected `int` >= 1"),
+            ("[limits]\nfields = 0", "limits.fields: 0 is not allowed; expected int >= 1"),
             ("[limits]\nfields = 1_000_000_001", "limits.fields: "),
-            (f"[limits]\nfile = {2**50 + 1}", "limits.file: Expected `int` <= "),
-            (f"[limits]\nfile = {10**30}", "limits.file: Expected `int` <= "),
+            (
+                f"[limits]\nfile = {2**50 + 1}",
+                "limits.file: 1125899906842625 is not allowed; expec",
+            ),
+            (f"[limits]\nfile = {10**30}", "limits.file: 1000000000000000000000000000000 is not "),
             ("[limits]\nwall_clock = nan", "limits.wall_clock: "),
             ("[limits]\nwall_clock = inf", "limits.wall_clock: "),
             ("[limits]\nwall_clock = 1_000_000_001", "limits.wall_clock: "),
@@ -221,7 +279,7 @@ class ErrorTests(SynchronousTestCase):
             ("[sandbox]\nreadable = ['/opt/']", "sandbox.readable[0]: "),
             (
                 '[evaluations.environment]\nA = "x\\u0000y"',
-                "evaluations.environment.A: no ",
+                "evaluations.environment.A: a variable cannot ",
             ),
             ("[limits]\ncpu = 0", "limits.cpu: "),
             ("[limits]\nmemory = 1024", "limits.memory: "),
@@ -233,10 +291,10 @@ class ErrorTests(SynchronousTestCase):
             ("[limits]\nstderr = 1", "limits.stderr: "),
             ("[buffers]\npage = 1", "buffers.page: "),
             ("[buffers]\nevaluation = 1", "buffers.evaluation: "),
-            ("[polls]\nwait = -1", "polls.wait: Expected `int` >= 0"),
-            ("[polls]\nwait = 3601", "polls.wait: Expected `int` <= 3600"),
-            ("[polls]\nwait = 0.5", "polls.wait: Expected `int`, got `float`"),
-            ("[service]\ndrain = -1", "service.drain: Expected `float` >= 0"),
+            ("[polls]\nwait = -1", "polls.wait: -1 is not allowed; expected int >= 0"),
+            ("[polls]\nwait = 3601", "polls.wait: 3601 is not allowed; expected int <= 3600"),
+            ("[polls]\nwait = 0.5", "polls.wait: 0.5 is not allowed; expected int, got float"),
+            ("[service]\ndrain = -1", "service.drain: -1 is not allowed; expected float >= 0"),
             ("[evaluations]\nretain = 0", "evaluations.retain: "),
             ("[evaluations]\nkept = 0", "evaluations.kept: "),
             ("[limits]\nuploads = 1", "limits.uploads: "),
@@ -247,16 +305,19 @@ class ErrorTests(SynchronousTestCase):
     def test_patterns(self) -> None:
         """What a text should look like is said in words, and no pattern is shown."""
         for text, start in (
-            ("[service]\nname = 'A_b'", "service.name: should be up to 16 of the characters"),
-            ("[service]\nuser = 'R B'", "service.user: should be the name of a user"),
-            ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: should be an absolute path"),
-            ("[callers]\norigins = ['x']", "callers.origins[0]: should be an origin"),
-            ("[callbacks]\ndeny_hosts = ['*']", "callbacks.deny_hosts[0]: should be a host"),
+            ("[service]\nname = 'A_b'", "service.name: 'A_b' should be up to 16 of the"),
+            ("[service]\nuser = 'R B'", "service.user: 'R B' should be a user name"),
+            ("[sandbox]\nreadable = ['opt']", "sandbox.readable[0]: 'opt' should be an absolute"),
+            ("[callers]\norigins = ['x']", "callers.origins[0]: 'x' should be an origin"),
+            ("[callbacks]\ndeny_hosts = ['*']", "callbacks.deny_hosts[0]: '*' should be a host"),
             ("[evaluations.environment]\n1A = ''", "evaluations.environment: '1A' should be"),
             ('[evaluations.environment]\n"A\\n" = ""', "evaluations.environment: "),
-            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: should be"),
-            (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: should be"),
-            (CREDENTIAL.replace("'/p'", "'a b'"), "repositories.credentials[0].password_file: sho"),
+            (CREDENTIAL.replace("'u'", "'-x'"), "repositories.credentials[0].username: '-x' sh"),
+            (f"{CREDENTIAL}callers = ['']", "repositories.credentials[0].callers[0]: '' sh"),
+            (
+                CREDENTIAL.replace("'/p'", "'a b'"),
+                "repositories.credentials[0].password_file: the value should be a",
+            ),
         ):
             self.check(text, start)
 
@@ -279,14 +340,14 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(
                 f"[http]\nbase_path = '{path}'",
-                f"http.base_path: '{path}' is no path such as '/judge', with a slash before each"
-                " part and none at the end",
+                f"http.base_path: '{path}' should be a path such as '/judge', with a slash before"
+                " each part and none at the end",
             )
         for name in OWN_PATHS:
             for path in (f"/{name}", f"/{name}/x"):
                 self.check(
                     f"[http]\nbase_path = '{path}'",
-                    f"http.base_path: '{path}' begins as paths of the API do; take another one",
+                    f"http.base_path: '{path}' begins with a path of the API; choose another path",
                 )
 
     def test_trusted_proxies(self) -> None:
@@ -301,7 +362,7 @@ class ErrorTests(SynchronousTestCase):
         ):
             self.check(
                 f"[http]\ntrusted_proxies = ['{wrong}']",
-                f"http.trusted_proxies: {why}; there may be addresses, networks and 'unix'",
+                f"http.trusted_proxies: {why}; allowed: IP addresses, networks and 'unix'",
             )
 
     def test_environment_of_ours(self) -> None:

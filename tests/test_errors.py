@@ -52,6 +52,7 @@ class RequestErrorTests(SynchronousTestCase):
         )
         self.assertTrue(unknown.detail)
         self.assertTrue(gone.detail)
+        self.assertIn("40 characters", errors.EvaluationNotFound(malformed=True).detail)
         self.assertNotEqual(unknown.detail, gone.detail)
         self.assertTrue(gone.detail.endswith(STARTED))
         self.assertEqual(gone.members, {"started": STARTED})

@@ -255,7 +255,10 @@ class Spool:
     def check_room(self, size: int) -> None:
         """Raise Busy if `size` bytes would not fit now."""
         if self.stored + size > self.limit:
-            raise Busy("as many uploads are stored as may; try again later", _RETRY_AFTER)
+            raise Busy(
+                "the disk space for uploads is used up (limits.uploads); try again later",
+                _RETRY_AFTER,
+            )
 
     def add(self, size: int) -> None:
         """Count `size` bytes more. Raises Busy, and counts nothing, if they do not fit."""

@@ -24,6 +24,7 @@ from urllib.parse import unquote_to_bytes
 import attrs
 
 from tawebeval.core.text import base_name
+from tawebeval.errors import format_size
 
 MAX_HEADERS = 1024
 """The most bytes that the headers of a file block may have together, with their terminators."""
@@ -102,7 +103,8 @@ class FileBlock:
     def parse(self) -> InlineFile | WantedFile:
         """Return the file of a block that has ended. Raises FileBlockError."""
         too_large = FileBlockError(
-            f"a file block is over {self._limit} bytes, or its headers over {MAX_HEADERS}"
+            f"a file block is over {format_size(self._limit)} (limits.file), or its headers over"
+            f" {format_size(MAX_HEADERS)}"
         )
         if self._overlong:
             raise too_large
@@ -110,8 +112,8 @@ class FileBlock:
         empty_line = _EMPTY_LINE.search(self._gathered, 0, _LONGEST_HEAD)
         if empty_line is None:
             raise FileBlockError(
-                "a file block has no empty line between its headers and its body,"
-                f" or its headers are over {MAX_HEADERS} bytes"
+                "a file block has no empty line between its headers and its body, or its headers"
+                f" are over {format_size(MAX_HEADERS)}"
             )
         body = memoryview(self._gathered)[empty_line.end() : -1]
         if len(body) > self._limit:
@@ -126,7 +128,7 @@ class FileBlock:
             case "path":
                 path = _path(bytes(body[: MAX_PATH + 1]))
                 return WantedFile(_checked(filename or path), content_type, path)
-        raise FileBlockError(f"X-SEGI-As is {kind[:_EXCERPT]!r}; it can be 'content' or 'path'")
+        raise FileBlockError(f"X-SEGI-As is {kind[:_EXCERPT]!r}; allowed: content, path")
 
 
 def _headers(head: str) -> Mapping[str, str]:
@@ -139,12 +141,12 @@ def _headers(head: str) -> Mapping[str, str]:
         elif header := _HEADER.fullmatch(line):
             name = header[1].lower()
             if name in headers:
-                raise FileBlockError(f"a file block has the header {name[:_EXCERPT]!r} twice")
+                raise FileBlockError(f"a file block repeats the header {name[:_EXCERPT]!r}")
             headers[name] = header[2].strip(_SPACES)
         else:
             raise FileBlockError(
-                "a file block has, before its empty line, a line that is no header:"
-                f" {line[:_EXCERPT]!r}; headers are written NAME: VALUE"
+                f"{line[:_EXCERPT]!r} is not a header of a file block; write NAME: VALUE, and an"
+                " empty line before the body"
             )
     return headers
 
@@ -168,11 +170,11 @@ def _parameters(disposition: str) -> Mapping[str, str]:
             continue
         name = place[1].lower()
         if name in parameters:
-            raise FileBlockError(f"Content-Disposition has {name[:_EXCERPT]!r} twice")
+            raise FileBlockError(f"Content-Disposition repeats {name[:_EXCERPT]!r}")
         parameters[name] = place[2] or "".join(_QUOTED.findall(place[3] or ""))
     if place is None:
         raise FileBlockError(
-            f"Content-Disposition is {disposition[:_EXCERPT]!r}; it is written"
+            f"malformed Content-Disposition {disposition[:_EXCERPT]!r}; write"
             ' attachment; filename="NAME" (RFC 6266)'
         )
     return parameters
@@ -188,15 +190,15 @@ def _decoded(extended: str) -> str:
     except UnicodeDecodeError:
         pass
     raise FileBlockError(
-        f"filename* is {extended[:_EXCERPT]!r}; it is written UTF-8''NAME or ISO-8859-1''NAME,"
-        " with %XX for the bytes of other characters than letters and digits (RFC 8187)"
+        f"malformed filename* {extended[:_EXCERPT]!r}; write UTF-8''NAME or ISO-8859-1''NAME, with"
+        " %XX for bytes other than letters and digits (RFC 8187)"
     )
 
 
 def _path(body: bytes) -> str:
     """Return the path in the body of a block. Raises FileBlockError."""
     if len(body) > MAX_PATH:
-        raise FileBlockError(f"a file block's path is over {MAX_PATH} bytes")
+        raise FileBlockError(f"the path in a file block is over {format_size(MAX_PATH)}")
     return body.decode("utf-8", "surrogateescape")
 
 

@@ -35,6 +35,9 @@ _CALLBACK = re.compile(
 )
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)")
 _SCP_LIKE = re.compile(r"(?:[A-Za-z0-9._][A-Za-z0-9._-]*@)?[A-Za-z0-9._][A-Za-z0-9._-]*:(?!:)\S+")
+# Host and path of a URL, and of an scp-like address, without user name and port.
+_URL_PLACE = re.compile(r"[A-Za-z]+://(?:[^/@]*@)?([A-Za-z0-9._-]+)(?::[0-9]+)?/+([^?#]+).*")
+_SCP_PLACE = re.compile(r"(?:[^/@:]*@)?([A-Za-z0-9._-]+):/*([^/].*)")
 # git-check-ref-format(1)
 _BAD_BRANCH = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|/\.|\.lock(/|$)|^[-/.]|[/.]$|^@$")
 
@@ -146,8 +149,8 @@ def parse_submission_file(name: str, filename: str | None) -> SubmissionFile | N
     if match is None:
         raise InvalidField(
             name[:80],
-            "a field of the submission is called submission[NAME], NAME [a-z][a-z0-9_]* of up to"
-            f" {MAX_FIELD_NAME} characters",
+            "bad field name; write submission[NAME], where NAME is a lower-case letter, then"
+            f" lower-case letters, digits or _, at most {MAX_FIELD_NAME} characters",
         )
     if filename is None:
         return SubmissionFile(match[1], f"{match[1]}.txt")
@@ -166,10 +169,18 @@ def parse_form(
     `protocols` are the protocols allowed for repositories, by git's names.
     """
     if not submission:
-        raise InvalidField("submission", "at least one field submission[NAME] is required")
+        raise InvalidField(
+            "submission",
+            "no file was sent; send at least one field submission[NAME], such as"
+            " submission[source]",
+        )
     commit_oid = _required(fields, "commit_oid")
     if not _OID.fullmatch(commit_oid):
-        raise InvalidField("commit_oid", "must be the 40 hexadecimal digits of a commit's SHA-1")
+        raise InvalidField(
+            "commit_oid",
+            f"{commit_oid!r} is not a whole commit OID (40 hexadecimal digits); print it by `git"
+            " rev-parse COMMIT` in a clone, or by `git ls-remote URL BRANCH`",
+        )
     evaluator_cmd = _required(fields, "evaluator_cmd")
     if "\0" in evaluator_cmd:
         raise InvalidField("evaluator_cmd", "cannot contain NUL")
@@ -202,7 +213,7 @@ def _number(fields: Mapping[str, str], name: str, least: int, most: int) -> int 
     if not value:
         return None
     if not _DIGITS.fullmatch(value) or not least <= int(value) <= most:
-        raise InvalidField(name, f"must be a whole number from {least} to {most}")
+        raise InvalidField(name, f"{value!r} is not a whole number from {least} to {most}")
     return int(value)
 
 
@@ -216,7 +227,9 @@ def _url(url: str, protocols: Sequence[str]) -> str:
         userinfo, _, host = re.split(r"[/?#]", rest)[0].rpartition("@")
         if userinfo and (protocol != "ssh" or ":" in userinfo):
             raise InvalidField(
-                name, "cannot carry credentials: they would end in logs and in process lists"
+                name,
+                "cannot contain credentials (a user name or password); the operator sets them"
+                " (repositories.credentials)",
             )
         if userinfo.startswith("-") or host.startswith("-"):
             raise InvalidField(name, "has a host that begins with '-'")
@@ -225,12 +238,11 @@ def _url(url: str, protocols: Sequence[str]) -> str:
     elif _SCP_LIKE.fullmatch(url):
         protocol = "ssh"
     else:
-        raise InvalidField(name, "is no URL of a repository, such as https://host/path.git")
-    if protocol not in protocols:
-        allowed = ", ".join(protocols) or "none"
         raise InvalidField(
-            name, f"repositories are not fetched over {protocol!r} here; allowed: {allowed}"
+            name, "is not the URL of a repository, such as https://example.org/problems.git"
         )
+    if protocol not in protocols:
+        raise InvalidField(name, _explain_protocol(url, protocol, protocols))
     try:
         parse_target(url)
     except ValueError as error:
@@ -238,9 +250,24 @@ def _url(url: str, protocols: Sequence[str]) -> str:
     return url
 
 
+def _explain_protocol(url: str, protocol: str, protocols: Sequence[str]) -> str:
+    """Return the message about a protocol that is not allowed, with the https URL if there is one.
+
+    The https URL is what GitHub, GitLab and others serve a repository by.
+    """
+    allowed = ", ".join(protocols) or "none (repositories.protocols)"
+    message = f"this server does not fetch over {protocol} (allowed: {allowed})"
+    place = (_URL_PLACE if "://" in url else _SCP_PLACE).fullmatch(url)
+    if "https" in protocols and protocol != "file" and place is not None:
+        return f"{message}; try https://{place[1]}/{place[2]}"
+    return f"{message}; use another URL, or ask the operator (repositories.protocols)"
+
+
 def _branch(branch: str) -> str | None:
     if _BAD_BRANCH.search(branch):
-        raise InvalidField("repository[branch]", "is no name of a branch (git-check-ref-format)")
+        raise InvalidField(
+            "repository[branch]", f"{branch!r} is not a branch name (git-check-ref-format(1))"
+        )
     return branch or None
 
 
@@ -248,7 +275,9 @@ def _directory(directory: str) -> str:
     if "\0" in directory:
         raise InvalidField("directory", "cannot contain NUL")
     if directory.startswith("/"):
-        raise InvalidField("directory", "must be relative to the repository's root")
+        raise InvalidField(
+            "directory", f"{directory!r} is absolute; write it relative to the repository's root"
+        )
     parts = [part for part in directory.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise InvalidField("directory", "cannot contain '..'")
@@ -260,10 +289,13 @@ def _callback_url(url: str) -> str | None:
     if not url:
         return None
     if "@" in re.split(r"[/?#]", url.partition("://")[2])[0]:
-        raise InvalidField(name, "cannot carry credentials: callbacks are signed instead")
+        raise InvalidField(
+            name,
+            "cannot contain credentials (a user name or password); callbacks are signed instead",
+        )
     if not _CALLBACK.fullmatch(url):
         raise InvalidField(
-            name, "is no URL of http or https in plain ASCII characters, without a fragment"
+            name, "is not an http or https URL of ASCII characters without a fragment"
         )
     try:
         parse_target(url)

@@ -103,8 +103,8 @@ class Proxies:
             return _name_of(node, bare=self.header != "Forwarded")
         except ValueError:
             raise MalformedRequest(
-                f"{self.header}: {node[:_LONGEST]!r} is no address; the proxy should write there "
-                "by which one it was asked"
+                f"{self.header}: {node[:_LONGEST]!r} is not an IP address; configure the proxy to"
+                " send the client's address"
             ) from None
 
 
@@ -141,11 +141,13 @@ def _forwarded(said: str) -> Iterator[str]:
     while True:
         found = _PAIR.match(said, at)
         if found is None:
-            raise ValueError(f"{said[at : at + _LONGEST]!r} is no list of pairs such as for=…")
+            raise ValueError(
+                f"{said[at : at + _LONGEST]!r} is not a list of pairs such as for=192.0.2.1"
+            )
         if found["name"] is not None:
             name, token = found["name"].lower(), found["token"]
             if name in pairs:
-                raise ValueError(f"{name} stands twice in one element")
+                raise ValueError(f"{name} occurs twice in one element")
             pairs[name] = _QUOTED_PAIR.sub(r"\1", found["quoted"]) if token is None else token
         if found["end"] != ";":
             if pairs:

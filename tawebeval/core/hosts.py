@@ -81,7 +81,7 @@ def parse_target(url: str) -> Target | None:
     ends = "[/?#]" if protocol in ("http", "https") else "/"
     authority = _AUTHORITY.fullmatch(re.split(ends, rest)[0])
     if authority is None:
-        raise ValueError("has a host that is not plainly written")
+        raise ValueError("has a malformed host; write scheme://host/path, without escapes")
     return _target(protocol, authority[1], authority[2])
 
 
@@ -96,7 +96,7 @@ def parse_path(url: str) -> str:
 def _target(protocol: str, host: str, port: str | None) -> Target:
     number = int(port) if port else DEFAULT_PORTS.get(protocol, 0)
     if not 0 < number < 2**16:
-        raise ValueError("has no valid port")
+        raise ValueError("has an invalid port; allowed: 1 to 65535")
     host = host.lower()
     bare = host[1:-1] if host.startswith("[") else host
     try:
@@ -104,11 +104,13 @@ def _target(protocol: str, host: str, port: str | None) -> Target:
     except ValueError:
         if not _NAME.fullmatch(host) or _NUMBER.fullmatch(host.rpartition(".")[2]):
             raise ValueError(
-                "has a host that is neither a plain name nor an address in its usual form"
+                "has a host that is neither a host name nor an IP address such as 192.0.2.1"
             ) from None
         return Target(protocol, host, number, None)
     if (address.version == 6) != (bare != host) or "%" in bare:
-        raise ValueError("has an address that is not in its usual form")
+        raise ValueError(
+            "has an IP address in an unusual form; write it as 192.0.2.1 or [2001:db8::1]"
+        )
     return Target(protocol, str(address), number, address)
 
 
@@ -186,9 +188,9 @@ class HostPolicy:
     def check_host(self, target: Target) -> None:
         """Check the host of a URL before it is looked up. Raises ForbiddenHost."""
         if any(matches(target.host, pattern) for pattern in self.deny):
-            raise _forbidden(target, f"is refused by {self.section}.deny_hosts")
+            raise _forbidden(target, f"is denied by {self.section}.deny_hosts")
         if self.allow and not any(matches(target.host, pattern) for pattern in self.allow):
-            raise _forbidden(target, f"is not among {self.section}.allow_hosts")
+            raise _forbidden(target, f"is not in {self.section}.allow_hosts")
         if target.address is not None:
             self.choose_address(target, [target.address])
 
@@ -202,11 +204,10 @@ class HostPolicy:
                 # The message omits the address: it would map a private network for strangers.
                 raise _forbidden(
                     target,
-                    "has an address that is not public, and is not opened by"
-                    f" {self.section}.private_networks",
+                    f"has a private address, and {self.section}.private_networks does not allow it",
                 )
         if not addresses:
-            raise _forbidden(target, "has no address")
+            raise _forbidden(target, "has no IP address")
         return addresses[0]
 
     def _permits(self, address: Address) -> bool:

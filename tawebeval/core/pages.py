@@ -68,8 +68,7 @@ def parse_cursor(after: str | None) -> str | None:
         return None
     if after != DUMMY_END and not _NUMBER.fullmatch(after):
         raise InvalidCursor(
-            f"after: {after[:80]!r} is no cursor of this server; "
-            "use the `end` of the page that was read last"
+            f"after: {after[:80]!r} is not a cursor of this server; send the `end` of the last page"
         )
     return after
 
@@ -85,7 +84,7 @@ def locate_cursor(ring: Ring, after: str | None, skip: int = 0) -> int:
     if begin > ring.newest:
         skipped = f" with skip: {skip}" if skip else ""
         raise InvalidCursor(
-            f"after: {after or ''!r}{skipped} lies beyond the newest event, {ring.newest}"
+            f"after: {after or ''!r}{skipped} is after the newest event, {ring.newest}"
         )
     if begin < ring.oldest:
         raise DiscardedCursor(str(ring.oldest))

@@ -47,6 +47,7 @@ from tawebeval.core.events import (
     has_blank_line,
 )
 from tawebeval.core.fileblock import FileBlock, FileBlockError, InlineFile, WantedFile
+from tawebeval.errors import format_size
 
 MAX_PAYLOAD = 64 * 1024
 """The most bytes of UTF-8 that one text event carries (contract, section 4)."""
@@ -167,18 +168,20 @@ class Parser:
     longer lines and files are skipped and reported.
 
     While `has_pending`, there is input for `proceed`. While `wanted_file` is set, parsing stops
-    until the caller supplies or refuses that file.
+    until the caller supplies or refuses that file. `has_misplaced_marker` is set when a begin
+    marker was text, because it did not stand alone on its line.
     """
 
     __slots__ = (
         *("_at", "_count", "_file", "_input", "_is_imagined", "_is_overlong", "_is_sound"),
         *("_lines", "_markers", "_max_file", "_max_value", "_state", "_value", "_work"),
-        *("has_pending", "wanted_file"),
+        *("has_misplaced_marker", "has_pending", "wanted_file"),
     )
 
     def __init__(self, markers: Markers, *, max_value: int = 2**20, max_file: int = 2**21) -> None:
         self.wanted_file: WantedFile | None = None
         self.has_pending = False
+        self.has_misplaced_marker = False
         self._markers = markers
         self._max_value = max_value
         self._max_file = max_file
@@ -229,11 +232,14 @@ class Parser:
         assert not self.has_pending, "all that was printed comes before the end"
         rest = self._input[self._at :]
         if self._state is _State.TEXT:
+            self._find_misplaced_marker(rest)
             self._emit_text(rest)
         else:
             if self._state is _State.VALUES and (rest or self._value or self._is_overlong):
                 self._take_line(rest)
-            self._emit_error("stdout ended inside a block, before the line of its end marker")
+            self._emit_error(
+                "stdout ended inside a block; print the end marker on a line of its own"
+            )
         self._state = _State.TEXT
         self._input = b""
         self._at = 0
@@ -293,6 +299,8 @@ class Parser:
             begin, end = b"", at + _SHORT
             cut = _find_last_line(data, at, end)
             block = data[at:cut]
+        if near >= 0:
+            self._find_misplaced_marker(block)
         self._emit_text(block, blank_lines)
         self._at = cut
         if begin:
@@ -300,6 +308,10 @@ class Parser:
             self._begin_block(begin)
             return True
         return end < len(data)
+
+    def _find_misplaced_marker(self, block: bytes) -> None:
+        if not self.has_misplaced_marker:
+            self.has_misplaced_marker = any(one in block for one in self._markers.begin_markers)
 
     def _emit_text(self, block: bytes, blank_lines: bool | None = None) -> None:
         if block and self._is_imagined:
@@ -351,7 +363,7 @@ class Parser:
                 return True
             if marker:
                 # No JSON looks like a marker: the evaluator broke off and began anew.
-                self._emit_error("a block began inside a data block, before its end marker")
+                self._emit_error("a block began inside a data block; print the end marker first")
                 self._at = at
                 self._begin_block(marker)
                 return True
@@ -370,7 +382,9 @@ class Parser:
             overlong = len(line) > self._max_value
         self._work += _LINE + len(line)
         if overlong:
-            self._emit_first_error(f"a line of a data block is over {self._max_value} bytes")
+            self._emit_first_error(
+                f"a line of a data block is over {format_size(self._max_value)} (limits.data_value)"
+            )
         elif line.startswith(_MARKER_START) and line in self._markers.data_block_markers:
             return line
         else:
@@ -463,12 +477,12 @@ def _describe_json_error(value: bytes, error: Exception) -> str:
             error = other
         else:
             return (
-                r"a line of a data block has half of a surrogate pair, \ud800 to \udfff, which is"
-                " no character: escape both halves, or write the character itself"
+                r"a line of a data block has half of a surrogate pair, \ud800 to \udfff; escape"
+                " both halves, or write the character itself"
             )
     if isinstance(error, RecursionError):
         return (
-            "a line of a data block is nested too deeply: keep to"
+            "a line of a data block is nested too deeply; the limit is"
             f" {_NESTING} levels of arrays and objects"
         )
     return f"a line of a data block is not JSON: {error}"

@@ -67,7 +67,7 @@ def base_name(name: str) -> str:
     """
     base = name.replace("\\", "/").rpartition("/")[2]
     if base in ("", ".", ".."):
-        raise ValueError(f"{name[-_EXCERPT:]!r} ends in no file name")
+        raise ValueError(f"{name[-_EXCERPT:]!r} has no file name at its end")
     if "\0" in base:
         raise ValueError("a file name cannot contain NUL")
     try:
@@ -75,7 +75,5 @@ def base_name(name: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("a file name must be UTF-8") from None
     if length > MAX_FILENAME:
-        raise ValueError(
-            f"a file name cannot be over {MAX_FILENAME} bytes long; this one has {length}"
-        )
+        raise ValueError(f"the file name has {length} bytes; the limit is {MAX_FILENAME}")
     return base

@@ -40,14 +40,16 @@ class Tokens:
         The comparison takes constant time. Raises Unauthorized, without a part of the value.
         """
         if not authorization:
-            raise Unauthorized("this needs a token: send Authorization: Bearer TOKEN")
+            raise Unauthorized("a token is required: send the header `Authorization: Bearer TOKEN`")
         bearer = _BEARER.fullmatch(authorization[0]) if len(authorization) == 1 else None
         if bearer is None:
-            raise Unauthorized("Authorization: must be there once, as: Bearer TOKEN")
+            raise Unauthorized(
+                "malformed header Authorization; send one `Authorization: Bearer TOKEN`"
+            )
         digest = sha256(bearer[1]).digest()
         names = [name for known, name in self._callers if hmac.compare_digest(known, digest)]
         if not names:
-            raise Unauthorized("this token is not, or no longer, one of a caller")
+            raise Unauthorized("unknown or removed token; ask the operator for a new one")
         return names[0]
 
 
@@ -70,14 +72,16 @@ def parse_tokens(text: str) -> Tokens:
         found = _LINE.fullmatch(line)
         if found is None:
             raise ConfigurationError(
-                f"line {number}: should be NAME sha256:HEX, as `tawebeval token new NAME` prints it"
+                f"line {number}: expected NAME sha256:HEX, as `tawebeval token new NAME` prints it"
             )
         digest = bytes.fromhex(found[2])
         if digest in callers:
-            raise ConfigurationError(f"line {number}: this token stands in an earlier line, too")
+            raise ConfigurationError(
+                f"line {number}: the token repeats that of an earlier line; remove one of them"
+            )
         callers[digest] = found[1]
     if not callers:
-        raise ConfigurationError("there is no token in it, so nobody could call")
+        raise ConfigurationError("the file has no token; add one with `tawebeval token new NAME`")
     return Tokens(tuple(callers.items()))
 
 
@@ -88,8 +92,8 @@ def new_token(name: str, random: Callable[[int], bytes]) -> tuple[str, str]:
     """
     if not NAME.fullmatch(name):
         raise ConfigurationError(
-            "a caller's name has 1 to 64 of the characters A-Z a-z 0-9 . _ @ -, "
-            "the first a letter or digit"
+            f"{name[:80]!r} cannot be a caller's name; allowed: 1 to 64 of the characters A-Z a-z"
+            " 0-9 . _ @ -, the first a letter or digit"
         )
     drawn = urlsafe_b64encode(random(TOKEN_BYTES)).decode().rstrip("=")
     token = _PREFIX + drawn

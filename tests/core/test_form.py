@@ -327,8 +327,42 @@ class BranchTests(Tables):
             assert branch == name
 
 
+class CommitHintTests(SynchronousTestCase):
+    """A short commit, or a branch, in `commit_oid`."""
+
+    def test_hint(self) -> None:
+        """The error shows the value, and says how to get the whole OID."""
+        for value in ("a1b2c3d", "main", "HEAD"):
+            error = self.assertRaises(InvalidField, parse, {"commit_oid": value})
+            for words in (repr(value), "git rev-parse COMMIT", "git ls-remote URL BRANCH"):
+                self.assertIn(words, error.detail)
+
+
 class UrlTests(Tables):
     """`repository[url]`."""
+
+    def test_https_url(self) -> None:
+        """The error about another protocol names the https URL of the repository."""
+        for url, protocol, https in (
+            ("git@github.com:me/p.git", "ssh", "https://github.com/me/p.git"),
+            ("github.com:/me/p.git", "ssh", "https://github.com/me/p.git"),
+            ("ssh://git@gitlab.com:22/me/p.git", "ssh", "https://gitlab.com/me/p.git"),
+            ("git://github.com/me/p", "git", "https://github.com/me/p"),
+            ("http://example.org:8000/p?a=b", "http", "https://example.org/p"),
+        ):
+            error = self.assertRaises(InvalidField, parse, {"repository[url]": url}, ("https",))
+            self.assertEqual(
+                error.detail,
+                f"repository[url]: this server does not fetch over {protocol} (allowed: https);"
+                f" try {https}",
+                url,
+            )
+
+    def test_no_https_url(self) -> None:
+        """Without an https URL the error names the setting."""
+        for url, protocols in (("/srv/p.git", ("https",)), ("ssh://[::1]/x", ("https",))):
+            error = self.assertRaises(InvalidField, parse, {"repository[url]": url}, protocols)
+            self.assertIn("(repositories.protocols)", error.detail)
 
     def test_accepted(self) -> None:
         """The ways to write where a repository is; it is kept as it was written."""
@@ -352,7 +386,7 @@ class UrlTests(Tables):
             self.assertEqual(request.repository, Repository(url))
             others = tuple(other for other in ALL if other != protocol)
             error = self.assertRaises(InvalidField, parse, {"repository[url]": url}, others)
-            self.assertIn(repr(protocol), error.detail)
+            self.assertIn(f"over {protocol} ", error.detail)
             self.assertIn("https" if protocol != "https" else "file", error.detail)
 
     def test_no_protocol_at_all(self) -> None:
@@ -403,7 +437,7 @@ class UrlTests(Tables):
         for url in ("host", "./x", "../x", "a/b:c", "host: x", ":x", "@host:x", "é:x"):
             self.check_refused("repository[url]", url)
         error = self.assertRaises(InvalidField, parse, {"repository[url]": "x"})
-        self.assertIn("https://host/path.git", error.detail)
+        self.assertIn("https://example.org/problems.git", error.detail)
 
     @given(
         st.one_of(

@@ -106,11 +106,13 @@ class NodeTests(SynchronousTestCase):
             error = self.assertRaises(MalformedRequest, PLAIN.find_client, [node])
             self.assertEqual(
                 str(error),
-                f"X-Forwarded-For: {node!r} is no address; the proxy should write there by which"
-                " one it was asked",
+                f"X-Forwarded-For: {node!r} is not an IP address; configure the proxy to send the"
+                " client's address",
             )
             error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [f'for="{node}"'])
-            self.assertTrue(str(error).startswith(f"Forwarded: {node!r} is no address"), error)
+            self.assertTrue(
+                str(error).startswith(f"Forwarded: {node!r} is not an IP address"), error
+            )
 
 
 class ForwardedTests(SynchronousTestCase):
@@ -142,10 +144,10 @@ class ForwardedTests(SynchronousTestCase):
             *("for=192.0.2.1;x", "for=1.2.3.4:80", "ä=1"),
         ):
             error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
-            self.assertIn("is no list of pairs", str(error))
+            self.assertIn("is not a list of pairs", str(error))
         for value in ("for=192.0.2.1;for=192.0.2.2", "a=1;A=2"):
             error = self.assertRaises(MalformedRequest, FORWARDED.find_client, [value])
-            self.assertIn("stands twice", str(error))
+            self.assertIn("occurs twice", str(error))
 
     def test_long(self) -> None:
         """The longest headers that may come do not take longer than others, byte for byte."""

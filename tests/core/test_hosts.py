@@ -203,7 +203,7 @@ class PolicyTests(SynchronousTestCase):
             self.assertIn("private_networks", self.refused(policy, "http://h/", "8.8.8.8", text))
             url = f"http://{format_address(ip_address(text))}/"
             self.assertIn("private_networks", self.refused(policy, url))
-        self.assertIn("no address", self.refused(policy, "http://h/"))
+        self.assertIn("no IP address", self.refused(policy, "http://h/"))
 
     def test_address_is_not_told(self) -> None:
         """Strangers do not learn which address a name has in the private network."""

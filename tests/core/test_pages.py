@@ -254,10 +254,10 @@ class SkipTests(SynchronousTestCase):
     def test_beyond(self) -> None:
         """Beyond the newest event there is none, nor after an end that has not come."""
         for after, skip, said in (
-            ("3", 2, "after: '3' with skip: 2 lies beyond the newest event, 4"),
-            (None, 5, "after: '' with skip: 5 lies beyond the newest event, 4"),
-            (DUMMY_END, 1, "after: 'end' with skip: 1 lies beyond the newest event, 4"),
-            ("5", 0, "after: '5' lies beyond the newest event, 4"),
+            ("3", 2, "after: '3' with skip: 2 is after the newest event, 4"),
+            (None, 5, "after: '' with skip: 5 is after the newest event, 4"),
+            (DUMMY_END, 1, "after: 'end' with skip: 1 is after the newest event, 4"),
+            ("5", 0, "after: '5' is after the newest event, 4"),
         ):
             error = self.assertRaises(InvalidCursor, locate_cursor, self.ring, after, skip)
             self.assertEqual(error.detail, said)

@@ -157,6 +157,23 @@ class NearMarkerTests(Tables):
             self.check_end(b"~DB\n1\n~DE\n" + marker, [b"1", text])
             self.check_end(b"~DB\n1\n~DE\n\n" + marker, [b"1", "\n", text])
 
+    def test_misplaced_marker(self) -> None:
+        """The parser notes a begin marker that was text, however it arrived."""
+        for printed, misplaced in (
+            ((b"x~DB\n1\n",), True),
+            ((b"~FB \n",), True),
+            ((b"x", b"~DB\n"), True),
+            ((b"a\n~DB",), True),
+            ((b"a\n~DB\n1\n~DE\n",), False),
+            ((b"~DE\n~~\n",), False),
+        ):
+            parser = Parser(MARKERS)
+            for chunk in printed:
+                parser.feed(chunk)
+                parser.flush()
+            parser.finish()
+            self.assertEqual(parser.has_misplaced_marker, misplaced, printed)
+
     def test_prefixes(self) -> None:
         """The beginning of a marker is text."""
         self.check(b"~\n~D\n~F\n~", ["~", "\n", "~D", "\n", "~F", "\n", "~"])
@@ -312,7 +329,7 @@ class BrokenDataBlockTests(Tables):
             stdout = b"a\n~DB\n" + line + b"\n2\n~DE\nb\n"
             events = parse(stdout, [Chunk(2**16)], max_value=2**20)
             self.assertEqual(classify(events), ["a", ErrorEvent(), b"2", "b", "\n"])
-            self.assertIn(b"keep to 500 levels", events[1])
+            self.assertIn(b"limit is 500 levels", events[1])
 
     def test_deep_nesting_behind_a_surrogate(self) -> None:
         """Nor where something else is wrong before that."""
@@ -364,7 +381,7 @@ class BrokenDataBlockTests(Tables):
             self.check_end(b"a\n~DB\n1\n" + marker, ["a", b"1", ErrorEvent()])
             self.check_end(b"~DB\n" + marker, [ErrorEvent()])
         [_, event] = parse(b"~DB\n1\n~DE")
-        self.assertIn(b"before the line of its end marker", event)
+        self.assertIn(b"print the end marker on a line", event)
         self.check_end(b"~DB\n1\n~FE", [b"1", ErrorEvent(), ErrorEvent()])
 
     def test_begin_marker_ends_stdout(self) -> None:
