@@ -12,6 +12,7 @@ The layer `web` calls `Registry` with values and gets values; it never touches a
   commit checked out, starts the evaluator, ends and cleans up.
 - `run`: `Run` applies the limits to the evaluator's process. `StdoutPump` feeds stdout to the
   parser and events to the ring, and pauses stdout while the ring is full.
+- `exits`: the message about a bad exit, with a hint for the evaluator's author.
 - `context`: `EvaluationContext`, the dependencies: clock, threads, sandbox, memory budget, and the
   source of checkouts. So this package knows nothing of git.
 - `uploads`: `UploadWriter` writes the files of a form as they arrive.

@@ -26,8 +26,9 @@ from tawebeval.core.states import State, transition
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.core.variables import build_environment
 from tawebeval.deferreds import Condition, OneShot, run_in_background
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.evaluations.context import EvaluationContext, RunSlots
+from tawebeval.evaluations.exits import MISPLACED_MARKER
 from tawebeval.evaluations.run import Run, RunResult, StdoutPump
 from tawebeval.linux.child import StartedProcess
 from tawebeval.linux.filetree import remove
@@ -39,10 +40,9 @@ _UNCOUNTED = 1024  # bytes of form and stderr that count as the fixed cost of an
 
 # Parts of log lines.
 _STEP = "{evaluation}: {state} after {after:.3f} s"
-_LIMITS = "; it may take {wall_clock:g} s, {cpu} s of processor, {memory} bytes of memory"
+_LIMITS = "; limits: {wall_clock:g} s, {cpu} s of processor time, "
 _PRINTED = "; {events} events"
-_PROCESSOR = ", {cpu_seconds:.3f} s of processor"
-_MEMORY = ", {peak_memory_bytes} bytes of memory"
+_PROCESSOR = ", {cpu_seconds:.3f} s of processor time"
 
 log = Logger()
 
@@ -95,6 +95,7 @@ class Evaluation:
     _slots: RunSlots | None = None
     _startup: Deferred[None] | None = None
     _is_launching: bool = False
+    _has_misplaced_marker: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.share = self._context.budget.add_share(
@@ -120,7 +121,9 @@ class Evaluation:
         self._startup = self._in_background(self._fetch_and_start(slots))
 
     def _in_background(self, coroutine: Coroutine[Deferred[Any], Any, None]) -> Deferred[None]:
-        return run_in_background(coroutine, log, "{evaluation}: a defect", evaluation=self.name)
+        return run_in_background(
+            coroutine, log, "{evaluation}: defect of the daemon", evaluation=self.name
+        )
 
     def stop(self, reason: EvaluationFailure) -> None:
         """End the evaluation; `reason` becomes the final event. No effect after the end."""
@@ -133,8 +136,10 @@ class Evaluation:
 
     def abandon(self) -> None:
         """Stop the evaluation, whose events no client asks for, and log that."""
-        log.info("{evaluation}: nobody asks for it any more", **self._log_fields())
-        self.stop(EvaluationFailure("lost", "nobody asked for the events"))
+        seconds = self._context.configuration.evaluations.abandon_after
+        words = f"no client has asked for the events in {seconds:g} seconds"
+        log.info("{evaluation}: stopped: {why}", why=words, **self._log_fields())
+        self.stop(EvaluationFailure("lost", f"{words} (evaluations.abandon_after)"))
 
     def on_acknowledge(self) -> None:
         """Handle a discard of events from the ring: more of stdout may be read."""
@@ -186,11 +191,13 @@ class Evaluation:
             await self._conclude(self._stop_reason)
         except OSError as error:
             # A path of the machine stays in the log. The error is no defect: no traceback.
-            words = "{evaluation}: could not be evaluated: {error}"
+            words = "{evaluation}: the evaluator could not be run: {error}"
             log.error(words, evaluation=self.name, error=error)  # noqa: TRY400
             await self._conclude(_not_run(error.strerror))
         except Exception as error:  # noqa: BLE001  (a client learns of every end)
-            log.failure("{evaluation}: could not be evaluated", evaluation=self.name)
+            log.failure(
+                "{evaluation}: defect: the evaluator could not be run", evaluation=self.name
+            )
             await self._conclude(_not_run(type(error).__name__))
 
     def _checkout_arguments(self) -> tuple[Repository, str, str]:
@@ -279,8 +286,10 @@ class Evaluation:
         assert self._sandboxed is not None, "made before the start"
         self._context.monitor.remove_run(self._sandboxed)
         if run.stderr:
-            words = "{evaluation}: stderr ends in {stderr!r}"
+            words = "{evaluation}: end of stderr: {stderr!r}"
             log.info(words, **self._log_fields(), stderr=run.stderr)
+        if self._pump is not None and run.failure is None:
+            self._has_misplaced_marker = self._pump.has_misplaced_marker
         # A run holds its parser, and the parser up to a whole data block or file: drop both.
         self.result, self.run, self._pump = run.result, None, None
         self._in_background(self._conclude(run.failure))
@@ -315,7 +324,7 @@ class Evaluation:
         content = await self._context.threads.run(self._read_file, wanted.path)
         size = base64_size(len(content))
         if self.run.count_output(size) < size:
-            raise FileRefused(f"{wanted.path!r} is more than is left of limits.output")
+            raise FileRefused(f"{wanted.path!r} exceeds the rest of limits.output")
         return content
 
     def _read_file(self, path: str) -> bytes:
@@ -343,7 +352,7 @@ class Evaluation:
         words = _STEP
         if self.state is State.RUNNING:
             limits = self._context.configuration.limits
-            words += _LIMITS
+            words += _LIMITS + f"{format_size(limits.memory)} of memory"
             fields.update(wall_clock=limits.wall_clock, cpu=limits.cpu, memory=limits.memory)
         elif self.state in (State.FINISHED, State.FAILED, State.CANCELLED):
             if self.failure is not None:
@@ -357,7 +366,11 @@ class Evaluation:
                     words += _PROCESSOR
                     fields["cpu_seconds"] = usage.cpu_seconds
                 if usage.peak_memory is not None:
-                    words += _MEMORY
+                    words += f", {format_size(usage.peak_memory)} of memory"
+                if self._has_misplaced_marker:
+                    words += f"; {MISPLACED_MARKER}"
+                elif not self.ring.newest:
+                    words += "; the evaluator printed nothing"
                     fields["peak_memory_bytes"] = usage.peak_memory
         log.info(words, **fields)
 
@@ -431,12 +444,15 @@ class Evaluation:
 
         try:
             await self._context.cleanups.attempt(
-                f"{self.name}: the removal of what it has left",
+                f"{self.name}: removal of its processes and directories",
                 remove_all,
                 on_success=self._return_quota_directory,
             )
         except Exception:  # noqa: BLE001  (the evaluation ends all the same)
-            log.failure("{evaluation}: what it has left could not be removed", evaluation=self.name)
+            log.failure(
+                "{evaluation}: its processes and directories could not be removed",
+                evaluation=self.name,
+            )
         if checkout is not None:
             checkout.release()
 

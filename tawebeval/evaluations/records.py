@@ -9,6 +9,7 @@ read. A client may also acknowledge events itself; then only its acknowledgement
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from heapq import nsmallest
@@ -21,7 +22,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from tawebeval.core.events import Batch
 from tawebeval.core.form import EvaluationRequest
-from tawebeval.core.identifiers import Identifiers
+from tawebeval.core.identifiers import IDENTIFIER, Identifiers
 from tawebeval.core.ring import Reader, Retention
 from tawebeval.core.states import State
 from tawebeval.errors import EvaluationNotFound
@@ -30,6 +31,7 @@ from tawebeval.evaluations.evaluation import Evaluation
 RESUME = 30.0
 """Seconds for which events are kept for the client of a stream that was cut."""
 
+_IDENTIFIER = re.compile(IDENTIFIER)
 _NOTED = 8 * 1024  # bytes of a connection between two positions that are noted, at least
 
 
@@ -322,7 +324,7 @@ class Records:
         if (record is None or record.caller != caller) and not self._identities.is_issued(
             identifier, caller
         ):
-            raise EvaluationNotFound
+            raise EvaluationNotFound(malformed=not _IDENTIFIER.fullmatch(identifier))
         if record is not None:
             needs_reader = record.evaluation.state.has_ended or record.evaluation.share.is_full
             if reads or not needs_reader:

@@ -123,22 +123,29 @@ class Registry:
             pass
         if self._has_kept_share(caller):
             raise OverShare(
-                "as many of your evaluations have ended and are not read to the end as may: read"
-                " some, or discard them by asking for their events with after=end",
+                "too many of your finished evaluations are unread (callers.kept); read them, or"
+                " discard them by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
         if not self._has_memory(caller):
             raise OverShare(
-                "the events of your evaluations take as much memory as they may: read some, or"
-                " discard those that have ended by asking for their events with after=end",
+                "your unread events use up your share of memory (callers.buffers); read them, or"
+                " discard those of finished evaluations by GET /evaluation/ID/events?after=end",
                 _RETRY_LATER,
             )
         if self._has_too_much_kept():
-            raise Busy("too much has not been read yet; try again later", _RETRY_LATER)
+            raise Busy(
+                "too many finished evaluations are unread (evaluations.kept, buffers.total); try"
+                " again later",
+                _RETRY_LATER,
+            )
         if self.queue.is_share_used(caller):
-            raise OverShare("as many of your evaluations wait as may; try later", _RETRY_AFTER)
+            raise OverShare(
+                "too many of your evaluations are queued (callers.queued); try again later",
+                _RETRY_AFTER,
+            )
         if self.queue.is_full(caller):
-            raise Busy("as many evaluations are waiting as may; try again later", _RETRY_AFTER)
+            raise Busy("the queue is full (evaluations.queued); try again later", _RETRY_AFTER)
 
     def _has_memory(self, caller: str) -> bool:
         """Return whether a caller may use more memory for events; the queue asks, too.
@@ -181,7 +188,9 @@ class Registry:
         known = self._records.find_by_key(upload.key, caller)
         if known is not None:
             if known.digest != upload.digest:
-                raise KeyReused("this Idempotency-Key was used before, with another form")
+                raise KeyReused(
+                    "Idempotency-Key: this key was used with another form; send a new key"
+                )
             self.discard_upload(upload.directory, upload.size)
             return known.evaluation.identifier
         url = upload.request.callback_url
@@ -236,7 +245,7 @@ class Registry:
     def discard_upload(self, directory: Path, size: int) -> None:
         """Remove the `directory` of a form that becomes no evaluation; give back `size` bytes."""
         attempt = self._context.cleanups.attempt(
-            "the removal of an upload",
+            "removal of an upload",
             remove,
             directory,
             on_success=lambda: self.spool.remove(size),
@@ -397,8 +406,8 @@ class Registry:
             or int(number) > self._records.accepted
         ):
             raise InvalidCursor(
-                f"after: {cursor[:80]!r} is no cursor of this list that the daemon has given out"
-                " since its start; begin again without `after`"
+                f"after: {cursor[:80]!r} is not a cursor of this list, or it is from before the"
+                " daemon's start; begin again without `after`"
             )
         return int(number)
 

@@ -31,10 +31,17 @@ from tawebeval.core.fileblock import WantedFile
 from tawebeval.core.ring import Ring
 from tawebeval.core.segi import Parser
 from tawebeval.deferreds import OneShot, WorkerThreads
-from tawebeval.errors import EvaluationFailure, Reason, build_limit_failure, build_unread_failure
+from tawebeval.errors import (
+    EvaluationFailure,
+    Reason,
+    build_limit_failure,
+    build_unread_failure,
+    format_size,
+)
+from tawebeval.evaluations.exits import explain_exit
 from tawebeval.linux.cgroups.group import Usage
 from tawebeval.linux.child import ProcessTransport, Producer
-from tawebeval.sandbox.base import Exit, SandboxedRun
+from tawebeval.sandbox.base import Exit, SandboxedRun, build_cpu_failure
 from tawebeval.sandbox.workspace import FileRefused
 
 PARTIAL_LINE = 0.02
@@ -54,12 +61,14 @@ _IN_ALL = 10  # multiplies it for the sum of all pauses, however much was read i
 _AT_ONCE: frozenset[Reason] = frozenset(
     {"memory", "processes", "disk", "file_size", "output", "stderr"}
 )
-_LOST = EvaluationFailure("lost", "events were lost by a defect of the daemon; see its log")
+_LOST = EvaluationFailure(
+    "lost", "defect of the daemon: events were lost; the daemon's log has the details"
+)
 _MOST_DELAY = 0.25  # seconds of the reactor's processor time that slow reads may take
 _DELAYED = EvaluationFailure(
     "output",
-    "the evaluator was stopped: reading its stdout and stderr takes the daemon too much processor"
-    f" time ({_MOST_DELAY} seconds); watch them with fewer instances of epoll(7)",
+    "the evaluator was stopped: reading its stdout and stderr took the daemon over"
+    f" {_MOST_DELAY} seconds of processor time; watch them with fewer instances of epoll(7)",
     {"value": _MOST_DELAY},
 )
 _SLACK = 1.0  # seconds of processor time by which the kernel's own accounting may differ
@@ -140,6 +149,11 @@ class StdoutPump:
         self._flush: IDelayedCall | None = None
         self._turn: IDelayedCall | None = None
 
+    @property
+    def has_misplaced_marker(self) -> bool:
+        """Whether a begin marker was text."""
+        return self._parser.has_misplaced_marker
+
     def start(self, producer: Producer) -> None:
         """Set the producer, whose stdout `feed` gets, and which the pump pauses."""
         self._producer = producer
@@ -189,7 +203,7 @@ class StdoutPump:
             self._fail()
 
     def _fail(self) -> None:
-        log.failure("events are lost by a defect on the road from stdout to the ring")
+        log.failure("defect: events between stdout and the ring are lost")
         self.has_failed = True
         self._cancel_calls()
         self._owner.on_lost_events()
@@ -254,7 +268,8 @@ class StdoutPump:
             self._parse(self._parser.proceed)
         elif self._draining and self._share.size >= self._share.limit:
             self._parse(
-                self._parser.refuse_file, "the run was stopped before there was room for a file"
+                self._parser.refuse_file,
+                "the file was not read: the run was stopped before the buffers had room for it",
             )
         else:
             self._reading = True
@@ -446,7 +461,7 @@ class Run(ProcessProtocol):
         most = limit / _WANTED if wanted else limit
         if not pauses.is_paused:
             return
-        why = ", and others wait for its place" if wanted else ""
+        why = " while other evaluations waited for its run slot" if wanted else ""
         if pauses.owed >= most:
             self.stop(build_unread_failure(limit, f"for {pauses.owed:.0f} seconds{why}"))
         elif pauses.total >= most * _IN_ALL:
@@ -454,10 +469,9 @@ class Run(ProcessProtocol):
 
     def _on_timeout(self) -> None:
         self._timeout = None
+        most = self._sandboxed.limits.wall_clock
         self.stop(
-            build_limit_failure(
-                "timeout", "wall_clock", "seconds", self._sandboxed.limits.wall_clock
-            )
+            build_limit_failure("timeout", "wall_clock", f"ran for over {most:g} seconds", most)
         )
 
     def stop(self, reason: EvaluationFailure) -> None:
@@ -504,20 +518,23 @@ class Run(ProcessProtocol):
         left = max(limit - self._stdout_size, 0)
         self._stdout_size += size
         if size > left:
-            self.stop(build_limit_failure("output", "output", "bytes", limit))
+            self.stop(
+                build_limit_failure("output", "output", f"printed over {format_size(limit)}", limit)
+            )
         return min(size, left)
 
     def errReceived(self, data: bytes) -> None:
         """Keep the tail of stderr, up to the limit."""
         self._check_delay()
-        left = self._sandboxed.limits.stderr - self._stderr_size
+        limit = self._sandboxed.limits.stderr
+        left = limit - self._stderr_size
         self._stderr_size += len(data)
         if left > 0:
             self._stderr = text.take_tail(self._stderr + data[:left], STDERR_TAIL)
         if len(data) > left:
             self.stop(
                 build_limit_failure(
-                    "stderr", "stderr", "bytes on stderr", self._sandboxed.limits.stderr
+                    "stderr", "stderr", f"printed over {format_size(limit)} on stderr", limit
                 )
             )
 
@@ -581,7 +598,7 @@ class Run(ProcessProtocol):
         try:
             return await self._threads.run(question, *arguments)
         except Exception:  # noqa: BLE001
-            log.failure("a run's {question} is not known", question=question.__name__)
+            log.failure("defect: {question} of a run failed", question=question.__name__)
             return None
 
     def _add_waited_usage(self) -> None:
@@ -598,9 +615,14 @@ class Run(ProcessProtocol):
         limits, number, status = self._sandboxed.limits, end.signal, end.status
         # Any process can send itself SIGXCPU: the usage has to fit.
         if number == signal.SIGXCPU and (self.usage.cpu_seconds or 0) > limits.cpu - _SLACK:
-            return build_limit_failure("cpu", "cpu", "seconds of processor time", limits.cpu)
-        if number is not None:
-            message = f"the evaluator was ended by signal {number} ({signal.strsignal(number)})"
-            return self._with_stderr(EvaluationFailure("exit", message, {"signal": number}))
-        message = f"the evaluator exited with status {status}"
-        return self._with_stderr(EvaluationFailure("exit", message, {"status": status or 0}))
+            return build_cpu_failure(limits)
+        message = explain_exit(
+            end,
+            self.stderr,
+            limits,
+            has_network=self._sandboxed.has_network,
+            has_output=bool(self._stdout_size or self._stderr_size),
+            has_misplaced_marker=self._pump.has_misplaced_marker,
+        )
+        members = {"status": status or 0} if number is None else {"signal": number}
+        return self._with_stderr(EvaluationFailure("exit", message, members))

@@ -62,8 +62,8 @@ class Drain:
         self._stop([one for one in self._evaluations() if one.state is State.QUEUED])
         if drain and self._alive and not self._is_urgent:
             log.info(
-                "{count} evaluations have {drain:g} seconds to end by themselves; another signal"
-                " ends them at once",
+                "stopping: {count} evaluations have {drain:g} seconds to end (service.drain);"
+                " another signal ends them at once",
                 count=len(self._alive),
                 drain=drain,
             )
@@ -82,7 +82,11 @@ class Drain:
 
     def _stop(self, evaluations: list[Evaluation]) -> None:
         for evaluation in evaluations:
-            evaluation.stop(EvaluationFailure("shutdown", "the service was stopped"))
+            evaluation.stop(
+                EvaluationFailure(
+                    "shutdown", "the daemon was stopped; submit again when it is back"
+                )
+            )
 
     def _is_all_read(self) -> bool:
         """Return whether no stream is left, and readers of pages have read them to the end."""

@@ -128,7 +128,7 @@ class UploadWriter:
     def _write_if_due(self) -> None:
         if self._is_due:
             self._writing = self.used = True
-            run_in_background(self._write(), log, "an upload cannot be ended")
+            run_in_background(self._write(), log, "defect: an upload could not be written")
 
     async def _write(self) -> None:
         try:

@@ -24,7 +24,7 @@ import attrs
 
 from tawebeval.config import LimitSettings
 from tawebeval.core.checkout import Checkout
-from tawebeval.errors import EvaluationFailure, build_limit_failure
+from tawebeval.errors import EvaluationFailure, build_limit_failure, format_size
 from tawebeval.linux.cgroups.group import Cgroups, EvaluationCgroup, Usage
 from tawebeval.linux.child import ProcessTransport, StartedProcess
 from tawebeval.linux.launcher_client import LaunchSpec
@@ -44,6 +44,12 @@ class Exit:
 
     status: int | None
     signal: int | None = None
+
+
+def build_cpu_failure(limits: LimitSettings) -> EvaluationFailure:
+    """Return the error of a run over its processor time."""
+    what = f"used over {limits.cpu} seconds of processor time"
+    return build_limit_failure("cpu", "cpu", what, limits.cpu)
 
 
 class SandboxedRun(ABC):
@@ -69,6 +75,8 @@ class SandboxedRun(ABC):
     `check_limits`, the latter in a thread; after the first process has exited `kill_remaining`,
     `interpret_exit`, `check_limits(final=True)` and `read_usage`; `close`, also without a start.
     """
+
+    has_network = True  # whether the evaluator reaches the network
 
     def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Sandbox) -> None:
         limits = self.limits = sandbox.limits
@@ -168,20 +176,23 @@ class SandboxedRun(ABC):
         if self._group is not None and (final or self._running):
             over = self._group.exceeded(0 if final else _UNNOTICED)
             if "memory" in over:
-                return build_limit_failure("memory", "memory", "bytes of memory", limits.memory)
+                what = f"used over {format_size(limits.memory)} of memory"
+                return build_limit_failure("memory", "memory", what, limits.memory)
             if "processes" in over:
-                return build_limit_failure("processes", "processes", "processes", limits.processes)
+                what = f"started over {limits.processes} processes and threads"
+                return build_limit_failure("processes", "processes", what, limits.processes)
             if self._group.over_cpu(limits.cpu):
-                return build_limit_failure("cpu", "cpu", "seconds of processor time", limits.cpu)
+                return build_cpu_failure(limits)
         disk = self._disk.look(again=final, work=work)
         if disk.size > self._most_disk:
-            return build_limit_failure("disk", "disk", "bytes on disk", limits.disk)
+            what = f"wrote over {format_size(limits.disk)} to the disk"
+            return build_limit_failure("disk", "disk", what, limits.disk)
         if disk.files > self._most_files or disk.too_deep:
-            return build_limit_failure("disk", "disk_files", "files on disk", limits.disk_files)
+            what = f"made over {limits.disk_files} files and directories, or nested them too deeply"
+            return build_limit_failure("disk", "disk_files", what, limits.disk_files)
         if final and disk.largest >= limits.file_size:
-            return build_limit_failure(
-                "file_size", "file_size", "bytes in one file", limits.file_size
-            )
+            what = f"wrote a file of {format_size(limits.file_size)}"
+            return build_limit_failure("file_size", "file_size", what, limits.file_size)
         if (
             final
             and self.is_disk_short
@@ -210,8 +221,9 @@ class SandboxedRun(ABC):
         floor = self.limits.free_disk
         return EvaluationFailure(
             "disk",
-            "the disk of this machine is nearly full: less than limits.free_disk"
-            f" ({floor} bytes) is free, and this run had {self.disk_bytes} bytes on it",
+            f"the evaluator was stopped: under {format_size(floor)} (limits.free_disk) of the"
+            " server's disk is free, and the evaluator's files take"
+            f" {format_size(self.disk_bytes)}",
             {"limit": "limits.free_disk", "value": floor},
         )
 

@@ -243,6 +243,7 @@ class BubblewrapRun(SandboxedRun):
     def __init__(self, workspace: Workspace, checkout: Checkout, sandbox: Bubblewrap) -> None:
         super().__init__(workspace, checkout, sandbox)
         self._sandbox = sandbox
+        self.has_network = sandbox.network
         self._opened = contextlib.ExitStack()
         self._descriptors: Descriptors | None = None
 
@@ -302,15 +303,15 @@ class BubblewrapRun(SandboxedRun):
         if number is not None:  # bwrap itself was killed
             if b'"child-pid"' in told:
                 return Exit(None, number)
-            raise EvaluationFailure(
-                "lost", f"the sandbox was ended by signal {number} at its start"
-            )
+            raise EvaluationFailure("lost", f"signal {number} ended the sandbox at its start")
         if b'"exit-code"' not in told:
             raise EvaluationFailure(
-                "lost", "the sandbox could not be started", {"status": status or 0}
+                "lost",
+                "the sandbox could not be started; see `tawebeval doctor`",
+                {"status": status or 0},
             )
         if _BEGUN.encode() not in told:
-            what = "no process could be made for the evaluator in its sandbox"
+            what = "the sandbox could not start a process for the evaluator; see `tawebeval doctor`"
             raise EvaluationFailure("lost", what, {"status": status or 0})
         if status is not None and status - _SIGNALLED in _SIGNALS:
             return Exit(None, status - _SIGNALLED)

@@ -14,7 +14,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.sandbox.base import SandboxedRun
 from tawebeval.sandbox.disk import LARGE_USAGE, QUICK_LOOKS, TooMuchWork
 
@@ -124,8 +124,9 @@ class LimitMonitor:
         if chosen is not None:
             self._relieved.add(chosen)
             log.warn(
-                "{free} bytes of the disk are free, less than limits.free_disk ({least} bytes): the"
-                " run that has most there, {written} bytes, is stopped",
+                f"under {format_size(chosen.limits.free_disk)} (limits.free_disk) of the disk is"
+                " free: the run with the most bytes on it"
+                f" ({format_size(chosen.disk_bytes)}) is stopped",
                 free=chosen.free_disk,
                 least=chosen.limits.free_disk,
                 written=chosen.disk_bytes,
@@ -154,9 +155,11 @@ class LimitMonitor:
             return
         self._failures[run] += 1
         if self._failures[run] == _BLIND:
-            log.failure("a run is stopped, for its limits cannot be looked at", Failure(found))
+            log.failure("defect: a run is stopped, as its limits cannot be checked", Failure(found))
             self._watched[run](
-                EvaluationFailure("lost", "the limits could not be looked at any more")
+                EvaluationFailure(
+                    "lost", "defect of the daemon: the run's limits could not be checked"
+                )
             )
 
 

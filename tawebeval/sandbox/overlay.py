@@ -82,7 +82,11 @@ class WritableTrees:
             except OverlayMountError as error:
                 if not self._proven:
                     raise
-                log.warn("{path} is copied: {error}", path=checkout, error=error)
+                log.warn(
+                    "overlays do not work for {path}, which is copied: {error}",
+                    path=checkout,
+                    error=error,
+                )
             else:
                 self._proven = True
                 return started

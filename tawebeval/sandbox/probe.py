@@ -29,11 +29,11 @@ from tawebeval.sandbox.overlay import WritableTrees
 from tawebeval.sandbox.seccomp import make_filter
 from tawebeval.sandbox.workspace import Workspace
 
-COPIED = "the tree of a commit is copied for each evaluation, which takes longer the larger it is"
+COPIED = "each evaluation copies the tree of its commit, which takes time for large trees"
 """The consequence of overlays that do not work."""
 _OVERLAYS = (
-    "Linux 5.11 or newer, a python3 that every user can execute, and a state directory on a file"
-    " system with attributes of users, such as ext4, xfs or btrfs"
+    "overlays need Linux 5.11 or newer, a python3 that every user can execute, and a state"
+    " directory on a file system with user attributes, such as ext4, xfs or btrfs"
 )
 _PYTHON = "install a python3 that the daemon's user can execute"
 
@@ -50,18 +50,18 @@ _PROBE = (
 )
 _PATIENCE = 20.0  # seconds for the probe to start and end
 
-_OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
+_OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 _REMEDIES = {
     "Unknown option": "install bubblewrap 0.8.0 or newer",
-    "No permissions to create": "let users make namespaces: by sysctl, kernel."
+    "No permissions to create": "allow user namespaces: by sysctl, kernel."
     "unprivileged_userns_clone=1, and on Ubuntu kernel."
-    "apparmor_restrict_unprivileged_userns=0; let a container make them, too",
+    "apparmor_restrict_unprivileged_userns=0; in a container, by its security profile",
     "max_*_namespaces exceeded": "raise user.max_user_namespaces and the other limits of"
     " namespaces, by sysctl",
-    "setting up uid map": "let users make namespaces: on Ubuntu, by sysctl"
+    "setting up uid map": "allow user namespaces: on Ubuntu, by sysctl"
     " kernel.apparmor_restrict_unprivileged_userns=0, or by the unit, whose AppArmor profile"
     " permits them",
-    "Creating new namespace failed: Permission denied": "let AppArmor permit user namespaces: start"
+    "Creating new namespace failed: Permission denied": "permit user namespaces in AppArmor: start"
     " the daemon by the unit, whose profile (/etc/apparmor.d/tawebeval) does",
     "Can't mount proc": "do not mask /proc in the container"
     " (Docker: --security-opt systempaths=unconfined)",
@@ -70,20 +70,20 @@ _REMEDIES = {
     "max_user_namespaces": "leave /proc/sys writable: no ProtectKernelTunables=yes in the unit",
 }
 _PERMITTED = (
-    "AppArmorProfile=-tawebeval in the unit, and the profile loaded:"
+    "set AppArmorProfile=-tawebeval in the unit, and load the profile:"
     " apparmor_parser --replace /etc/apparmor.d/tawebeval"
 )
 # For the main process of a systemd unit, whose settings can be the reason.
 _UNIT_REMEDIES = {
     "setting up uid map": _PERMITTED,
     "Creating new namespace failed: Permission denied": _PERMITTED,
-    "Can't mount proc": "ProtectKernelLogs=no in the unit, no ProtectKernelTunables=yes and no"
+    "Can't mount proc": "set ProtectKernelLogs=no in the unit, no ProtectKernelTunables=yes and no"
     " ProcSubset=pid",
-    "Function not implemented": "RestrictSUIDSGID=no in the unit, and a User= in the place of"
+    "Function not implemented": "set RestrictSUIDSGID=no in the unit, and a User= in the place of"
     " DynamicUser=yes, which implies RestrictSUIDSGID=yes",
 }
 
-_MEND = f"mend that, {_OTHERWISE}"
+_MEND = f"make bubblewrap work, {_OTHERWISE}"
 
 P = ParamSpec("P")
 
@@ -130,7 +130,7 @@ def check_sandbox(
             raise ConfigurationError(f"sandbox.kind: bubblewrap does not work here: {what}", remedy)
     else:
         try:
-            sandbox.trees.use_copies("there is no sandbox", privileges.user if privileges else None)
+            sandbox.trees.use_copies("no sandbox", privileges.user if privileges else None)
         except OSError as error:
             raise ConfigurationError(
                 f"no evaluator can be started: {error.strerror}", _PYTHON
@@ -141,9 +141,9 @@ def find_problems(sandbox: Sandbox) -> Iterator[Problem]:
     """Yield the shortcomings of a sandbox that was checked, and the lack of a sandbox."""
     if not isinstance(sandbox, Bubblewrap):
         yield Problem(
-            'sandbox.kind is "none": whoever can send a request can do on this machine all that the'
-            " daemon's user can",
-            'apt-get install bubblewrap, and leave out sandbox.kind = "none"',
+            'sandbox.kind is "none": callers can do all that the daemon\'s user can on this'
+            " machine",
+            'run `apt-get install bubblewrap`, and remove sandbox.kind = "none"',
         )
     elif sandbox.trees.problem is not None:
         yield Problem(f"{COPIED} ({sandbox.trees.problem})", _OVERLAYS)
@@ -183,11 +183,14 @@ def open_bubblewrap(
     program = shutil.which("bwrap")
     if program is None:
         raise ConfigurationError(
-            "sandbox.kind: there is no bubblewrap here; apt-get install bubblewrap, " + _OTHERWISE
+            "sandbox.kind: bubblewrap is not installed; run `apt-get install bubblewrap`, "
+            + _OTHERWISE
         )
     for index, path in enumerate(configuration.sandbox.readable):
         if not os.path.exists(path):
-            raise ConfigurationError(f"sandbox.readable[{index}]: {path} does not exist")
+            raise ConfigurationError(
+                f"sandbox.readable[{index}]: {path} does not exist; create or remove it"
+            )
     network = configuration.sandbox.network
     return Bubblewrap(
         program,
@@ -220,7 +223,7 @@ def probe_with_overlays(
             sandbox.trees.use_copies(problem[0], user)
             problem = probe(sandbox, privileges, places)
     except OSError as error:
-        return Problem(f"nothing can be started: {error.strerror}", _PYTHON)
+        return Problem(f"no process can be started: {error.strerror}", _PYTHON)
     return problem
 
 
@@ -266,11 +269,11 @@ def probe(
         except OverlayMountError as error:
             return Problem(f"an overlay cannot be mounted: {error.strerror}", _MEND)
         except TimeoutError as error:
-            return Problem(f"an empty sandbox: {error.strerror}", _MEND)
+            return Problem(f"a sandbox without an evaluator: {error.strerror}", _MEND)
         except OSError as error:
             return Problem(str(error), DISK_FULL_REMEDY if is_full(error) else _MEND)
     if problem is None and not untouched:
-        return Problem("what an evaluator writes gets into the cache", _MEND)
+        return Problem("writes of an evaluator reach the cache of checkouts", _MEND)
     return problem
 
 
@@ -293,7 +296,7 @@ def _judge(status: int, output: bytes) -> Problem | None:
     said = output.decode(errors="replace").strip()
     if said == _SOUND:
         return None
-    said = said or f"it exited with {status}"
+    said = said or f"bwrap exited with status {status}"
     remedies = _UNIT_REMEDIES if _is_main_process() else {}
     for sign, remedy in {**_REMEDIES, **remedies}.items():
         if sign in said:

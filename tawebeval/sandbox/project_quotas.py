@@ -24,7 +24,7 @@ import attrs
 
 from tawebeval.config import MIB, Configuration
 from tawebeval.deferreds import count_slots
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.linux.filetree import add_path, is_full
 from tawebeval.linux.ownership import user_name
 from tawebeval.linux.privileges import Credentials, Privileges, User
@@ -92,22 +92,22 @@ def check_quotas(directories: Sequence[Path], configuration: Configuration) -> N
     wanted, running = quota_of(configuration), count_slots(configuration.evaluations.running)
     if 0 < len(directories) < running:
         raise ConfigurationError(
-            f"{directories[0].parent}: {len(directories)} evaluations have a quota, and {running}"
-            f" may run (evaluations.running); {_AGAIN}"
+            f"{directories[0].parent}: {len(directories)} quota directories for {running}"
+            f" evaluations (evaluations.running); {_AGAIN}"
         )
     for directory in directories:
         quota = read_quota(directory)
         if quota is None:
             raise ConfigurationError(
-                f"{directory}: the file system enforces no quota below its own size; {_REMEDY}; or"
+                f"{directory}: the file system enforces no quota; {_REMEDY}; or"
                 f" remove {directory.parent}"
             )
         if quota.size < wanted.size or quota.files < wanted.files:
             raise ConfigurationError(
-                f"{directory}: its quota is {quota.size} bytes and {quota.files} files, and an"
-                f" evaluation may have {wanted.size} and {wanted.files} (limits.disk,"
-                " limits.disk_files, repositories.tree_bytes, repositories.tree_files, and a"
-                f" reserve); {_AGAIN}"
+                f"{directory}: the quota is {format_size(quota.size)} and {quota.files} files, and"
+                f" an evaluation may need {format_size(wanted.size)} and {wanted.files} files"
+                " (limits.disk, limits.disk_files, repositories.tree_bytes,"
+                f" repositories.tree_files, and a reserve); {_AGAIN}"
             )
 
 
@@ -128,7 +128,7 @@ def try_quotas(directories: Sequence[Path]) -> None:
                 raise
         else:
             raise ConfigurationError(
-                f"{directory}: more than its quota, {quota.size} bytes, can be allocated; {_REMEDY}"
+                f"{directory}: the quota of {format_size(quota.size)} is not enforced; {_REMEDY}"
             )
         finally:
             os.close(file)
@@ -145,7 +145,7 @@ def prepare_quotas(
     quota, running = quota_of(configuration), count_slots(configuration.evaluations.running)
     limits = _QUOTA.pack(quota.size // 1024, 0, 0, quota.files, 0, 0, 0, 0, _LIMITS)
     if credentials.user_ids()[1] != 0:
-        raise ConfigurationError("only root can set quotas; run this as root")
+        raise ConfigurationError("only root can set quotas; run the command as root")
     try:
         with _entered(state.resolve()) as top:
             user = Privileges(credentials, _owner(top, state))
@@ -158,7 +158,7 @@ def prepare_quotas(
         directories = find_quota_directories(state)
     except OSError as error:
         off = error.errno == errno.ESRCH
-        why = "there are no project quotas" if off else error.strerror
+        why = "project quotas are not enabled" if off else error.strerror
         raise ConfigurationError(f"{state}: {why}; {_REMEDY}") from None
     check_quotas(directories, configuration)
     return len(directories)
@@ -198,7 +198,7 @@ def _hold(place: int, directory: Path, project: int, limits: bytes, user: Privil
 def _owner(place: int, state: Path) -> User:
     status = os.fstat(place)
     if status.st_uid == 0:
-        raise ConfigurationError(f"{state} belongs to root; chown it to the user of the daemon")
+        raise ConfigurationError(f"{state} belongs to root; chown it to the daemon's user")
     return User(user_name(status.st_uid), status.st_uid, status.st_gid, frozenset(), "/")
 
 
@@ -207,7 +207,7 @@ def _check_unused(place: int, directory: Path, project: int) -> None:
     files = _count_files(place, project)
     if files:
         raise ConfigurationError(
-            f"{directory}: {files} files of this file system have the project {project} already;"
+            f"{directory}: {files} files of this file system already have the project {project};"
             " choose other projects by --first-project"
         )
     if os.listdir(place):

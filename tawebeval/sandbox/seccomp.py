@@ -238,7 +238,6 @@ def _library() -> Any:
         import pyseccomp
     except RuntimeError:
         raise ConfigurationError(
-            "sandbox.kind: there is no libseccomp here, which knows the numbers of system calls;"
-            " apt-get install libseccomp2"
+            "sandbox.kind: libseccomp is not installed; run `apt-get install libseccomp2`"
         ) from None
     return pyseccomp

@@ -23,7 +23,7 @@ from pathlib import Path
 import attrs
 
 from tawebeval.core.form import SubmissionFile
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.filetree import empty, remove
 
 _SUBMISSION = "submission"
@@ -150,9 +150,15 @@ class Workspace:
             inside, found = True, False
         shown = directory[:_EXCERPT]
         if not inside:
-            raise EvaluationFailure("directory", f"{shown!r} leads out of the repository")
+            raise EvaluationFailure(
+                "directory", f"{shown!r} leads out of the repository through a symbolic link"
+            )
         if not found:
-            raise EvaluationFailure("directory", f"{shown!r} is no directory of that commit")
+            raise EvaluationFailure(
+                "directory",
+                f"{shown!r} is not a directory of the commit; list them with `git ls-tree -d"
+                " COMMIT`",
+            )
         return self.tree / path.relative_to(checkout)
 
     def read_file(self, path: str, directory: Path, limit: int, view: WorkspaceView) -> bytes:
@@ -162,13 +168,13 @@ class Workspace:
         written, and reached without a symbolic link. Raises: FileRefused.
         """
         if "\0" in path:
-            raise FileRefused("a file block's path contains NUL")
+            raise FileRefused("the path in a file block contains NUL")
         absolute = Path(os.path.normpath(view.translate(directory) / path))
         for inside, ours in view.writable:
             if absolute.is_relative_to(inside):
                 top = view.opened.get(ours)
                 return _read_beneath(ours, top, absolute.relative_to(inside).parts, limit, path)
-        raise FileRefused(f"{path!r} lies outside of the evaluator's own directories")
+        raise FileRefused(f"{path!r} is outside the directories that the evaluator can write to")
 
     def remove(self) -> None:
         """Remove everything but the quota directory itself, whatever the modes are."""
@@ -219,5 +225,5 @@ def _read_beneath(
         if descriptor >= 0:
             os.close(descriptor)
     if len(content) > limit:
-        raise FileRefused(f"{path!r} is over {limit} bytes")
+        raise FileRefused(f"{path!r} is over {format_size(limit)} (limits.file)")
     return content

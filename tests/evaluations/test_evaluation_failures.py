@@ -171,7 +171,7 @@ class FailureTests(EvaluationTestCase):
         self.assertIn("no more processes", message)
         self.assertNotIn("/bin/x", message)
         (said,) = [formatEvent(event) for event in events if event["log_level"] == LogLevel.error]
-        self.assertIn("could not be evaluated: [Errno 11] no more processes: '/bin/x'", said)
+        self.assertIn("could not be run: [Errno 11] no more processes: '/bin/x'", said)
         self.assertNotIn(State.RUNNING.value, self.evaluation.times)
         self.assertEqual(self.released, 1)
 

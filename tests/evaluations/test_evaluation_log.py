@@ -53,7 +53,7 @@ class StoryTests(EvaluationTestCase):
         story = self.story()
         self.assertEqual(story[0], f"queued; caller '', commit {OID}")
         self.assertEqual(story[1], "fetching after 1.000 s")
-        self.assertTrue(story[2].startswith("running after 2.000 s; it may take 10 s, 300 s of"))
+        self.assertTrue(story[2].startswith("running after 2.000 s; limits: 10 s, 300 s of"))
         self.assertTrue(story[3].startswith("finished after 3.000 s; 2 events"))
         self.assertEqual(story[4:], ["drained after 0.000 s"])
         states = [event["state"] for event in self.events]
@@ -67,9 +67,17 @@ class StoryTests(EvaluationTestCase):
         self.world.child.end(3)
         self.world.turn()
         stderr, failed = self.story()[-2:]
-        self.assertEqual(stderr, r"stderr ends in '{evaluation} %s {nothing}\n\x1b[2J'")
+        self.assertEqual(stderr, r"end of stderr: '{evaluation} %s {nothing}\n\x1b[2J'")
         self.assertIn(": exit: the evaluator exited with status 3; 1 events", failed)
         self.assertEqual(self.events[-1]["reason"], "exit")
+
+    def test_misplaced_marker(self) -> None:
+        """A begin marker that does not stand alone on its line is pointed out."""
+        self.begin()
+        self.world.child.print(b"x" + self.evaluation.markers.data_begin + b"\n1\n")
+        self.world.child.end()
+        self.world.turn()
+        self.assertIn("; a begin marker was taken for text", self.story()[-1])
 
     def test_stopped_early(self) -> None:
         """What was never run used nothing."""
@@ -85,8 +93,8 @@ class StoryTests(EvaluationTestCase):
         for number, (usage, told) in enumerate(
             (
                 (Usage(None, None), "; 0 events"),
-                (Usage(1.5, None), "; 0 events, 1.500 s of processor"),
-                (Usage(None, 7), "; 0 events, 7 bytes of memory"),
+                (Usage(1.5, None), "; 0 events, 1.500 s of processor time"),
+                (Usage(None, 7 * 2**20), "; 0 events, 7 MiB of memory"),
             )
         ):
             self.root = self.root.with_name(f"evaluation{number}")
@@ -97,7 +105,10 @@ class StoryTests(EvaluationTestCase):
             self.world.child.usage = None
             self.world.child.close()
             self.world.turn()
-            self.assertEqual(self.story()[-1], "finished after 0.000 s" + told)
+            self.assertEqual(
+                self.story()[-1],
+                f"finished after 0.000 s{told}; the evaluator printed nothing",
+            )
             self.events.clear()
 
     def test_clock_set(self) -> None:

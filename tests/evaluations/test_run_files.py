@@ -163,7 +163,7 @@ class RoomTests(FilesTestCase):
         self.turn(5)
         self.assertTrue(self.pump.done.is_set)
         self.assertEqual(self.events()[1:], [ErrorEvent(), "some text", ErrorEvent()])
-        self.assertIn(b"before there was room", self.ring.read(1, 10**9).lines)
+        self.assertIn(b"before the buffers had room", self.ring.read(1, 10**9).lines)
         self.assertEqual(len(self.files), 1)
 
     def test_released_with_room(self) -> None:

@@ -362,7 +362,7 @@ class PauseTests(RunTestCase):
         assert failure is not None
         self.assertEqual(failure.members, {"limit": "evaluations.paused", "value": 600})
         self.assertIn("for 350 seconds", failure.message)
-        self.assertIn("others wait", failure.message)
+        self.assertIn("other evaluations waited", failure.message)
 
     def test_in_parts(self) -> None:
         """Pauses add up; and it is stopped in a pause, not while it gets on."""
@@ -429,7 +429,7 @@ class PauseTests(RunTestCase):
             self.check(1, wanted=True)
         failure = self.run.failure
         assert failure is not None
-        self.assertIn("for 1500 seconds in all, and others wait", failure.message)
+        self.assertIn("for 1500 seconds in all while other", failure.message)
 
     def test_exited(self) -> None:
         """A run that has exited, and has a file that waits for room, is stopped at the limit."""

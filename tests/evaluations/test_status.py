@@ -108,7 +108,11 @@ class StatusTests(EvaluationTestCase):
         self.assertEqual(document["state"], "failed")
         self.assertEqual(document["exit"], {"status": 3, "signal": None})
         self.assertEqual(
-            document["error"], {"reason": "exit", "message": "the evaluator exited with status 3"}
+            document["error"],
+            {
+                "reason": "exit",
+                "message": "the evaluator exited with status 3; it printed nothing",
+            },
         )
 
     def test_cancelled(self) -> None:

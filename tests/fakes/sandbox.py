@@ -50,6 +50,7 @@ class FakeSandboxedRun:
     disk_bytes: int = 0
     free_disk: float = inf
     child: Any = None
+    has_network: bool = True
 
     def start(self, command: str, environment: Mapping[str, str], directory: Path) -> LaunchSpec:
         """Start nothing, and return what would be, for a fake spawner to adopt."""

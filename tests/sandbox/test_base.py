@@ -19,7 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.config import GIB, MIB, LimitSettings
 from tawebeval.core.checkout import Checkout, Commit
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.linux.cgroups.group import Usage
 from tawebeval.sandbox import base as module
 from tawebeval.sandbox.base import Exit, NoSandbox, UnsandboxedRun
@@ -306,7 +306,8 @@ class ExceededTests(CellTestCase):
         self.assertEqual(error.reason, reason)
         value = getattr(LIMITS, limit)
         self.assertEqual(error.members, {"limit": f"limits.{limit}", "value": value})
-        self.assertIn(f"{value} {words}", error.message)
+        shown = format_size(value) if value >= MIB else value
+        self.assertIn(words.format(shown), error.message)
 
     def check_none(self, *, final: bool = False) -> None:
         """Hold that it is none."""
@@ -321,9 +322,9 @@ class ExceededTests(CellTestCase):
         """What the kernel has stopped; where there were both, memory is told."""
         group = self.cgroups.group
         group.over = frozenset({"processes"})
-        self.check("processes", "processes", "processes")
+        self.check("processes", "processes", "{} processes")
         group.over = frozenset({"processes", "memory"})
-        self.check("memory", "memory", "bytes of memory")
+        self.check("memory", "memory", "{} of memory")
 
     def test_patience(self) -> None:
         """What the kernel stops by itself is looked for once a second, and at the end."""
@@ -336,17 +337,17 @@ class ExceededTests(CellTestCase):
         self.cgroups.group.used = Usage(30.0, None)
         self.check_none()
         self.cgroups.group.used = Usage(30.01, None)
-        self.check("cpu", "cpu", "seconds of processor time")
+        self.check("cpu", "cpu", "{} seconds of processor time")
 
     def test_exited(self) -> None:
         """The group of a run that has exited is asked only why it failed; the disk counts on."""
         self.cgroups.group.over = frozenset({"memory"})
-        self.check("memory", "memory", "bytes of memory")
+        self.check("memory", "memory", "{} of memory")
         self.child.exit()
         self.check_none()
-        self.check("memory", "memory", "bytes of memory", final=True)
+        self.check("memory", "memory", "{} of memory", final=True)
         self.disk.use = DiskUsage(files=1011)
-        self.check("disk", "disk_files", "files on disk")
+        self.check("disk", "disk_files", "{} files and directories")
 
     def test_disk_bytes(self) -> None:
         """What is checked out is not counted: its bytes, and a block for each of its files."""
@@ -354,19 +355,19 @@ class ExceededTests(CellTestCase):
         self.disk.use = DiskUsage(size=allowed)
         self.check_none()
         self.disk.use = DiskUsage(size=allowed + 1)
-        self.check("disk", "disk", "bytes on disk")
+        self.check("disk", "disk", "{} to the disk")
 
     def test_disk_files(self) -> None:
         """Nor are the files that are checked out."""
         self.disk.use = DiskUsage(files=1010)
         self.check_none()
         self.disk.use = DiskUsage(files=1011)
-        self.check("disk", "disk_files", "files on disk")
+        self.check("disk", "disk_files", "{} files and directories")
 
     def test_deep(self) -> None:
         """Too deep directories cannot be counted, and so are too many."""
         self.disk.use = DiskUsage(too_deep=True)
-        self.check("disk", "disk_files", "files on disk")
+        self.check("disk", "disk_files", "{} files and directories")
 
     def test_file_size(self) -> None:
         """A file as large as any may be tells why a run failed, and nothing before."""
@@ -374,7 +375,7 @@ class ExceededTests(CellTestCase):
         self.check_none(final=True)
         self.disk.use = DiskUsage(largest=5 * MIB)
         self.check_none()
-        self.check("file_size", "file_size", "bytes in one file", final=True)
+        self.check("file_size", "file_size", "wrote a file of {}", final=True)
 
     def test_nearly_full(self) -> None:
         """Where the disk is nearly full a run that has failed may have failed of that."""
@@ -390,8 +391,8 @@ class ExceededTests(CellTestCase):
         self.assertEqual(error.reason, "disk")
         value = LIMITS.free_disk
         self.assertEqual(error.members, {"limit": "limits.free_disk", "value": value})
-        self.assertIn(f"limits.free_disk ({value} bytes)", error.message)
-        self.assertIn(f"{MIB} bytes", error.message)
+        self.assertIn(f"under {format_size(value)} (limits.free_disk)", error.message)
+        self.assertIn("files take 1 MiB", error.message)
 
     def test_nearly_full_of_others(self) -> None:
         """One that has next to nothing there has failed of it only where nothing is free."""
@@ -415,7 +416,7 @@ class ExceededTests(CellTestCase):
         """The disk is looked at without groups, too."""
         self.cell.close()
         self.disk.use = DiskUsage(size=2 * GIB)
-        self.check("disk", "disk", "bytes on disk")
+        self.check("disk", "disk", "{} to the disk")
 
     def test_held(self) -> None:
         """A quota directory is watched in the place of the workspace."""

@@ -285,7 +285,7 @@ class ExitTests(BubblewrapTestCase):
         with self.assertRaises(EvaluationFailure) as caught:
             self.cell.interpret_exit(None, signal.SIGKILL)
         self.assertEqual((caught.exception.reason, caught.exception.members), ("lost", {}))
-        self.assertIn("ended by signal 9 at its start", caught.exception.message)
+        self.assertIn("signal 9 ended the sandbox at its start", caught.exception.message)
 
     def test_not_started(self) -> None:
         """Without the note of an end it was the sandbox that failed, whatever the status."""
@@ -302,7 +302,7 @@ class ExitTests(BubblewrapTestCase):
         with self.assertRaises(EvaluationFailure) as caught:
             self.cell.interpret_exit(2, None)
         self.assertEqual(caught.exception.reason, "lost")
-        self.assertIn("no process could be made for the evaluator", caught.exception.message)
+        self.assertIn("could not start a process for the evaluator", caught.exception.message)
 
     def test_asked_twice(self) -> None:
         """The notes are read where they begin, each time."""

@@ -43,7 +43,7 @@ from tests.fakes.process import FakeProcess
 from tests.fakes.sandbox import NO_CGROUPS, FakeTrees
 from tests.sandbox.test_base import FakeOrphans
 
-OTHERWISE = 'or, if you trust everybody who can send a request, write sandbox.kind = "none"'
+OTHERWISE = 'or, if you trust all callers, set sandbox.kind = "none"'
 
 LIMITS = LimitSettings(processes=99)
 ORPHANS: Any = FakeOrphans()
@@ -156,7 +156,7 @@ class OpenTests(SandboxesTestCase):
             with self.assertRaises(ConfigurationError) as caught:
                 self.open(kind)
             self.assertTrue(str(caught.exception).startswith("sandbox.kind: "))
-            self.assertIn("apt-get install bubblewrap, " + OTHERWISE, str(caught.exception))
+            self.assertIn("run `apt-get install bubblewrap`, " + OTHERWISE, str(caught.exception))
 
     def test_readable(self) -> None:
         """What is to be shown has to be there; the setting is named."""
@@ -165,7 +165,8 @@ class OpenTests(SandboxesTestCase):
             with self.assertRaises(ConfigurationError) as caught:
                 self.open(readable=("/usr", missing))
             self.assertEqual(
-                str(caught.exception), f"sandbox.readable[1]: {missing} does not exist"
+                str(caught.exception),
+                f"sandbox.readable[1]: {missing} does not exist; create or remove it",
             )
 
     def test_box(self) -> None:
@@ -258,7 +259,7 @@ class TryTests(SandboxesTestCase):
     def test_unknown(self) -> None:
         """What is not known is told without a remedy, whatever bytes it is."""
         problem = self.complaint("printf 'bwrap: \\377 is new \\n\\n'; exit 1")
-        self.assertEqual(problem, ("bwrap: \ufffd is new", f"mend that, {OTHERWISE}"))
+        self.assertEqual(problem, ("bwrap: \ufffd is new", f"make bubblewrap work, {OTHERWISE}"))
 
     def test_full(self) -> None:
         """Against a full disk it does not help to have no sandbox: its path, and to make room."""
@@ -270,16 +271,18 @@ class TryTests(SandboxesTestCase):
             return write_text(path, content)
 
         said = "sh: 1: cannot create file: No space left on device"
-        self.assertEqual(self.complaint(f"echo '{said}'"), (said, "make room there"))
+        self.assertEqual(self.complaint(f"echo '{said}'"), (said, "free some disk space"))
         self.patch(Path, "write_text", write)
         what, remedy = self.problem()
         self.assertIn(f"{self.temporary}/tawebeval-", what)
-        self.assertEqual(remedy, "make room there")
+        self.assertEqual(remedy, "free some disk space")
 
     def test_silent(self) -> None:
         """One that says nothing has at least a status, be it that of a success."""
         for status in (0, 1, 8):
-            self.assertEqual(self.complaint(f"exit {status}")[0], f"it exited with {status}")
+            self.assertEqual(
+                self.complaint(f"exit {status}")[0], f"bwrap exited with status {status}"
+            )
 
     def test_cannot_be_run(self) -> None:
         """What is no program, or is not there, is said."""
@@ -296,7 +299,7 @@ class TryTests(SandboxesTestCase):
         """One that does not end is told of, instead of being waited for."""
         self.patch(module, "_PATIENCE", 0.05)
         what, _ = self.complaint("exec sleep 60")
-        self.assertEqual(what, "an empty sandbox: it has not ended within 0.05 seconds")
+        self.assertEqual(what, "a sandbox without an evaluator: it did not end within 0.05 seconds")
 
     def test_closed(self) -> None:
         """What was opened for it is closed."""
@@ -442,7 +445,7 @@ class TreesTests(SandboxesTestCase):
         self.trees.error = OSError(None, "no python")
         problem = self.try_it()
         assert problem is not None
-        self.assertEqual(problem[0], "nothing can be started: no python")
+        self.assertEqual(problem[0], "no process can be started: no python")
         self.assertIn("python3", problem[1])
 
     def test_missing(self) -> None:
@@ -461,7 +464,7 @@ class TreesTests(SandboxesTestCase):
         )
         problem = self.try_it()
         assert problem is not None
-        self.assertIn("gets into the cache", problem[0])
+        self.assertIn("reach the cache", problem[0])
 
     def test_warning(self) -> None:
         """The daemon's log says why trees are copied, and nothing where they are not."""
@@ -522,5 +525,5 @@ class RelyTests(SandboxesTestCase):
         sandbox = self.open("none")
         (warning,) = self.rely(sandbox)
         self.assertIn('sandbox.kind is "none"', warning)
-        self.assertIn("all that the daemon's user can; apt-get install bubblewrap", warning)
-        self.assertEqual(sandbox.trees.problem, "there is no sandbox")
+        self.assertIn("the daemon's user can on this machine; run `apt-get install", warning)
+        self.assertEqual(sandbox.trees.problem, "no sandbox")

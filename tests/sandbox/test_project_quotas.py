@@ -25,7 +25,7 @@ from tawebeval.config import (
     LimitSettings,
     RepositorySettings,
 )
-from tawebeval.errors import ConfigurationError
+from tawebeval.errors import ConfigurationError, format_size
 from tawebeval.sandbox import project_quotas as module
 from tawebeval.sandbox.project_quotas import (
     check_quotas,
@@ -181,7 +181,9 @@ class PrepareTests(ProjectTestCase):
     def test_project_in_use(self) -> None:
         """A project that has files elsewhere is nobody's to take."""
         self.kernel.files = {7001: 5}
-        self.assertRegex(self.refused(), "quotas/1: 5 files .* the project 7001 .* --first-project")
+        self.assertRegex(
+            self.refused(), "quotas/1: 5 files .* the project 7001; .* --first-project"
+        )
         self.kernel.files = {}
         self.assertEqual(self.prepare(first=8000), 2)
 
@@ -194,7 +196,7 @@ class PrepareTests(ProjectTestCase):
     def test_no_quotas(self) -> None:
         """Where there are none nothing is made, and it is said why and what helps."""
         for error, why in (
-            (errno.ESRCH, "there are no project quotas"),
+            (errno.ESRCH, "project quotas are not enabled"),
             (errno.ENOSYS, "Function not implemented"),
             (errno.EPERM, "Operation not permitted"),
         ):
@@ -207,7 +209,7 @@ class PrepareTests(ProjectTestCase):
     def test_not_enforced(self) -> None:
         """Where quotas can be set, and are not enforced, that is said."""
         self.patch(module.os, "statvfs", lambda path: SimpleNamespace(f_blocks=9))
-        self.assertIn("quotas/0: the file system enforces no quota below", self.refused())
+        self.assertIn("quotas/0: the file system enforces no quota", self.refused())
 
     def test_links(self) -> None:
         """Root follows no link of the user's."""
@@ -225,7 +227,7 @@ class PrepareTests(ProjectTestCase):
     def test_ordinary_user(self) -> None:
         """Only root can do it, which others are told."""
         self.process = FakeProcess(1000)
-        self.assertIn("run this as root", self.refused())
+        self.assertIn("run the command as root", self.refused())
         self.assertEqual(list(self.state.iterdir()), [])
 
     def test_no_state(self) -> None:
@@ -267,7 +269,7 @@ class CheckTests(ProjectTestCase):
         """Fewer than evaluations may run would have some wait."""
         (self.state / "quotas/1").rmdir()
         self.assertRegex(
-            self.wrong(), ": 1 evaluations have a quota, and 2 may run .* `tawebeval quota`"
+            self.wrong(), ": 1 quota directories for 2 evaluations .* `tawebeval quota`"
         )
 
     def test_too_small(self) -> None:
@@ -276,16 +278,16 @@ class CheckTests(ProjectTestCase):
         for there in ((quota.size - 2**16, quota.files), (quota.size, quota.files - 1)):
             self.kernel.quotas[7001] = there
             said = self.wrong()
-            self.assertIn(f"quotas/1: its quota is {there[0]} bytes and {there[1]} files", said)
-            self.assertIn(f"{quota.size} and {quota.files}", said)
+            self.assertIn(
+                f"quotas/1: the quota is {format_size(there[0])} and {there[1]} files", said
+            )
+            self.assertIn(f"{format_size(quota.size)} and {quota.files}", said)
             self.assertIn("run `tawebeval quota` as root", said)
 
     def test_not_held(self) -> None:
         """One that is held to nothing is named, and what helps."""
         self.kernel.projects.clear()
-        self.assertRegex(
-            self.wrong(), f"quotas/0: .* no quota below .*prjquota.* remove {self.state}"
-        )
+        self.assertRegex(self.wrong(), f"quotas/0: .* no quota.*prjquota.* remove {self.state}")
 
     def test_order(self) -> None:
         """Slots are found by their numbers, and nothing else is one."""
@@ -329,7 +331,7 @@ class TryTests(ProjectTestCase):
         with self.assertRaises(ConfigurationError) as caught:
             try_quotas(self.directories())
         self.assertRegex(
-            str(caught.exception), "quotas/0: more than its quota, .* can be allocated; .*prjquota"
+            str(caught.exception), "quotas/0: the quota of .* is not enforced; .*prjquota"
         )
 
     def test_fails(self) -> None:
@@ -376,7 +378,7 @@ class CommandTests(SynchronousTestCase):
 
     def test_fails(self) -> None:
         """Where it cannot it says why, and the status tells."""
-        self.error = ConfigurationError("there are no project quotas")
+        self.error = ConfigurationError("project quotas are not enabled")
         result = self.run_command()
-        self.assertEqual(result.output, "tawebeval: there are no project quotas\n")
+        self.assertEqual(result.output, "tawebeval: project quotas are not enabled\n")
         self.assertEqual(result.exit_code, 2)
