@@ -251,7 +251,7 @@ class RetryQueue:
         try:
             await self._threads.run(call, *arguments)
         except OSError as error:
-            words = "{what} is not done yet, and tried again: {error}"
+            words = "{what} has failed, and will be tried again: {error}"
             log.error(words, what=purpose, error=error)  # noqa: TRY400  (no defect: no traceback)
             self._kept.append(_Call(purpose, call, arguments, on_success))
         else:
@@ -268,7 +268,7 @@ class RetryQueue:
             self._left -= 1
             return
         self._is_busy = True
-        run_in_background(self._retry(), log, "what was left to be done")
+        run_in_background(self._retry(), log, "defect: failed calls could not be retried")
 
     async def _retry(self) -> None:
         try:
@@ -290,10 +290,10 @@ class RetryQueue:
         self._kept += (call for call, error in outcomes if isinstance(error, OSError))
         for call, error in outcomes:
             if error is None:
-                log.info("{what} is done now", what=call.purpose)
+                log.info("{what} has succeeded now", what=call.purpose)
                 call.on_success()
             elif not isinstance(error, OSError):
-                log.failure("{what} cannot be done", Failure(error), what=call.purpose)
+                log.failure("defect: {what} has failed for good", Failure(error), what=call.purpose)
         return None in errors
 
 

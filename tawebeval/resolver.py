@@ -124,7 +124,11 @@ class CheckedResolver:
         try:
             return self._policy.choose_address(target, addresses)
         except ForbiddenHost:
-            log.info("{host} was refused: {addresses}", host=target.host, addresses=addresses)
+            log.info(
+                "the host {host} is refused for its addresses: {addresses}",
+                host=target.host,
+                addresses=addresses,
+            )
             raise
 
     async def _look_up(self, host: str, timeout: float) -> Sequence[Address]:
@@ -133,16 +137,18 @@ class CheckedResolver:
             addresses = await looked_up.addTimeout(timeout, self._clock)
         except TookTooLong:
             raise LookupFailed(
-                f"the host {host} could not be looked up within {timeout:g} seconds"
+                f"the DNS look-up of the host {host} took over {timeout:g} seconds"
             ) from None
         except OSError as error:
             if error.errno not in _UNKNOWN:
                 raise LookupFailed(
-                    f"the host {host} could not be looked up: {error.strerror}"
+                    f"the DNS look-up of the host {host} failed: {error.strerror}"
                 ) from None
             addresses = ()
         except UnicodeError:  # IDNA (RFC 5891)
             addresses = ()
         if not addresses:
-            raise UnknownHost(f"the host {host} does not exist, or has no address")
+            raise UnknownHost(
+                f"the host {host} does not exist or has no address; check its spelling"
+            )
         return addresses

@@ -66,10 +66,10 @@ class RetryQueueTests(SynchronousTestCase):
         """A failure is logged once, however often it repeats; the late success, too."""
         self.failures["a"] = 3
         (said,) = self.attempt("a")
-        self.assertIn("the removal of a is not done yet, and tried again: [Errno 24]", said)
+        self.assertIn("the removal of a has failed, and will be tried again: [Errno 24]", said)
         for _ in range(6):
             self.assertEqual((self.settle(), self.done, len(self.queue)), ([], [], 1))
-        self.assertEqual(self.settle(), ["the removal of a is done now"])
+        self.assertEqual(self.settle(), ["the removal of a has succeeded now"])
         self.assertEqual((self.done, len(self.queue)), (["a", "made"], 0))
 
     def test_back_off(self) -> None:

@@ -24,7 +24,7 @@ from tawebeval.core.form import Repository
 from tawebeval.core.tally import CacheTally
 from tawebeval.core.tokens import ANONYMOUS
 from tawebeval.deferreds import SingleFlight, WorkerThreads, run_in_background
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.checkouts import SUFFIX, Checkouts
 from tawebeval.git.command import Git
 from tawebeval.git.credentials import Credential
@@ -155,7 +155,7 @@ class RepositoryCache:
                 if error.reason == "lost" or not (had_commits and is_corrupt(stderr)):
                     raise
                 log.warn(
-                    "{path} is damaged, and fetched anew: {stderr}",
+                    "{path} is damaged; fetching it again: {stderr}",
                     path=entry.bare.path,
                     stderr=stderr,
                 )
@@ -217,7 +217,7 @@ class RepositoryCache:
             used = tuple(self._recently_used)
             self._recently_used.clear()
             self._is_noting = True
-            run_in_background(self._note(used), log, "uses cannot be noted")
+            run_in_background(self._note(used), log, "defect: uses of the cache cannot be recorded")
 
     async def _note(self, used: Sequence[Path]) -> None:
         try:
@@ -252,7 +252,7 @@ class RepositoryCache:
         entry = self._entries.get(name)
         if entry is not None and 2 * entry.size <= self._capacity:
             self._maintenance = run_in_background(
-                self._maintain(entry), log, "maintenance: a defect"
+                self._maintain(entry), log, "defect: maintenance of the cache has failed"
             )
             self._maintenance.addBoth(self._on_maintenance_end)
 
@@ -267,9 +267,7 @@ class RepositoryCache:
             await self._evict()
             await entry.bare.maintain(before)
         except CancelledError:
-            log.info(
-                "{path}: maintenance was stopped, for fetches or the end of the daemon", path=path
-            )
+            log.info("{path}: maintenance stopped, as a fetch began or the daemon stops", path=path)
         except (EvaluationFailure, OSError) as error:
             members = error.members if isinstance(error, EvaluationFailure) else {}
             log.warn(
@@ -308,7 +306,9 @@ class RepositoryCache:
                 excess.append(self._detach(name))
                 excess += self._checkouts.detach_all(entry.bare.path.stem)
                 log.info(
-                    "{path} is evicted from the cache: {size} bytes", path=name, size=entry.size
+                    "{path} is evicted from the cache: " + format_size(entry.size),
+                    path=name,
+                    size=entry.size,
                 )
         excess += self._checkouts.detach_excess(max(self._capacity - repositories, 0))
         return excess

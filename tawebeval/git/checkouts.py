@@ -89,7 +89,7 @@ class Checkouts:
         if described and there == [int(figure) for figure in described.groups()]:
             self._add(path, size)
         else:
-            log.warn("{path} is damaged, and removed", path=path)
+            log.warn("{path} is damaged; removing it", path=path)
             remove(path)
 
     async def provide(
@@ -113,7 +113,7 @@ class Checkouts:
     def _find(self, name: str) -> _StoredCheckout | None:
         stored = self._stored.get(name)
         if stored is not None and not stored.path.is_dir():
-            log.warn("{path} is gone, and made anew", path=stored.path)
+            log.warn("{path} was removed; checking it out again", path=stored.path)
             self._forget(name)
             return None
         if stored is not None:

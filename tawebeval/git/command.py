@@ -24,7 +24,7 @@ from twisted.python.failure import Failure
 from tawebeval.core import text
 from tawebeval.core.hosts import SSH
 from tawebeval.deferreds import OneShot, wait_shielded
-from tawebeval.errors import ConfigurationError, EvaluationFailure
+from tawebeval.errors import ConfigurationError, EvaluationFailure, format_size
 from tawebeval.git.credentials import Login
 from tawebeval.git.stderr import find_disk_error, is_killed, is_out_of_memory
 from tawebeval.linux.child import ChildProcess, Spawner
@@ -43,7 +43,9 @@ PATH = "/usr/local/bin:/usr/bin:/bin"
 _OLDEST = (2, 37)  # older ones lack `http.curloptResolve`, and would look a checked name up again
 
 _VERSION = re.compile(r"git version (\d+)\.(\d+)\S*")
-_REMEDY = f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer, where the daemon finds it: {PATH}"
+_REMEDY = (
+    f"install git {_OLDEST[0]}.{_OLDEST[1]} or newer in a directory of the daemon's PATH, {PATH}"
+)
 
 _STDERR_KEPT = 8 * 1024  # bytes
 _STDOUT_KEPT = 64 * 1024  # bytes
@@ -142,7 +144,7 @@ class _CommandProtocol(ProcessProtocol):
         if self._size[2] > _STDERR_LIMIT and self.refused is None:
             self.refused = EvaluationFailure(
                 "repository",
-                f"git and the server printed more than {_STDERR_LIMIT >> 20} MiB of messages",
+                f"git and the git server printed over {format_size(_STDERR_LIMIT)} of messages",
             )
             self.kill()
         self._printed[childFD] = text.take_tail(self._printed[childFD] + data, limit)
@@ -302,20 +304,23 @@ class Git:
         printed = {"stderr": result.stderr}
         beginning = result.stderr if result.status and result.is_whole else ""
         if beginning.startswith(f"{_SHELL}: "):
-            raise EvaluationFailure("lost", "git could not be started", printed)
+            raise EvaluationFailure(
+                "lost", "git could not be started; see `tawebeval doctor`", printed
+            )
         if beginning.startswith(BWRAP_PREFIX):
-            message = "the sandbox of git could not be started"
+            message = "the sandbox of git could not be started; see `tawebeval doctor`"
             raise EvaluationFailure("lost", message, printed, is_alarming=not serving)
         if result.status and (disk_error := find_disk_error(result.stderr)):
             message = f"git cannot use the disk: {disk_error}"
             raise EvaluationFailure("lost", message, printed, is_alarming=False)
         if is_killed(result.status, result.stderr) and not result.timed_out:
-            message = "git was killed: the machine is short of memory, or its disk fails"
+            message = "git was killed: the server is short of memory, or its disk fails"
             raise EvaluationFailure("lost", message, printed, is_alarming=False)
         if result.status and is_out_of_memory(result.stderr, serving=serving):
             raise EvaluationFailure(
                 "repository",
-                f"git needs more than {self._memory} bytes of memory for this repository",
+                f"git needs over {format_size(self._memory)} of memory (repositories.memory) for"
+                " the repository",
                 {"limit": "repositories.memory", "value": self._memory, **printed},
             )
 
@@ -354,10 +359,10 @@ def check_git() -> str:
             check=True,
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigurationError(f"there is no git that runs ({error}); {_REMEDY}") from None
+        raise ConfigurationError(f"git does not run ({error}); {_REMEDY}") from None
     version = _VERSION.match(printed)
     if version is None:
-        raise ConfigurationError(f"git says {printed!r} instead of its version; {_REMEDY}")
+        raise ConfigurationError(f"git printed {printed!r} in place of its version; {_REMEDY}")
     if (int(version[1]), int(version[2])) < _OLDEST:
         raise ConfigurationError(f"{printed} is too old; {_REMEDY}")
     return printed

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import attrs
 
 from tawebeval.core.checkout import Commit
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 
 _LINE_KEPT = 1024  # bytes of a line that does not end
 _FOUND = re.compile(rb"([0-9a-f]{40}) ([0-9a-f]{40})\n")
@@ -31,13 +31,13 @@ class TreeLimits:
         if files > self.files:
             raise EvaluationFailure(
                 "repository",
-                f"the commit has more than {self.files} files and directories",
+                f"the commit has over {self.files} files and directories (repositories.tree_files)",
                 {"limit": "repositories.tree_files", "value": self.files},
             )
         if size > self.size:
             raise EvaluationFailure(
                 "repository",
-                f"the commit's files have more than {self.size} bytes",
+                f"the commit's files are over {format_size(self.size)} (repositories.tree_bytes)",
                 {"limit": "repositories.tree_bytes", "value": self.size},
             )
 
@@ -69,7 +69,7 @@ class TreeMeter:
     def _check_path(self, path: bytes) -> None:
         if len(path) > _PATH_MAX:
             raise EvaluationFailure(
-                "repository", f"the commit has a path of more than {_PATH_MAX} bytes"
+                "repository", f"the commit has a path of over {format_size(_PATH_MAX)}"
             )
 
 

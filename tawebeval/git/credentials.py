@@ -16,7 +16,7 @@ from urllib.parse import quote
 import attrs
 
 from tawebeval.core.hosts import DEFAULT_PORTS, Address, Target, format_address, is_public, matches
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 
 MAX_PASSWORD_SIZE = 2048
 """Bytes of a password: with the user name it fits into any pipe at once."""
@@ -105,8 +105,7 @@ class Credential:
         if target.protocol == "http" and is_public(address):
             raise EvaluationFailure(
                 "repository",
-                f"the credentials for {target.host} are sent to public addresses over https"
-                " only; use https in the repository's URL",
+                f"the credentials for {target.host} are sent over https only; use an https URL",
             )
         host = format_address(target.address) if target.address else target.host
         port = "" if target.port == DEFAULT_PORTS[target.protocol] else f":{target.port}"
@@ -145,5 +144,5 @@ def parse_password(content: bytes) -> str:
     if not _WHOLE_LINE.fullmatch(password):
         raise ValueError("has more than one line, or control characters")
     if len(content) > MAX_PASSWORD_SIZE:
-        raise ValueError(f"has more than {MAX_PASSWORD_SIZE} bytes")
+        raise ValueError(f"is over {format_size(MAX_PASSWORD_SIZE)}")
     return password

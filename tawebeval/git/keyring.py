@@ -103,17 +103,15 @@ class Keyring:
         if not path.is_absolute():
             if not self._directory:
                 raise ConfigurationError(
-                    f"{setting}: {name} is neither an absolute path nor is there a directory of"
-                    " systemd's credentials (LoadCredential=)"
+                    f"{setting}: {name} is not an absolute path, and systemd passes no credentials"
+                    f" (LoadCredential={name}:FILE in the unit)"
                 )
             path = Path(self._directory, name)
         try:
             content = path.read_bytes()
             mode = path.stat().st_mode
         except OSError as error:
-            raise ConfigurationError(
-                f"{setting}: {path} cannot be read: {error.strerror}"
-            ) from None
+            raise ConfigurationError(f"{setting}: cannot read {path}: {error.strerror}") from None
         if not content.strip():
             raise ConfigurationError(f"{setting}: {path} is empty")
         if not setting.endswith("known_hosts_file"):

@@ -80,13 +80,14 @@ class Remotes:
             except (FileNotFoundError, NotADirectoryError):
                 pass  # git reports it
             except OSError as error:
-                message = f"the repository {path} cannot be read: {error.strerror}"
+                message = f"cannot read the repository {path}: {error.strerror}"
                 raise EvaluationFailure("repository", message) from None
         places = [Path(find(name)) for name in names for find in (abspath, realpath)]
         for own in (*self._own, *KERNEL_DIRECTORIES):
             if any(one.is_relative_to(own) or own.is_relative_to(one) for one in places):
                 raise EvaluationFailure(
-                    "repository", f"{path} is no place from which repositories are fetched"
+                    "repository",
+                    f"{path} is in a directory of the daemon or the kernel; move the repository",
                 )
 
     def _target(self, url: str) -> Target | None:

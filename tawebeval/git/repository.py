@@ -28,12 +28,12 @@ from tawebeval.core.checkout import Commit
 from tawebeval.core.form import Repository
 from tawebeval.core.hosts import Route
 from tawebeval.deferreds import WorkerThreads
-from tawebeval.errors import EvaluationFailure
+from tawebeval.errors import EvaluationFailure, format_size
 from tawebeval.git.command import Git, GitResult
 from tawebeval.git.commits import CommitInspection, TreeLimits, inspection_commands
 from tawebeval.git.credentials import Credential
 from tawebeval.git.remotes import Remotes
-from tawebeval.git.stderr import is_commit_missing, is_unadvertised
+from tawebeval.git.stderr import explain_fetch, is_commit_missing, is_unadvertised
 from tawebeval.linux.filetree import remove
 from tawebeval.resolver import LOOKUP_TIMEOUT
 from tawebeval.sandbox.commands import SandboxAccess
@@ -212,7 +212,7 @@ class BareRepository:
             reach=SandboxAccess((self.path,)),
         )
         if result.status:
-            raise _failed("the repository could not be packed", result)
+            raise _failed("git could not pack the repository; see stderr", result)
 
     def _finish_maintenance(self) -> None:
         self.remove_leftovers()
@@ -241,13 +241,14 @@ class BareRepository:
         if result.timed_out:
             seconds = self._limits.timeout
             raise _failed(
-                f"the commit's tree could not be checked out within {seconds:g} seconds",
+                f"the checkout of the commit took over {seconds:g} seconds"
+                " (repositories.fetch_timeout)",
                 result,
                 limit="repositories.fetch_timeout",
                 value=seconds,
             )
         if result.status:
-            raise _failed("the commit's tree could not be checked out", result)
+            raise _failed("git could not check out the commit; see stderr", result)
 
     async def discard(self, generation: int) -> None:
         """Remove the repository, if it is still of that `generation`; the next fetch creates it."""
@@ -276,8 +277,8 @@ class BareRepository:
         except DeadlineExceeded:
             raise EvaluationFailure(
                 "repository",
-                f"the repository could not be fetched within {seconds:g} seconds, with all"
-                " attempts and the wait for other fetches from it",
+                f"the fetch of the repository took over {seconds:g} seconds"
+                " (repositories.fetch_timeout), with all attempts and the wait for other fetches",
                 {"limit": "repositories.fetch_timeout", "value": seconds},
             ) from None
 
@@ -367,8 +368,12 @@ class BareRepository:
             elif is_commit_missing(result.stderr):
                 break
             elif not is_unadvertised(result.stderr):
-                raise _failed("the repository could not be fetched", result)
-        raise EvaluationFailure("commit", f"the repository has no commit {oid}")
+                raise _failed(explain_fetch(result.stderr), result)
+        raise EvaluationFailure(
+            "commit",
+            f"the repository has no commit {oid}; push it, or name its branch in"
+            " repository[branch]",
+        )
 
 
 def _cancel_late(deferred: Deferred[_T], clock: Any) -> Deferred[_T]:
@@ -398,7 +403,7 @@ def _fetch_arguments(
 def _inspected(inspection: CommitInspection, result: GitResult) -> Commit | None:
     """Return the commit, None without one. Raises EvaluationError if its tree was not listed."""
     if inspection.commit is not None and result.status:
-        raise _failed("the commit's tree could not be listed", result)
+        raise _failed("git could not list the commit's files; see stderr", result)
     return inspection.commit
 
 
@@ -488,7 +493,7 @@ async def fetch_within_limits(
         await threads.run(remove, repository)
     raise EvaluationFailure(
         "repository",
-        f"the repository was not fetched: it has more than {limits.size} bytes",
+        f"the repository is over {format_size(limits.size)} (repositories.fetch_bytes)",
         {"limit": "repositories.fetch_bytes", "value": limits.size},
     )
 

@@ -11,6 +11,13 @@ from __future__ import annotations
 
 import re
 
+_EXCERPT = 300  # characters of git's reason
+# GitHub and GitLab ask for credentials for a repository that does not exist.
+_UNAUTHORIZED = re.compile(
+    r"could not read Username|Authentication failed|repository .* not found|"
+    r"Permission denied \("
+)
+_FATAL = re.compile("^(?:fatal|error): (.+)$", re.MULTILINE)
 _OUT_OF_MEMORY = "out of memory|cannot allocate memory|unable to create thread"
 _OUT_OF_MEMORY_ANYWHERE = re.compile(_OUT_OF_MEMORY, re.IGNORECASE)
 _OUT_OF_MEMORY_HERE = re.compile(rf"^(?!remote:).*({_OUT_OF_MEMORY})", re.IGNORECASE | re.MULTILINE)
@@ -34,6 +41,18 @@ _CORRUPT = re.compile(
     r"bad config|does not match index|far too short|is too small|necessary objects|inflate)",
     re.IGNORECASE | re.MULTILINE,
 )
+
+
+def explain_fetch(stderr: str) -> str:
+    """Return the message about a failed fetch, with git's reason."""
+    if _UNAUTHORIZED.search(stderr):
+        return (
+            "the repository does not exist, or needs credentials; check repository[url], or ask the"
+            " operator (repositories.credentials)"
+        )
+    found = _FATAL.search(stderr)
+    reason = f": {found[1][:_EXCERPT]}" if found else "; see stderr"
+    return f"git could not fetch the repository{reason}"
 
 
 def is_unadvertised(stderr: str) -> bool:

@@ -32,7 +32,7 @@ from tawebeval.webhooks.signing import SecretsFile, find_secrets
 
 _FIELD = "callback_url"
 _OVERHEAD = 4096  # bytes of memory of a delivery besides its document, rounded up
-_STOPPED = "the service was stopped"
+_STOPPED = "the daemon was stopped"
 
 log = Logger()
 
@@ -111,10 +111,12 @@ class Callbacks:
     def expect(self, url: str, caller: str) -> Callback:
         """Return the callback of a new evaluation, not sent yet. Raises: InvalidField."""
         if not self._settings.enabled:
-            raise InvalidField(_FIELD, "there are no callbacks here ([callbacks] enabled)")
+            raise InvalidField(_FIELD, "callbacks are disabled (callbacks.enabled)")
         if not self._secrets.current.has_secret(caller):
             raise InvalidField(
-                _FIELD, "the operator has no secret of yours, with which callbacks are signed"
+                _FIELD,
+                "callbacks to you cannot be signed; ask the operator for a secret"
+                " (callbacks.secrets)",
             )
         try:
             self._sender.check(url)
@@ -133,7 +135,7 @@ class Callbacks:
         if self._is_stopped:
             self._give_up(delivery, _STOPPED)
         delivery.task = run_in_background(
-            self._run(delivery), log, "{evaluation}: a defect", evaluation=evaluation
+            self._run(delivery), log, "{evaluation}: defect in its callback", evaluation=evaluation
         )
 
     def end_pauses(self) -> None:
@@ -173,7 +175,7 @@ class Callbacks:
                 for one in self._deliveries.values()
                 if one.callback.caller == caller and not one.given_up
             )
-            self._give_up(oldest, "too many callbacks of this caller wait")
+            self._give_up(oldest, "the caller's callbacks exceed the buffer (callbacks.buffer)")
             evicted.append(oldest)
         for delivery in evicted:
             delivery.cancel()
@@ -192,14 +194,17 @@ class Callbacks:
         except CancelledError:
             callback.state = CallbackState.GIVEN_UP
         except Exception:  # noqa: BLE001  (a defect must not leave the callback pending)
-            log.failure("{evaluation}: a defect in its callback", evaluation=delivery.evaluation)
-            self._give_up(delivery, "the daemon could not send it")
+            log.failure(
+                "{evaluation}: defect: the callback could not be sent",
+                evaluation=delivery.evaluation,
+            )
+            self._give_up(delivery, "defect of the daemon; its log has the details")
             callback.state = CallbackState.GIVEN_UP
         if callback.state is CallbackState.GIVEN_UP and delivery.given_up:
-            before = f"; before: {callback.last_error}" if callback.last_error else ""
+            before = f"; last error: {callback.last_error}" if callback.last_error else ""
             callback.last_error = delivery.given_up + before
         self.ended[callback.state] += 1
-        self._give_up(delivery, "it has ended")
+        self._give_up(delivery, "ended")
         del self._deliveries[delivery.event]
         self._log(delivery)
         delivery.done.set(None)
@@ -237,7 +242,7 @@ class Callbacks:
                 await deferLater(
                     self._clock, 0
                 )  # a few in each turn of the reactor: thousands may wait
-                reason = "the operator has removed the secret to sign with"
+                reason = "the caller's secret was removed from callbacks.secrets"
                 return AttemptResult(Verdict.REFUSED, reason)
             callback.attempts += 1
             headers = secrets.sign(
@@ -259,7 +264,7 @@ class Callbacks:
             state=callback.state.value,
             attempts=callback.attempts,
             error="" if delivered else f": {callback.last_error}",
-            again="" if delay is None else f"; again in {delay:.1f} s",
+            again="" if delay is None else f"; next attempt in {delay:.1f} s",
         )
 
 

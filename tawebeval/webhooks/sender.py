@@ -222,7 +222,7 @@ class Sender:
         try:
             return await attempt.addTimeout(self._timeout, self._clock)
         except TookTooLong:
-            reason = f"no answer came within {self._timeout:g} seconds"
+            reason = f"no answer within {self._timeout:g} seconds (callbacks.timeout)"
             return AttemptResult(Verdict.RETRY, reason)
 
     async def _attempt(self, url: str, headers: dict[str, str], body: bytes) -> AttemptResult:
@@ -244,11 +244,12 @@ class Sender:
                 reactor=self._clock,
             )
         except UnicodeError:  # IDNA (RFC 5891) is stricter than resolvers are
-            return AttemptResult(Verdict.REFUSED, f"the host {target.host} is no valid name")
+            return AttemptResult(Verdict.REFUSED, f"the host {target.host} is not a valid name")
         except ConnectingCancelledError:
             raise CancelledError from None
         except ConnectError as error:
-            return AttemptResult(Verdict.RETRY, f"no connection: {error}")
+            reason = str(error).rstrip(".").rpartition(": ")[2].lower()
+            return AttemptResult(Verdict.RETRY, f"cannot connect to {target.host}: {reason}")
         except (ResponseFailed, RequestTransmissionFailed) as error:
             if any(reason.check(CancelledError) for reason in error.reasons):
                 raise CancelledError from None
@@ -257,7 +258,7 @@ class Sender:
             await collect(response, lambda _: None)
         return AttemptResult(
             judge_status(response.code),
-            f"the status {response.code}",
+            f"the receiver answered with status {response.code}",
             parse_retry_after(
                 response.headers.getRawHeaders(b"Retry-After", [b""])[0], self._time()
             ),
@@ -290,5 +291,5 @@ def _failure_reason(reasons: list[Failure]) -> str:
     The data may come from a service of the operator that callers must not read.
     """
     if any(reason.check(TlsError, VerificationError) for reason in reasons):
-        return "TLS failed: its certificate is not trusted, or not one of the host"
-    return "what came was no answer, or no whole one"
+        return "TLS failed: the certificate is not trusted, or is for another host"
+    return "the answer was incomplete or not HTTP"

@@ -61,10 +61,10 @@ def parse_secrets(text: str) -> Secrets:
             secret = b""
         if match is None or not _LEAST <= len(secret) <= _MOST:
             raise ConfigurationError(
-                f"line {number}: should be NAME whsec_BASE64, of {_LEAST} to {_MOST} random bytes"
+                f"line {number}: expected NAME whsec_BASE64, of {_LEAST} to {_MOST} random bytes"
             )
         caller = ANONYMOUS if match[1] == _EVERYBODY else match[1]
         found.setdefault(caller, []).append(secret)
     if not found:
-        raise ConfigurationError("there is no secret in it, so nobody could have callbacks")
+        raise ConfigurationError("the file has no secret; add a line NAME whsec_BASE64")
     return Secrets(found)

@@ -63,6 +63,6 @@ def find_secrets(configured: str, environment: Mapping[str, str]) -> Path:
     if found is not None:
         return found
     raise ConfigurationError(
-        f"{_SETTING}: callbacks have to be signed, and no file of secrets is named, nor does"
-        f" systemd hand one over (LoadCredential={_CREDENTIAL}:...)"
+        f"{_SETTING}: callbacks need a file of secrets; set {_SETTING}, or"
+        f" LoadCredential={_CREDENTIAL}:FILE in the unit"
     )

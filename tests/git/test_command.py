@@ -533,7 +533,7 @@ class VersionTests(SynchronousTestCase):
             ),
             ("echo hello", "'hello'"),
             ("exit 3", "status 3"),
-            (None, "there is no git"),
+            (None, "git does not run"),
         ):
             if script is None:
                 self.patch(command, "PATH", "/nonexistent")

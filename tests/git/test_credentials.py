@@ -158,7 +158,7 @@ class PasswordTests(SynchronousTestCase):
             (b"secret\n\n", "more than one line"),
             (b"secret\0", "control"),
             (b"secret\xff", "UTF-8"),
-            (b"s" * (MAX_PASSWORD_SIZE + 1), "2048"),
+            (b"s" * (MAX_PASSWORD_SIZE + 1), "over 2 KiB"),
         ):
             error = self.assertRaises(ValueError, parse_password, content)
             self.assertIn(reason, str(error))

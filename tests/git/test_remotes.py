@@ -73,9 +73,9 @@ class RouteTests(SynchronousTestCase):
         """A missing name is the repository's fault; silent name servers are not, nor an alarm."""
         silent = gaierror(EAI_AGAIN, "Temporary failure in name resolution")
         for answer, reason, words in (
-            ([], "repository", "the host h does not exist, or has no address"),
+            ([], "repository", "the host h does not exist or has no address; check its spelling"),
             (gaierror(EAI_NONAME, "Name or service not known"), "repository", "does not exist"),
-            (silent, "lost", "could not be looked up: Temporary failure"),
+            (silent, "lost", "the DNS look-up of the host h failed: Temporary failure"),
         ):
             error = self.refuse(FakeResolver(answer))
             self.assertEqual(error.reason, reason)
@@ -120,7 +120,7 @@ class SourceTests(SynchronousTestCase):
             *(f"{folder}/link/x", f"{folder}/x"),
             *("/proc/self/cwd", "/dev/fd/3", "/proc/self/root/x"),
         ):
-            self.check_refused(remotes, path, "is no place from which")
+            self.check_refused(remotes, path, "is in a directory of the daemon")
 
     def test_unreadable(self) -> None:
         """A path that the kernel refuses would look like a broken sandbox, and is refused."""
@@ -128,4 +128,5 @@ class SourceTests(SynchronousTestCase):
         loop.symlink_to(loop)
         remotes = Remotes(HostPolicy(), FakeResolver(), Clock())
         for path in (f"/srv/{'x' * 300}", f"{loop}/x"):
-            self.check_refused(remotes, path, "cannot be read: ")
+            error = self.assertRaises(EvaluationFailure, remotes.check_source, path)
+            self.assertIn(f"cannot read the repository {path}: ", error.message)

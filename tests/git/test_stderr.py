@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.trial.unittest import SynchronousTestCase
 
 from tawebeval.git.stderr import (
+    explain_fetch,
     find_disk_error,
     is_commit_missing,
     is_corrupt,
@@ -97,6 +98,19 @@ class ClassificationTests(SynchronousTestCase):
                     self.assertEqual(
                         is_out_of_memory(printed, serving=serving), own is OUT_OF_MEMORY, printed
                     )
+
+    def test_explained(self) -> None:
+        """The message about a failed fetch has git's reason, or tells of credentials."""
+        for printed, words in (
+            ("fatal: could not read Username for 'https://h': terminal", "needs credentials"),
+            ("remote: x\nfatal: repository 'https://h/x/' not found\n", "does not exist"),
+            (
+                "warning: x\nfatal: unable to access 'u': timeout\nx",
+                ": unable to access 'u': timeout",
+            ),
+            ("strange", "; see stderr"),
+        ):
+            self.assertIn(words, explain_fetch(printed))
 
     def test_killed(self) -> None:
         """The exit status tells that git itself was killed, in a sandbox and without one."""

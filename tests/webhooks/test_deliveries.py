@@ -34,7 +34,7 @@ from tests.fakes.world import EPOCH
 URL = "https://receiver.example/hook?key=s3cret"
 TAKEN = AttemptResult(Verdict.ACCEPTED, "the status 204")
 BAD = AttemptResult(Verdict.RETRY, "the status 500")
-STOPPED = "the service was stopped"
+STOPPED = "the daemon was stopped"
 NO = AttemptResult(Verdict.REFUSED, "the status 404")
 
 
@@ -157,7 +157,7 @@ class ExpectTests(CallbacksTestCase):
     def test_refused(self) -> None:
         """Without a secret, or to where it may not go, there is none: the field is at fault."""
         error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "carol")
-        self.assertIn("no secret of yours", error.detail)
+        self.assertIn("ask the operator for a secret", error.detail)
         self.assertEqual(error.members, {"field": "callback_url"})
         self.sender.forbidden = True
         error = self.assertRaises(InvalidField, self.callbacks.expect, URL, "alice")
@@ -242,7 +242,10 @@ class DeliveryTests(CallbacksTestCase):
         self.secrets.current = parse_secrets(f"bob {format_secret(NEW)}")
         self.clock.advance(10)
         self.check(
-            callback, CallbackState.REFUSED, 2, "the operator has removed the secret to sign with"
+            callback,
+            CallbackState.REFUSED,
+            2,
+            "the caller's secret was removed from callbacks.secrets",
         )
         self.nothing_left()
 
@@ -250,7 +253,9 @@ class DeliveryTests(CallbacksTestCase):
         """A defect is logged, ends this callback, and no other."""
         self.sender.results = [ZeroDivisionError(), TAKEN]
         callback = self.send()
-        self.check(callback, CallbackState.GIVEN_UP, 1, "the daemon could not send it")
+        self.check(
+            callback, CallbackState.GIVEN_UP, 1, "defect of the daemon; its log has the details"
+        )
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.check(self.send(), CallbackState.DELIVERED, 1)
         self.nothing_left()
@@ -269,12 +274,12 @@ class DeliveryTests(CallbacksTestCase):
             [
                 (
                     LogLevel.info,
-                    f"one: {to}: pending, attempts: 1: the status 500; again in 5.0 s",
+                    f"one: {to}: pending, attempts: 1: the status 500; next attempt in 5.0 s",
                 ),
                 (LogLevel.info, f"one: {to}: delivered, attempts: 2"),
                 (
                     LogLevel.info,
-                    f"two: {to}: pending, attempts: 1: the status 500; again in 5.0 s",
+                    f"two: {to}: pending, attempts: 1: the status 500; next attempt in 5.0 s",
                 ),
                 (LogLevel.warn, f"two: {to}: refused, attempts: 2: the status 404"),
             ],
@@ -331,7 +336,10 @@ class RoomTests(CallbacksTestCase):
         alices = [self.send("alice", b"a" * 100) for _ in range(3)]
         self.assertEqual(self.callbacks.pending, 4)
         alices.append(self.send("alice", b"a" * 100))
-        why = "too many callbacks of this caller wait; before: the status 500"
+        why = (
+            "the caller's callbacks exceed the buffer (callbacks.buffer);"
+            " last error: the status 500"
+        )
         self.check(alices[0], CallbackState.GIVEN_UP, 1, why)
         self.assertEqual([one.state for one in alices[1:]], [CallbackState.PENDING] * 3)
         self.assertEqual(bob.state, CallbackState.PENDING)
@@ -372,7 +380,12 @@ class RoomTests(CallbacksTestCase):
         self.sender.results = [BAD]
         bob = self.send("bob", b"")
         alice = self.send("alice", b"a" * self.settings.buffer)
-        self.check(alice, CallbackState.GIVEN_UP, 0, "too many callbacks of this caller wait")
+        self.check(
+            alice,
+            CallbackState.GIVEN_UP,
+            0,
+            "the caller's callbacks exceed the buffer (callbacks.buffer)",
+        )
         self.assertEqual(len(self.sender.posted), 1)
         self.assertEqual(bob.state, CallbackState.PENDING)
 
@@ -382,7 +395,12 @@ class RoomTests(CallbacksTestCase):
         first = self.send("alice", b"")
         for _ in range(4):
             self.send("alice", b"")
-        self.check(first, CallbackState.GIVEN_UP, 1, "too many callbacks of this caller wait")
+        self.check(
+            first,
+            CallbackState.GIVEN_UP,
+            1,
+            "the caller's callbacks exceed the buffer (callbacks.buffer)",
+        )
         self.assertEqual(len(self.sender.posted), 3)
 
     def test_answered_at_last(self) -> None:
@@ -429,7 +447,7 @@ class CloseTests(CallbacksTestCase):
         with capturedLogs() as logged:
             self.successResultOf(self.close())
         self.check(one, CallbackState.DELIVERED, 2, "the status 500")
-        why = "the service was stopped; before: the status 500"
+        why = "the daemon was stopped; last error: the status 500"
         self.check(other, CallbackState.GIVEN_UP, 2, why)
         self.assertEqual(self.sender.times, [0] * 4)
         (warning,) = (event for event in logged if event["log_level"] is LogLevel.warn)
@@ -444,7 +462,7 @@ class CloseTests(CallbacksTestCase):
         self.assertIs(callback.state, CallbackState.DELIVERED)
         self.assertIs(self.send("alice").state, CallbackState.DELIVERED)
         self.check(
-            self.send("alice"), CallbackState.GIVEN_UP, 1, f"{STOPPED}; before: the status 500"
+            self.send("alice"), CallbackState.GIVEN_UP, 1, f"{STOPPED}; last error: the status 500"
         )
         self.successResultOf(self.close())
         self.nothing_left()
@@ -482,8 +500,8 @@ class CloseTests(CallbacksTestCase):
         self.assertNoResult(closed)
         self.clock.advance(0.1)
         self.successResultOf(closed)
-        self.check(callbacks[1], CallbackState.GIVEN_UP, 1, "the service was stopped")
-        self.check(callbacks[2], CallbackState.GIVEN_UP, 1, "the service was stopped")
+        self.check(callbacks[1], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
+        self.check(callbacks[2], CallbackState.GIVEN_UP, 1, "the daemon was stopped")
         self.assertEqual(self.callbacks.ended, {CallbackState.GIVEN_UP: 4})
         self.nothing_left()
 
@@ -502,7 +520,7 @@ class OpenTests(SynchronousTestCase):
         """Without being enabled nobody can have one, whatever else is set, and nothing is read."""
         callbacks = self.open(CallbackSettings(secrets="/nonexistent"))
         error = self.assertRaises(InvalidField, callbacks.expect, URL, "")
-        self.assertIn("there are no callbacks here ([callbacks] enabled)", error.detail)
+        self.assertIn("callbacks are disabled (callbacks.enabled)", error.detail)
         self.assertEqual(list(callbacks.reloadables()), [])
 
     def test_secrets(self) -> None:

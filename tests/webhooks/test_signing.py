@@ -36,7 +36,7 @@ class SigningTests(SynchronousTestCase):
         for content, words in (
             (b"alice s3cret", "line 1: "),
             (b"\xff", "UTF-8"),
-            (None, "cannot be read: No such file"),
+            (None, "cannot read the file: No such file"),
         ):
             if content is None:
                 self.path.unlink()
